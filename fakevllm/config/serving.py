@@ -14,6 +14,8 @@ PolicyName = Literal["best", "lead", "greedy"]
 OnDisconnect = Literal["cancel", "finish"]
 
 _ONLY_FOR_BEST = ("quorum", "deadline_s", "random_fraction")
+_FOR_THE_WHOLE_PROXY = {"max_siblings_in_flight", "resend_window_s", "receipts", "routes"}
+"""Settings of the section that are no rules of single routes."""
 
 
 class ServeRules(Section):
@@ -76,6 +78,8 @@ class ServeSection(ServeRules):
     resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
     """Seconds for which a client's retry is answered with the answer to the first attempt. 0 means
     that a retry is treated as a new request."""
+    receipts: bool = True
+    """Whether answers carry the headers `x-fakevllm-group` and `x-fakevllm-version`."""
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
@@ -86,7 +90,7 @@ class ServeSection(ServeRules):
         'lead'
         """
         own = self.routes.get(route, RouteRules()).model_dump(exclude_none=True)
-        shared = self.model_dump(exclude={"max_siblings_in_flight", "resend_window_s", "routes"})
+        shared = self.model_dump(exclude=_FOR_THE_WHOLE_PROXY)
         if own.get("policy", self.policy) != "best":
             shared = {name: value for name, value in shared.items() if name not in _ONLY_FOR_BEST}
         return ServeRules.model_validate(shared | own)

@@ -86,6 +86,7 @@ class Pipeline:
         training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
+        self._has_receipts = serve.receipts
         self._retry_handler = retry_handler
         self._sibling_limit = retry_handler.sibling_limit
         self._metrics = metrics
@@ -127,7 +128,11 @@ class Pipeline:
             if self._arms is not None:
                 self._assign(self._arms, draft)
             async with AppResponse(
-                send, request.adapter, request.exchange, on_stream_started=draft.stream_began
+                send,
+                request.adapter,
+                request.exchange,
+                group_id=request.id if self._has_receipts else None,
+                on_stream_started=draft.stream_began,
             ) as app:
                 draft.app = app
                 try:
@@ -163,7 +168,10 @@ class Pipeline:
         """
         own_task = self._track_task()
         try:
-            async with AppResponse(send, request.adapter, request.exchange) as app:
+            group_id = entry.pending.group_id if self._has_receipts else None
+            async with AppResponse(
+                send, request.adapter, request.exchange, group_id=group_id
+            ) as app:
                 try:
                     is_answered = await self._resends.deliver(entry, app, app.watching(receive))
                 except ClientDisconnected:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -93,6 +94,23 @@ EVAL_REWARDS = f"""
 reward."""
 
 
+_VERSIONS = """
+    SELECT sibling, temperature, weight_versions_json, untrainable FROM calls WHERE group_id = ?
+    ORDER BY sibling, seq
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CallVersions:
+    """How one recorded model call was sampled, without its tokens."""
+
+    sibling: int
+    temperature: float
+    weight_versions: list[list[int]]
+    """Spans [version, start, end) over the response's tokens."""
+    untrainable: str | None
+
+
 class CallReads:
     """A reader of the recorded model calls, with the tokens that the engine reported. The methods
     block the thread."""
@@ -126,6 +144,15 @@ class CallReads:
             for row in db.execute(query.order_by(CALLS.c.sibling, CALLS.c.seq)):
                 calls[row.sibling].append(call_from_row(row))
         return dict(calls)
+
+    def versions(self, group_id: str) -> list[CallVersions]:
+        """Return how the model calls of a group (request) were sampled, ordered by sibling."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_VERSIONS, (group_id,)).all()
+        return [
+            CallVersions(sibling, temperature, orjson.loads(versions), untrainable)
+            for sibling, temperature, versions, untrainable in rows
+        ]
 
 
 def call_from_row(row: Row[Any]) -> CapturedCall:

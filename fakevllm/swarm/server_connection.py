@@ -44,6 +44,7 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
     SyncTrainConfigRequest,
 )
+from fakevllm_adapters.protocol.weights import WeightsReply
 
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
@@ -295,6 +296,11 @@ class SwarmLink:
         """Send a decision about a version. The same request may be sent again. Raises one of
         NETWORK_ERRORS if the request fails, and ValueError if the reply is not valid."""
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
+
+    async def fetch_weights(self, version: int) -> WeightsReply:
+        """Return what the server knows about a version of its run's weights. Raises one of
+        NETWORK_ERRORS if the request fails, also for a server that is too old to answer it."""
+        return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:
         await self._http.close()

@@ -30,6 +30,7 @@ from fakevllm_adapters.http.asgi import (
     send_error,
     start_stream,
 )
+from fakevllm_adapters.http.receipt_headers import with_group
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 GRACE_S = 1.5
@@ -65,16 +66,18 @@ class SentResponse:
 
 class WatchedSend:
     """Wrapper of an ASGI `send` that records whether the response has started and whether it has
-    ended."""
+    ended. It adds the id of the group to the response's headers."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, group_id: str | None = None) -> None:
         self._send = send
+        self._group_id = group_id
         self.is_started = False
         self.is_ended = False
 
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.is_started = True
+            message["headers"] = with_group(message["headers"], self._group_id)
         elif message["type"] == "http.response.body":
             self.is_ended = not message.get("more_body", False)
         return self._send(message)
@@ -90,16 +93,20 @@ class AppResponse:
         adapter: Adapter,
         exchange: Exchange | None,
         *,
+        group_id: str | None = None,
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         """Create the response. `exchange` is the parsed request. It is None if the proxy cannot
         parse the request, and relays the answer of the engine's own route for the app's format.
 
+        `group_id` is the id of the request's group, which the response carries as a header. If it
+        is None, the response carries no header about how the answer was made.
+
         `on_stream_started` is called once, after the first part of a streamed answer has been sent.
         Its argument is the id of the answer, as the engine sent it, or None if the answer has no
         id.
         """
-        self._send = WatchedSend(send)
+        self._send = WatchedSend(send, group_id)
         self._adapter = adapter
         self._exchange = exchange
         self._streamed = exchange is not None and exchange.streamed

@@ -17,6 +17,7 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveR
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request
 from fakevllm_adapters.http.client_body import rewrite_body
+from fakevllm_adapters.http.receipt_headers import without_version
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
@@ -102,7 +103,7 @@ class _FallbackClient(EngineClient):
                     raw = await live.read()
                     raise _refusal(live.status, raw)
                 limit.reschedule(None)
-                yield live
+                yield replace(live, headers=without_version(live.headers))
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -86,6 +86,7 @@ SERVER_ROUTES: dict[str, Access] = {
     **dict.fromkeys(
         (
             *("/get_engine_status", "/get_train_config", "/get_run_log", "/get_runs"),
+            "/get_weights",
             *("/claim_episode", "/renew_episode", "/can_continue_episode"),
             *("/end_episode", "/abort_episode", "/end_group", "/abort_group", "/add_sample"),
             *("/get_episode_buffer", "/get_current_batch_rollout_pool_information"),

@@ -15,6 +15,8 @@ from tests.differential.raw_http import RawResponse
 from tests.differential.streams import Event, normalize, parse_events
 
 _CONNECTION_HEADERS = frozenset({"date", "content-length"})
+_RECEIPT_HEADERS = frozenset({"x-fakevllm-group", "x-fakevllm-version"})
+_NOT_COMPARED = _CONNECTION_HEADERS | _RECEIPT_HEADERS
 _OWN_URL = re.compile(r"http://127\.0\.0\.1:\d+")
 NUM_SHOWN = 300
 MISSING = "(nothing)"
@@ -49,7 +51,7 @@ def _headers(direct: RawResponse, ours: RawResponse) -> Iterator[str]:
 def _header_values(response: RawResponse) -> dict[str, list[str]]:
     values = defaultdict[str, list[str]](list)
     for name, value in response.headers:
-        if name.lower() not in _CONNECTION_HEADERS:
+        if name.lower() not in _NOT_COMPARED:
             values[name].append(_OWN_URL.sub("http://<here>", value))
     has_length = any(name.lower() == "content-length" for name, _ in response.headers)
     values["content-length (there or not)"] = [str(has_length)]

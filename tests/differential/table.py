@@ -51,6 +51,8 @@ does not occur.
 The test does not compare:
 
 * the values of the headers `date` and `content-length`
+* the headers `x-fakevllm-group` and `x-fakevllm-version`, which vLLM does not send:
+  [receipts](serving.md#receipts)
 * the hex digits of ids; the test does compare the prefix and the length of ids, and which ids are
   equal
 * the values of times and logprobs

@@ -19,6 +19,7 @@ from fakevllm_server.types.backend import (
     Rollout,
     StepMetrics,
 )
+from fakevllm_server.types.known_prompt import PROBE_ID
 
 
 class LocalBackend(FakeEngine):
@@ -83,8 +84,9 @@ class LocalBackend(FakeEngine):
         return await super().step(batch, loss)
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        self._fail_if_planned("log_probs")
-        self.log_prob_policies.append(policy)
+        if calls[0].group_id != PROBE_ID:
+            self._fail_if_planned("log_probs")
+            self.log_prob_policies.append(policy)
         return await super().log_probs(calls, policy)
 
     async def save(self, folder: Path) -> None:
@@ -97,6 +99,9 @@ class LocalBackend(FakeEngine):
 
     async def health(self) -> bool:
         return True
+
+    async def close_rollout(self) -> None:
+        self._endpoint = None
 
     async def lost(self) -> str:
         return await asyncio.shield(self.dead)

@@ -20,6 +20,7 @@ from fakevllm_server.types.backend import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.types.known_prompt import ProbeReply
 
 SLOW_CHECK_S = 0.01
 
@@ -106,6 +107,9 @@ class LocalRollout(LocalEngine):
 
     async def unload_policy(self, name: str) -> None:
         await self._engine_for("unload_policy").unload_policy(name)
+
+    async def probe(self) -> ProbeReply | None:
+        return await self._engine_for("probe").probe()
 
     async def policies(self) -> dict[str, int]:
         return dict(self._engine_for("policies").names.loaded)

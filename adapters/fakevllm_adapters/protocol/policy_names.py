@@ -27,3 +27,14 @@ def is_policy_name(name: str) -> bool:
     [True, False, False]
     """
     return _POLICY.fullmatch(name) is not None
+
+
+def version_of_policy(name: str) -> int:
+    """Return the version of the policy with this name.
+
+    >>> version_of_policy("policy-15")
+    15
+    """
+    match = _POLICY.fullmatch(name)
+    assert match is not None, "the name is a policy's"
+    return int(match[1])

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
-from fakevllm.ledger.store import Ledger
 from fakevllm.web.arm_views import ArmStats, arm_stats
 from fakevllm.web.proxy_components import ProxyComponents
+from fakevllm.web.routes.group_receipt import GroupReply, group_reply
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
@@ -55,48 +55,6 @@ class StepStats(BaseModel):
     changed: str = ""
     """What changed between the previous step and this step, such as `the hooks changed`; empty if
     nothing changed. After a change, means cannot be compared with earlier means."""
-
-
-class NextGroup(BaseModel):
-    """A later group that refers to the answer of the group that was requested. The later group's
-    request either continues the conversation after that answer, or asks for another answer to the
-    same question."""
-
-    group_id: str
-    kind: str
-    """How the later request refers to the answer, such as `continues` or `regenerates`."""
-    is_new_turn: bool
-    """Whether the user wrote a new message. False for a tool's result."""
-
-
-class GroupFeedback(BaseModel):
-    """One feedback about the answer of a group."""
-
-    kind: str
-    state: str
-    reason: str | None
-    value: float | None
-
-
-class GroupReply(BaseModel):
-    """Reply with the state of a group. It contains no texts of users, because an app with any valid
-    key may request it."""
-
-    group_id: str
-    session_id: str | None
-    parent_session_id: str | None
-    parent_id: str | None
-    turn: int | None
-    kind: str | None
-    evidence: str | None
-    state: str
-    reason: str | None
-    rewards: list[float | None]
-    """Rewards, ordered by the index of the sibling."""
-    served_index: int | None
-    followed: list[NextGroup]
-    """Later groups whose requests continue from this group's answer, or ask for another answer."""
-    feedback: list[GroupFeedback] = []
 
 
 class PauseReply(BaseModel):
@@ -209,7 +167,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
-        return await _group_reply(proxy.ledger, group_id)
+        return await group_reply(proxy, group_id)
 
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
@@ -220,28 +178,6 @@ def router(proxy: ProxyComponents) -> APIRouter:
         return await _stats_reply(proxy, run, ends_only=curve == "ends")
 
     return routes
-
-
-async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
-    """Return the state of a group. If the ledger does not have the group, return a response with
-    status 404."""
-    group, follow_ups, feedback = await asyncio.to_thread(
-        lambda: (
-            ledger.group(group_id),
-            ledger.sessions.follow_ups(group_id),
-            ledger.feedback.of_group(group_id),
-        )
-    )
-    if group is None:
-        message = f"Group {group_id} is not in the ledger."
-        return error_response(WireError(404, error_body(message, "NotFoundError", 404)))
-    columns = {name: getattr(group, name, None) for name in GroupReply.model_fields}
-    lists = {
-        "rewards": [sibling.reward for sibling in group.siblings],
-        "followed": [NextGroup.model_validate(row, from_attributes=True) for row in follow_ups],
-        "feedback": [GroupFeedback.model_validate(row, from_attributes=True) for row in feedback],
-    }
-    return GroupReply.model_validate(columns | lists)
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:

@@ -28,6 +28,9 @@ FULL = "pool_full"
 REJECTED_VERSION = "rejected_version"
 """Reason for dropping a group because a rejected version of the weights sampled one of its tokens,
 or because it was trained in a step that was discarded with a rejected version."""
+UNVERIFIED = "unverified_weights"
+"""Reason for dropping a group that was sampled while the engine had other weights than those of the
+version that it reported."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 """AgentJet's sample-collection method that collects until enough groups have different rewards."""
 

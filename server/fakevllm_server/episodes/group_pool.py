@@ -20,7 +20,13 @@ from fakevllm_server.episodes.active_clients import ActiveClients
 from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
 from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
 from fakevllm_server.episodes.finished_groups import FinishedGroups
-from fakevllm_server.episodes.group_filter import FULL, REJECTED_VERSION, TIED, why_not_pooled
+from fakevllm_server.episodes.group_filter import (
+    FULL,
+    REJECTED_VERSION,
+    TIED,
+    UNVERIFIED,
+    why_not_pooled,
+)
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask, WaitingTasks
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
@@ -53,8 +59,12 @@ class Pool:
         job: TrainJob | None = None,
         ended_reason: Callable[[str], str | None] = lambda group_id: None,
         rejected: Callable[[], Collection[int]] = frozenset,
+        distrusted: Collection[int] = (),
     ) -> None:
         """Create an empty pool for a job.
+
+        No group is pooled that was sampled by a version in `distrusted`. The caller may add
+        versions to this collection, and then calls `drop_distrusted`.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
         reason why the id is refused, or None if the id was not used. `rejected` returns the
@@ -69,6 +79,7 @@ class Pool:
         self.clients = ActiveClients()
         self.quotas = MixQuotas(job.batch_size)
         self._ended = EndedGroupIds(ended_reason)
+        self._distrusted = distrusted
         self.dropped: dict[str, str] = {}
         """Reasons of the groups dropped since the last `take_dropped`, by group id."""
         self._excluded: Counter[str] = Counter()
@@ -342,23 +353,20 @@ class Pool:
     def drop_rejected(self) -> dict[str, str]:
         """Drop the finished groups that were sampled by a rejected version. Return the reason for
         each dropped group id."""
-        dropped = [group.group_id for group in self._finished if self._is_rejected(group)]
+        dropped = [group.group_id for group in self._finished if group.is_sampled_by(self._rejected())]
         for group_id in dropped:
             self._finished.remove(group_id)
             self.quotas.dropped(group_id)
         return dict.fromkeys(dropped, REJECTED_VERSION)
 
-    def _is_rejected(self, group: FinishedGroup) -> bool:
-        """Return True if a token of the group was sampled by a rejected version."""
-        rejected = self._rejected()
-        return bool(rejected) and not group.versions.isdisjoint(rejected)
-
     def _pool_group(self, group: FinishedGroup) -> str | None:
         """Add an ended group to the groups that wait for training, and return None. If the group
         cannot be trained, return the reason instead."""
-        if self._is_rejected(group):
+        if group.is_sampled_by(self._rejected()):
             return REJECTED_VERSION
         reason = why_not_pooled(group, self._job)
+        if group.is_sampled_by(self._distrusted):
+            reason = UNVERIFIED
         if reason == TIED:
             self._tied.append(len(group.episodes))
             self._excluded["tied_groups"] += 1
@@ -369,6 +377,14 @@ class Pool:
             for group_id in dropped:
                 self.quotas.dropped(group_id)
         return reason
+
+    def drop_distrusted(self) -> None:
+        """Drop the waiting groups that were sampled by a distrusted version."""
+        for group in self._finished:
+            if group.is_sampled_by(self._distrusted):
+                self._finished.remove(group.group_id)
+                self.dropped[group.group_id] = UNVERIFIED
+                self.quotas.dropped(group.group_id)
 
     def _count_partial(self, is_partial: bool) -> None:
         if is_partial:

@@ -45,6 +45,9 @@ last."""
 JOB_IDENTITY = "job_identity"
 """Key of the table `meta`. Its value is the identity of this job in JSON: the settings by which it
 is recognized as the same job. Journals of older servers have none."""
+DISTRUSTED_VERSIONS = "distrusted_versions"
+"""Key of the table `meta`. Its value is the JSON list of the versions under whose number the engine
+had other weights. Journals of older servers have none."""
 GROUPS_OF_OTHER_RUNS = "groups_of_other_runs"
 """Key of the table `meta`. Its value is the JSON list of the ids of groups that were begun in other
 runs of the server."""

@@ -31,6 +31,7 @@ from fakevllm_adapters.http.asgi import (
     start_stream,
 )
 from fakevllm_adapters.http.complete_choices import CHOICES_HEADER
+from fakevllm_adapters.http.receipt_headers import version_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error
 from fakevllm_adapters.protocol.outage_reasons import (
     REASON_HEADER,
@@ -237,12 +238,14 @@ class EngineClient:
         send: Send,
         on_complete: Callable[[CompleteChoice], Awaitable[None]],
         raises_refused: ErrorPredicate | None = None,
+        version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
         """Forward a call that samples several siblings, and send each sibling's answer as soon as
         it is complete, as a part of one response.
 
         `first_index` is the index of the first sibling. `on_complete` runs before the answer of a
-        choice is sent. If the engine fails after a part was sent, the response ends without the
+        choice is sent. `version_of` returns the version of the weights for the headers of an
+        answer, or None. If the engine fails after a part was sent, the response ends without the
         answers that were not complete. Raises CannotShare if no part was sent and the siblings need
         calls of their own, WireError for an error event of the engine, and otherwise the same
         errors as `capture`.
@@ -269,7 +272,11 @@ class EngineClient:
                         is_started = True
                         await start_stream(send, 200, parts.headers)
                     answers = [
-                        AnswerPart(first_index + choice.index, relayed, choice.answer)
+                        AnswerPart(
+                            first_index + choice.index,
+                            [*relayed, *version_headers(version_of(choice.capture))],
+                            choice.answer,
+                        )
                         for choice in choices
                     ]
                     await send_chunk(send, b"".join(map(parts.part, answers)))

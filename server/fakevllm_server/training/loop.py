@@ -87,7 +87,9 @@ class TrainLoop:
             load_vocabulary,
             intake.job_hash,
         )
-        self._publisher = Publisher(job, engine, backend, runlog, checkpointer, self._steps)
+        self._publisher = Publisher(
+            job, engine, backend, runlog, checkpointer, self._steps, intake.distrust
+        )
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
         self._backoff = RestartBackoff()
@@ -289,7 +291,8 @@ class TrainLoop:
                 self._intake.complete_all_tasks()
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
-            self._move(EngineStatus.ROLLING, self._steps.stop_reason)
+            untrained = self._publisher.refusal_message
+            self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
 
     async def _run_action(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
         """Run an action. An error that it raises goes to the caller of `between_steps`. If an

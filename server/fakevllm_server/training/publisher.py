@@ -17,6 +17,7 @@ from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.step import StepRunner
+from fakevllm_server.training.weight_probe import WeightProbe
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, BackendStart
 from fakevllm_server.types.crash_points import crash_point
 
@@ -35,33 +36,49 @@ class Publisher:
         runlog: RunLog,
         checkpointer: Checkpointer,
         steps: StepRunner,
+        distrust: Callable[[int], Awaitable[None]],
     ) -> None:
+        """Create the publisher. `distrust` is awaited with each version under whose number the
+        engine had other weights, so that no answer of it is trained."""
         self._job = job
         self._engine = engine
         self._backend = backend
         self._log = runlog
         self._checkpointer = checkpointer
         self._steps = steps
+        self._distrust = distrust
+        self._probe = WeightProbe(backend)
+        self._next_trusted = 0
+        """Lowest version that was not used for other weights."""
+        self._was_lost = False
+        """Whether the rollout engine was stopped because of its weights, and has not had the right
+        ones since."""
         self.refusal: str | None = None
-        """Reason why no trainer can train this job; None if a trainer does."""
+        """Reason why nothing is trained although there are calls to train on; None if a trainer
+        trains."""
 
     async def catch_up(self, started: BackendStart) -> None:
         """Serve the latest weights of the run after an engine start, and prepare the trainer for
         the next step."""
         if started.trainer_is_new:
             self._steps.is_in_sync = False
-        self.refusal = started.refusal
+        self.refusal = None
+        if started.refusal is not None:
+            self._refuse(started.refusal)
         if started.endpoint.refusal is not None:
             await self._catch_up_untrainable(started.endpoint.refusal)
         elif self.refusal is None:
             await self._catch_up()
-        if self.refusal is not None:
-            log.error("%s", self.refusal_message)
+
+    def _refuse(self, reason: str) -> None:
+        """Train nothing, for a reason that the user must fix, and go on serving."""
+        self.refusal = reason
+        log.error("%s", self.refusal_message)
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users: why the trainer refused the job, and how to fix the cause. None if the
-        trainer has not refused the job."""
+        """Message for users: why nothing is trained, and how to fix the cause. None if a trainer
+        trains."""
         if self.refusal is None:
             return None
         return (
@@ -70,9 +87,26 @@ class Publisher:
         )
 
     async def publish(self, version: int) -> None:
-        """Serve the trainer's weights from now on, and record that they are served as `version`."""
+        """Serve the trainer's weights from now on, and record that they are served as `version`.
+
+        If the engine has other weights afterwards, they are loaded once more, as the next version.
+        Raises BackendError if that does not help; the rollout engine is then stopped.
+        """
+        version = max(version, self._next_trusted)
         crash_point("publish.before")
         await self._backend.publish(version)
+        problem = await self._problem(version)
+        if problem is not None:
+            log.error("%s: the weights of version %d are loaded once more", problem, version)
+            await self._distrust_version(version)
+            version = self._next_trusted
+            # Recorded first: no call may be sampled by a version that is not recorded.
+            await self._log.record_publication(version, self._log.last_step)
+            await self._backend.publish(version)
+            problem = await self._problem(version)
+        if problem is not None:
+            await self._give_up_engine(version, problem)
+        self._was_lost = self._was_lost and problem is not None
         self._engine.version = version
         if version:
             await self._log.record_publication(version, self._log.last_step)
@@ -93,6 +127,35 @@ class Publisher:
         self._engine.global_step = step + 1
         await self.publish(self._log.version)
 
+    async def _problem(self, version: int) -> str | None:
+        """Return what is wrong with the weights that the engine serves as `version`. Return None if
+        nothing is known to be wrong."""
+        if self.refusal is not None:
+            return None
+        result = await self._probe.run(version)
+        if result is None or result.is_same:
+            return None
+        if not self._probe.has_passed:
+            # The two have never agreed, so what differs may be how they compute.
+            self._probe.switch_off(f"already at the first answer, {result}")
+            return None
+        return f"the rollout engine has other weights than the trainer: {result}"
+
+    async def _distrust_version(self, version: int) -> None:
+        await self._distrust(version)
+        self._next_trusted = version + 1
+
+    async def _give_up_engine(self, version: int, problem: str) -> None:
+        """Stop a rollout engine that does not take the trainer's weights, so that a new one is
+        started. If that has happened to the engine before it, keep this one for the apps, and train
+        nothing."""
+        await self._distrust_version(version)
+        if self._was_lost:
+            return self._refuse(f"{problem}, also after a restart of the engine")
+        self._was_lost = True
+        await self._backend.close_rollout()
+        raise BackendError(problem)
+
     async def _catch_up_untrainable(self, refusal: str) -> None:
         log.error("nothing is trained: %s", refusal)
         if self._log.version == 0:
@@ -107,7 +170,7 @@ class Publisher:
             await (self._publish_latest() if self._steps.is_in_sync else self._restore())
         # No checkpoint can be read. Starting from scratch would discard the run.
         except BackendRefused as refused:
-            self.refusal = str(refused)
+            self._refuse(str(refused))
 
     async def _publish_latest(self) -> None:
         """Publish the trainer's latest weights to a rollout engine that does not have them yet."""
@@ -125,7 +188,7 @@ class Publisher:
         try:
             await self._backend.trainer.boot(self._job)
         except BackendRefused as refused:
-            self.refusal = str(refused)
+            self._refuse(str(refused))
         step = 0 if checkpoint is None else checkpoint.step
         # Weights change only by training and publishing. A first start has neither and stays at 0.
         known = max(self._log.version, self._engine.version)

@@ -35,7 +35,7 @@ from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change, JournalError
 from fakevllm_server.journal.rows import PooledGroup, ScoredSample, pooled_or_dropped
-from fakevllm_server.journal.store import GROUPS_OF_OTHER_RUNS, Journal
+from fakevllm_server.journal.store import DISTRUSTED_VERSIONS, GROUPS_OF_OTHER_RUNS, Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
@@ -69,6 +69,10 @@ class Intake:
             json.loads(journal.read(reads.meta, GROUPS_OF_OTHER_RUNS) or "[]")
         )
         """Ids of the groups that were begun in other runs, oldest first."""
+        self._distrusted: set[int] = set(
+            json.loads(journal.read(reads.meta, DISTRUSTED_VERSIONS) or "[]")
+        )
+        """Versions under whose number the engine had other weights."""
         self.pool = self._new_pool(None)
         self.job_hash = ""
         """Digest of the job for which groups are collected; empty before the first job, and for a
@@ -116,6 +120,14 @@ class Intake:
         self._groups_of_other_runs = dict.fromkeys(group_ids)
         value = json.dumps(list(group_ids))
         self._journal.put(row_changes.meta_set(GROUPS_OF_OTHER_RUNS, value))
+
+    async def distrust(self, version: int) -> None:
+        """Drop the groups that this version sampled, now and in future, also after a restart. Call
+        this method if the engine had other weights under this number."""
+        self._distrusted.add(version)
+        self.pool.drop_distrusted()
+        value = json.dumps(sorted(self._distrusted))
+        await self._journal.write(row_changes.meta_set(DISTRUSTED_VERSIONS, value))
 
     def drop_waiting(self, reason: str) -> int:
         """Drop everything that waits to be trained, and reopen every claimed episode for other
@@ -343,7 +355,7 @@ class Intake:
     # --- the journal
 
     def _new_pool(self, job: TrainJob | None) -> Pool:
-        return Pool(job, self._ended_reason, self._rejected)
+        return Pool(job, self._ended_reason, self._rejected, self._distrusted)
 
     def _ended_reason(self, group_id: str) -> str | None:
         """Return the reason why a group id is refused, or None if the id is new. The id is looked

@@ -23,6 +23,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import WeightGate
@@ -207,6 +208,11 @@ class Rollout(Protocol):
         """Return the version of each policy that was loaded by `load_policy`, by name."""
         ...
 
+    async def probe(self) -> ProbeReply | None:
+        """Return the log-probabilities of the known prompt under the weights that the engine serves
+        now. Return None if the engine cannot report them."""
+        ...
+
     async def health(self) -> bool:
         """Return True if the engine runs and answers a health check."""
         ...
@@ -308,6 +314,15 @@ class Backend(Protocol):
         """
         ...
 
+    async def probe(self) -> ProbeReply | None:
+        """Return what `Rollout.probe` returns for the rollout engine."""
+        ...
+
+    async def close_rollout(self) -> None:
+        """Stop the rollout engine, because it must not answer calls any more. The next `start`
+        starts it again. If the rollout engine also trains, the trainer stops with it."""
+        ...
+
     async def lost(self) -> str:
         """Wait until one of the engines has died. Return a message that says what happened and, if
         it is known, why."""
@@ -362,6 +377,11 @@ class TokenEngine(Protocol):
 
         Closing the iterator cancels the request.
         """
+        ...
+
+    async def probe(self) -> ProbeReply:
+        """Return the log-probabilities of the known prompt under the weights that `generate` uses.
+        No sampled answer changes by this call."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -247,11 +247,14 @@ class FinishedGroup:
         """Oldest weight version that sampled a token of the group."""
         return min((call.version for episode in self.episodes for call in episode.calls), default=0)
 
-    @property
-    def versions(self) -> set[int]:
-        """All weight versions that sampled a token of the group."""
-        calls = (call for episode in self.episodes for call in episode.calls)
-        return {span.version for call in calls for span in call.versions}
+    def is_sampled_by(self, versions: Collection[int]) -> bool:
+        """Return True if one of these versions sampled a token of the group."""
+        return bool(versions) and any(
+            span.version in versions
+            for episode in self.episodes
+            for call in episode.calls
+            for span in call.versions
+        )
 
     @property
     def is_partial(self) -> bool:

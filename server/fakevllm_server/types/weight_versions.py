@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 ABANDONED_PAUSE_S = 0.05
@@ -29,6 +29,16 @@ class CallStamp:
     is_doubtful: bool = False
     """Whether a change of weights failed during the call. Which weights sampled the call is then
     unknown."""
+    overlaps_swap: bool = False
+    """Whether the call ran while the engine took new weights without closing the gate. Only the
+    engine knows then which weights sampled the call."""
+
+    @property
+    def known_version(self) -> int | None:
+        """The version that sampled all tokens of the call so far. None if the call may have tokens
+        of another version."""
+        is_certain = len(self.versions) == 1 and not (self.is_doubtful or self.overlaps_swap)
+        return self.versions[0] if is_certain else None
 
 
 class GateAbandoned(Exception):
@@ -48,6 +58,7 @@ class WeightGate:
         self._idle.set()
         self._running: set[CallStamp] = set()
         self._is_abandoned = False
+        self._is_swapping = False
 
     @property
     def num_running(self) -> int:
@@ -67,7 +78,7 @@ class WeightGate:
         if self._is_abandoned:
             await asyncio.sleep(ABANDONED_PAUSE_S)
             raise GateAbandoned
-        stamp = CallStamp([self.version])
+        stamp = CallStamp([self.version], overlaps_swap=self._is_swapping)
         self._running.add(stamp)
         self._idle.clear()
         try:
@@ -108,6 +119,21 @@ class WeightGate:
             raise
         self.version = version
         self._open.set()
+
+    @contextmanager
+    def swap(self, version: int) -> Generator[None]:
+        """Mark the calls that run during the `with` block, in which an engine that reports the
+        versions itself takes the weights of `version`. The gate stays open.
+
+        If the block fails, it is not known which weights the engine has, so calls are marked until
+        a later block succeeds.
+        """
+        self._is_swapping = True
+        for stamp in self._running:
+            stamp.overlaps_swap = True
+        yield
+        self.version = version
+        self._is_swapping = False
 
     def abandon(self) -> None:
         """Mark the engine as replaced or stopped. Calls that wait at the gate, and calls that

@@ -62,6 +62,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
     TokenEngine,
 )
+from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 
 Result = TypeVar("Result")
@@ -252,6 +253,13 @@ class EmbeddedEngine:
             raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
         return DecodeRequest(ids, limit, sampling, rng, stream=None)
+
+    async def probe(self) -> ProbeReply:
+        ids = self.encode(KNOWN_PROMPT, add_special_tokens=True)
+        ids = ids[: min(MAX_TOKENS, self.max_model_len)]
+        log_probs = await self._run(lambda: self._state.decoder.log_probs(ids))
+        dtype = str(self._dtype).removeprefix("torch.")
+        return ProbeReply(ids, log_probs, dtype, self._cache_shape.num_layers)
 
     async def _logits_processor(
         self, prompt_ids: Sequence[int], sampling: Sampling

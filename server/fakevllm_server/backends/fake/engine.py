@@ -47,6 +47,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
     TokenEngine,
 )
+from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 
 NUM_BYTES = 256
@@ -193,6 +194,11 @@ class FakeEngine:
         self._num_requests[digest] += 1
         variant = self._num_requests[digest] if seed is None else f"seed {seed}"
         return random.Random(f"{self._seed} {digest.hex()} {variant}")
+
+    async def probe(self) -> ProbeReply:
+        ids = self.encode(KNOWN_PROMPT, add_special_tokens=False)[:MAX_TOKENS]
+        call = Call("", ids[:1], ids[1:], [], self._version, 1.0, advantage=0.0, weight=1.0)
+        return ProbeReply(ids, _log_probs(self._sampler_theta, call), "float32", 1)
 
     # --- PolicyEngine
 

@@ -50,6 +50,7 @@ class ControlRoutes:
         }
         if engine is not None:
             self._info = {name: getattr(engine, name) for name in self._info}
+        self._engine = engine
         self._trainer = trainer
         self._policies = policies
 
@@ -97,6 +98,8 @@ class ControlRoutes:
                 calls = await asyncio.to_thread(_calls_in, body)
                 rows = await self._trainer.log_probs(calls, body["policy"])
                 return {"log_probs": [pack_floats(row) for row in rows]}
+            case "probe":
+                return await self._probe()
             case "publish":
                 await self._trainer.publish(body["version"])
             case "load_weights":
@@ -115,6 +118,17 @@ class ControlRoutes:
             case _:
                 raise ValueError(f"unknown control action {action!r}")
         return None
+
+    async def _probe(self) -> Json:
+        if self._engine is None:
+            raise ValueError("this process does not sample")
+        reply = await self._engine.probe()
+        return {
+            "ids": list(reply.ids),
+            "log_probs": pack_floats(reply.log_probs),
+            "dtype": reply.dtype,
+            "num_layers": reply.num_layers,
+        }
 
     def _held(self) -> PolicyEngine:
         if self._policies is None:

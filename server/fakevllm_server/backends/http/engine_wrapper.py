@@ -8,6 +8,7 @@ from typing import Any
 
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.types.backend import TokenEngine
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 
 
@@ -33,6 +34,9 @@ class EngineWrapper(ABC):
 
     def check(self, sampling: Sampling) -> None:
         self._engine.check(sampling)
+
+    async def probe(self) -> ProbeReply:
+        return await self._engine.probe()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._engine.encode(text, add_special_tokens)

@@ -35,6 +35,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.number_arrays import FloatArray, float_array
 from fakevllm_server.types.weight_versions import WeightGate
 
@@ -118,12 +119,12 @@ class ChildEngine:
         return await asyncio.to_thread(_unpack_rows, reply["log_probs"])
 
     async def publish(self, version: int) -> None:
-        await self._call("POST", "publish", {"version": version})
-        self._gate.version = version
+        with self._gate.swap(version):
+            await self._call("POST", "publish", {"version": version})
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
-        self._gate.version = version
+        with self._gate.swap(version):
+            await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         body = {"name": name, "folder": str(folder), "version": version}
@@ -134,6 +135,11 @@ class ChildEngine:
 
     async def policies(self) -> dict[str, int]:
         return await self._call("GET", "policies")
+
+    async def probe(self) -> ProbeReply:
+        reply = await self._call("POST", "probe")
+        log_probs = unpack_floats(reply["log_probs"])
+        return ProbeReply(reply["ids"], log_probs, reply["dtype"], reply["num_layers"])
 
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})

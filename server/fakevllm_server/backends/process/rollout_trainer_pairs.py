@@ -21,11 +21,14 @@ from fakevllm_server.types.backend import (
     Rollout,
     Trainer,
 )
+from fakevllm_server.types.known_prompt import ProbeReply
 
 MEMORY = Path("/dev/shm")
 """Folder in which files are kept in memory and never written to a disk."""
 MAX_SLOW_CHECKS = 6
 """Number of slow failed health checks after which an engine counts as dead."""
+COARSEST_DTYPE = "bfloat16"
+"""Type with the largest rounding errors in which a trainer may compute."""
 QUICK_CHECK_S = 1.0
 """Seconds below which a failed health check counts as quick. Only a dead engine fails quickly."""
 
@@ -56,6 +59,12 @@ class OneProcess:
 
     async def publish(self, version: int) -> None:
         await self._engine.publish(version)
+
+    async def probe(self) -> ProbeReply | None:
+        return await self._engine.probe()
+
+    async def close_rollout(self) -> None:
+        await self._engine.close()
 
     async def lost(self) -> str:
         return await self._engine.lost()
@@ -118,6 +127,15 @@ class TwoProcesses:
             await self._rollout.load_weights(self._weights_folder, version)
         finally:
             await self._remove_weights()
+
+    async def probe(self) -> ProbeReply | None:
+        reply = await self._rollout.probe()
+        # The trainer is another engine, which may compute in a coarser type.
+        return None if reply is None else replace(reply, dtype=COARSEST_DTYPE)
+
+    async def close_rollout(self) -> None:
+        self._endpoint = None
+        await self._rollout.close()
 
     async def lost(self) -> str:
         running = [self._rollout, self._trainer] if self._has_trainer else [self._rollout]

@@ -100,6 +100,10 @@ class VllmRollout:
     async def policies(self) -> dict[str, int]:
         return {}
 
+    async def probe(self) -> None:
+        """Return None. vLLM has `prompt_logprobs`, but no vLLM on a GPU has been compared with a
+        trainer yet, so it is not known whether every healthy vLLM keeps the limit."""
+
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
             return False

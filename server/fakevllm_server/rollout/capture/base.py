@@ -172,6 +172,12 @@ class CallCapture(ABC):
         return b"".join([*shown, self._release_held_chunk(), DONE])
 
     @property
+    def first_version(self) -> int | None:
+        """The version of the weights that sampled the first token. None if the engine has not
+        reported it, or not yet."""
+        return self._spans[0].version if self._spans else None
+
+    @property
     def has_one_choice(self) -> bool:
         """Whether the app requested one choice."""
         return self.body.get("n") in (None, 1)

@@ -32,8 +32,10 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
     SyncTrainConfigRequest,
 )
+from fakevllm_adapters.protocol.weights import WeightsReply
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ConfigError
+from fakevllm_server.journal import reads
 from fakevllm_server.run.trained_token_share import run_totals
 from fakevllm_server.training.policies import PolicyRefused
 from fakevllm_server.training.release_service import DecisionPending
@@ -218,6 +220,21 @@ def router(state: ServerState) -> APIRouter:
                 RunReply(**asdict(run), is_current=run.folder == current)
                 for run in await state.list_runs()
             ]
+        )
+
+    @routes.get("/get_weights")
+    def get_weights(version: int) -> WeightsReply:
+        """Return the digest of a version of the current run. FastAPI runs this function in a
+        thread, because it reads the journal."""
+        saved = next(
+            (one for one in state.journal.read(reads.checkpoints) if one.version == version), None
+        )
+        return WeightsReply(
+            run_id=state.run_id,
+            version=version,
+            engine=state.config.rollout_name,
+            digest=None if saved is None else saved.digest,
+            checkpoint_step=None if saved is None else saved.step,
         )
 
     @routes.get("/get_run_log")

@@ -45,7 +45,7 @@ from fakevllm_adapters.protocol.errors import (
 )
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.policy_names import is_policy_name
+from fakevllm_adapters.protocol.policy_names import is_policy_name, version_of_policy
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
@@ -218,7 +218,19 @@ async def _answer_call(
         key = key_fingerprint(headers)
         _check_previous_response(state, key, checked)
         store = partial(state.responses.store, key)
-    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job, store)
+    is_of_policy = _names_policy(state, checked.body)
+    policy_version = version_of_policy((checked.body or {})["model"]) if is_of_policy else None
+    call = ClientCall(
+        adapter,
+        checked.raw,
+        checked.body,
+        engine_headers(headers),
+        send,
+        job,
+        store,
+        reports_version=_is_of_proxy(headers),
+        policy_version=policy_version,
+    )
     if siblings is None and episode is None:
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
@@ -256,9 +268,19 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 def _refuse_policy(state: ServerState, body: Json | None) -> None:
     """Raise WireError (404) if a call that is captured for training names a policy. It would be
     trained as an answer of the served weights."""
+    if _names_policy(state, body):
+        raise unknown_model((body or {})["model"], state.attached_engine().info.model or "")
+
+
+def _names_policy(state: ServerState, body: Json | None) -> bool:
+    """Return True if a call names a policy beside the served weights."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
-    if isinstance(name, str) and is_policy_name(name) and name != served:
-        raise unknown_model(name, served or "")
+    return isinstance(name, str) and is_policy_name(name) and name != served
+
+
+def _is_of_proxy(headers: dict[bytes, bytes]) -> bool:
+    """Return True if a proxy has sent this request."""
+    return PROXY_HEADERS["Via"] in headers.get(b"via", b"").decode("latin-1")
 
 
 def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:
@@ -276,8 +298,7 @@ def _check_previous_response(state: ServerState, key: str, checked: CheckedBody)
 
 
 def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
-    via = headers.get(b"via", b"").decode("latin-1")
-    if not state.has_logged_direct_call and PROXY_HEADERS["Via"] not in via:
+    if not state.has_logged_direct_call and not _is_of_proxy(headers):
         state.has_logged_direct_call = True
         log.info(_DIRECT_CALL)
 

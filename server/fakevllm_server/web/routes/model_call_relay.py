@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
@@ -21,6 +21,7 @@ from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
 from fakevllm_adapters.formats.responses.adapter import ResponsesExchange
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
+from fakevllm_adapters.http.receipt_headers import VersionedSend
 from fakevllm_adapters.http.response_ids import chooses_response_id, watch_response_id
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, bad_request, not_served
@@ -75,12 +76,19 @@ class ClientCall:
     store: Callable[[str, bytes | None], None] | None = None
     """Function that stores the id and the body of an answer in the Responses format. The body is
     None if the engine's own route made the answer. Answers in other formats are not stored."""
+    reports_version: bool = False
+    """Whether the client gets the version of the weights as a response header."""
+    policy_version: int | None = None
+    """Version of the policy that the call names; None if it names the served weights."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine and its answer to the client, without capture.
 
         Raises EngineFailed if the engine fails before anything was sent to the client.
         """
+        if self.reports_version and stamp is not None and self.adapter.name not in TOKEN_COUNTERS:
+            send = VersionedSend(self.send, partial(self._known_version, stamp))
+            return await replace(self, send=send, reports_version=False).relay(engine)
         if self.adapter.name in TOKEN_COUNTERS and await self._try_native_route(engine):
             return
         exchange = self._open(engine)
@@ -103,6 +111,9 @@ class ClientCall:
         except NotWritable as error:
             await self._native_route_or_error(engine, not_served(str(error)))
 
+    def _known_version(self, stamp: CallStamp) -> int | None:
+        return stamp.known_version if self.policy_version is None else self.policy_version
+
     def captured(self, save: SaveCall) -> Attempt:
         """Return a function that makes one attempt to answer the call, and captures the call's
         tokens.
@@ -113,12 +124,12 @@ class ClientCall:
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
             if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
-                return await self.relay(engine)
+                return await self.relay(engine, stamp)
             exchange = self._open(engine)
             if isinstance(exchange, WireError):
                 return await self._native_route_or_error(engine, exchange)
             if CAPTURES[self.adapter.upstream_path].cannot_capture(exchange.body):
-                return await self.relay(engine)
+                return await self.relay(engine, stamp)
 
             async def request(raises_refused: ErrorPredicate) -> None:
                 await self._capture(engine, exchange, stamp, save, raises_refused)
@@ -183,8 +194,18 @@ class ClientCall:
             if call is not None:
                 await save(refs[choice.index], call)
 
+        def version_of(capture: CallCapture) -> int | None:
+            return _version(capture, stamp) if self.reports_version else None
+
         await engine.capture_siblings(
-            path, shared, self.headers, siblings.first, self.send, on_complete, raises_refused
+            path,
+            shared,
+            self.headers,
+            siblings.first,
+            self.send,
+            on_complete,
+            raises_refused,
+            version_of,
         )
 
     def _create_capture(self, engine: EngineClient, body: Json) -> CallCapture:
@@ -211,11 +232,14 @@ class ClientCall:
             if call is not None:
                 await save(call)
 
+        send = self.send
+        if self.reports_version:
+            send = VersionedSend(send, lambda: _version(capture, stamp))
         await engine.capture(
             self.adapter.upstream_path,
             capture,
             self.headers,
-            self.send,
+            send,
             on_finished,
             raises_refused,
             self._translation(exchange),
@@ -321,6 +345,13 @@ def _is_missing_route(status: int, body: Json) -> bool:
 
 def _is_any_error(status: int, body: Json) -> bool:
     return True
+
+
+def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
+    """Return the version of the weights that sampled the first token of an answer. Return None if
+    it is not certain. What the engine has reported counts more than the time of the call."""
+    reported = capture.first_version
+    return stamp.known_version if reported is None else reported
 
 
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:

@@ -1,0 +1,149 @@
+"""Check after each publish that the rollout engine samples with the trainer's weights.
+
+The engine and the trainer compute the log-probabilities of one known prompt. With equal weights
+these differ by rounding only. A larger difference means that the engine has old weights, or only a
+part of the new ones. Weights that differ by less than rounding cannot be told apart, and need not
+be.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fakevllm_server.types.backend import ActionFailed, Backend, Call
+from fakevllm_server.types.known_prompt import PROBE_ID, ProbeReply
+
+log = logging.getLogger("fakevllm.server")
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Largest relative error of one rounding, by the type in which an engine computes."""
+SUM_LENGTH = 2**14
+"""Number of products that a matrix multiplication adds up, for the widest layers of open models.
+Sums are kept in float32, whatever the type of the factors."""
+ROUNDINGS_PER_LAYER = 10
+"""Roundings of the hidden state in one layer: two norms, seven projections, attention."""
+LOGIT_SCALE = 2.0
+"""Standard deviation of a model's logits over its vocabulary, in nats. Measured logits of language
+models have 1 to 3."""
+
+MARGIN = 3.0
+"""Standard deviations that the mean difference may have. The mean of 32 tokens is well below one
+standard deviation of a single token, unless their errors are all alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The comparison of an engine's log-probabilities with the trainer's."""
+
+    difference: float
+    """Mean absolute difference over the tokens of the known prompt, in nats."""
+    limit: float
+
+    @property
+    def is_same(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.difference <= self.limit
+
+    def __str__(self) -> str:
+        return (
+            f"the log-probabilities of a known prompt differ from the trainer's by "
+            f"{self.difference:.2g} nats per token (rounding explains {self.limit:.2g})"
+        )
+
+
+def limit_of(dtype: str, num_layers: int) -> float:
+    """Return the largest mean difference that rounding explains, in nats per token.
+
+    One operation has a relative error of about u, the unit roundoff of its type, and √n times that
+    of float32 for a sum of n products. Errors of different operations have different signs, so
+    after N operations they add up to √N times that. Engine and trainer round independently (√2). A
+    log-probability is the difference of a logit and a mean of logits (√2 at most).
+
+    >>> [round(limit_of("bfloat16", layers), 2) for layers in (4, 28)]
+    [0.3, 0.79]
+    >>> f"{limit_of('float32', 4):.1e}"
+    '5.8e-04'
+    """
+    error = UNIT_ROUNDOFF[dtype] + math.sqrt(SUM_LENGTH) * UNIT_ROUNDOFF["float32"]
+    num_roundings = ROUNDINGS_PER_LAYER * max(num_layers, 1)
+    return MARGIN * 2.0 * error * math.sqrt(num_roundings) * LOGIT_SCALE
+
+
+def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
+    """Compare an engine's reply with the trainer's log-probabilities of the same tokens.
+
+    Return None if nothing can be compared: if the numbers of tokens differ, if there is no token,
+    or if the trainer's own log-probabilities are not finite.
+    """
+    is_comparable = len(reply.log_probs) == len(expected) > 0
+    if not is_comparable or not all(map(math.isfinite, expected)):
+        return None
+    pairs = zip(reply.log_probs, expected, strict=True)
+    difference = sum(abs(own - other) for own, other in pairs) / len(expected)
+    # NaN compares as equal to nothing, so it must not stay.
+    difference = difference if math.isfinite(difference) else math.inf
+    return ProbeResult(difference, limit_of(reply.dtype, reply.num_layers))
+
+
+class WeightProbe:
+    """The probe of one backend. It asks both engines, and says once if one cannot answer."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._is_off = False
+        self.has_passed = False
+        """Whether the engines have agreed before, which shows that their numbers can be
+        compared."""
+
+    async def run(self, version: int) -> ProbeResult | None:
+        """Compare the served weights with the trainer's, which were published as `version`. Return
+        None if an engine cannot answer.
+
+        Raises BackendError if an engine fails.
+        """
+        if self._is_off:
+            return None
+        started = time.perf_counter()
+        try:
+            result = await self._result(version)
+        except ActionFailed as failure:  # isolated: training must not end because of the probe
+            return self.switch_off(str(failure))
+        if result is None:
+            reason = "it does not report log-probabilities that can be compared"
+            return self.switch_off(reason, logging.INFO)
+        self.has_passed = self.has_passed or result.is_same
+        log.debug("version %d: %s (%.0f ms)", version, result, _ms_since(started))
+        return result
+
+    def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
+        """Run no more probes, and say once why."""
+        self._is_off = True
+        log.log(
+            level,
+            "the rollout engine cannot be asked for a known prompt after each publish: %s. Whether "
+            "it has the trainer's weights shows only in `mismatch_k3`",
+            reason,
+        )
+
+    async def _result(self, version: int) -> ProbeResult | None:
+        reply = await self._backend.probe()
+        if reply is None:
+            return None
+        ids = reply.ids
+        logprobs = [0.0] * (len(ids) - 1)
+        call = Call(PROBE_ID, ids[:1], ids[1:], logprobs, version, 1.0, advantage=0.0, weight=1.0)
+        (expected,) = await self._backend.trainer.log_probs([call], "trained")
+        return compare(reply, expected)
+
+
+def _ms_since(started: float) -> float:
+    return 1000 * (time.perf_counter() - started)
