@@ -353,7 +353,8 @@ class Pool:
     def drop_rejected(self) -> dict[str, str]:
         """Drop the finished groups that were sampled by a rejected version. Return the reason for
         each dropped group id."""
-        dropped = [group.group_id for group in self._finished if group.is_sampled_by(self._rejected())]
+        rejected = self._rejected()
+        dropped = [group.group_id for group in self._finished if group.is_sampled_by(rejected)]
         for group_id in dropped:
             self._finished.remove(group_id)
             self.quotas.dropped(group_id)

@@ -158,6 +158,13 @@ class RunLog:
         self._update_totals()
         return self._read_batches(step)
 
+    async def record_reload(self, version: int) -> None:
+        """Record that the weights of the last step get another version. Call this method before
+        they are served under it, so that no call is sampled by a version that is not recorded."""
+        entry = LogEntry(seq=0, kind="restored", step=self.last_step, version=version)
+        self.version = max(self.version, version)
+        await self._journal.write(row_changes.entry_logged(self._next(entry)))
+
     def record_abandoned(self, step: int, version: int, reason: str) -> None:
         """Record that the run continues from the end of `step`, and that the batches of later steps
         are discarded for good.

@@ -94,15 +94,13 @@ class Publisher:
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
-        await self._backend.publish(version)
+        await self._publish(version)
         problem = await self._problem(version)
         if problem is not None:
             log.error("%s: the weights of version %d are loaded once more", problem, version)
             await self._distrust_version(version)
             version = self._next_trusted
-            # Recorded first: no call may be sampled by a version that is not recorded.
-            await self._log.record_publication(version, self._log.last_step)
-            await self._backend.publish(version)
+            await self._publish(version)
             problem = await self._problem(version)
         if problem is not None:
             await self._give_up_engine(version, problem)
@@ -110,6 +108,13 @@ class Publisher:
         self._engine.version = version
         if version:
             await self._log.record_publication(version, self._log.last_step)
+
+    async def _publish(self, version: int) -> None:
+        """Give the engine the trainer's weights as `version`. If the run log does not have this
+        version, it is recorded first."""
+        if version > self._log.version:
+            await self._log.record_reload(version)
+        await self._backend.publish(version)
 
     async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
         """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.

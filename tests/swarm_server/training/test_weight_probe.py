@@ -14,6 +14,7 @@ from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.journal import reads
@@ -49,10 +50,10 @@ class StaleRollout(LocalRollout):
 
 
 class ProbedRun(Run[TwoProcesses]):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
         self.rollout, self.trainer = StaleRollout(), LocalTrainer()
         weights = folder / "weights"
-        super().__init__(folder, TwoProcesses(self.rollout, self.trainer, weights), JOB)
+        super().__init__(folder, TwoProcesses(self.rollout, self.trainer, weights), job)
 
     async def capture_version(self, name: str, version: int) -> None:
         await self.capture(name, call(version), call(version))
