@@ -83,6 +83,11 @@ class VersionLineage:
         """Versions from the model to the present weights, oldest first."""
         return list(self._path)
 
+    @property
+    def undone(self) -> set[int]:
+        """Versions that a crash has undone, and whose batches are not trained again yet."""
+        return set(self._left.values())
+
     def step_of(self, version: int) -> int:
         """Return the step of a known version."""
         return self._steps[version]

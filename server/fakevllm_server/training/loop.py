@@ -272,10 +272,10 @@ class TrainLoop:
 
     async def _roll(self) -> None:
         while True:
-            await self._until(lambda: bool(self._actions) or self._can_step())
+            await self._until(lambda: self._can_act() or self._can_step())
             if self._is_stopping:
                 return
-            if self._actions:
+            if self._can_act():
                 await self._run_action(*self._actions[0])
                 continue
             self._move(EngineStatus.ROLLING_POST)
@@ -356,6 +356,12 @@ class TrainLoop:
         await self._checkpointer.steps_were_discarded()
         self._restart_cause = "training begins again, with the model's own weights"
         log.warning("training goes back to version 0, the model itself")
+
+    def _can_act(self) -> bool:
+        """Return True if an action waits and may run now. Steps that a crash has undone are trained
+        again first, because an action is meant for the newest weights."""
+        will_replay = self._steps.is_replaying and self.closed_reason is None
+        return bool(self._actions) and not will_replay
 
     def _can_step(self) -> bool:
         return self.closed_reason is None and self._steps.is_due(time.monotonic())

@@ -279,7 +279,8 @@ class ReleaseService:
             raise ReleaseRefused("Version 0 is the model itself, which cannot be rejected.")
         lineage = self._releases.lineage()
         rejected = rejected_by(row, lineage)
-        if lineage.newest not in rejected:
+        # An undone version would come back under another number.
+        if rejected.isdisjoint({lineage.newest, *lineage.undone}):
             await self._releases.record(row)
             return row
         target = self._releases.state.released_without(rejected)

@@ -81,6 +81,8 @@ class StepRunner:
         self._reported_drops = Counter(runlog.drops)
         self._planned: deque[PlannedBatch] = deque()
         """Batches in the journal that the current weights were not trained on."""
+        self._is_replaying = False
+        """Whether the planned batches were trained before, by weights that a crash has undone."""
         self._num_failed = 0
         self._retry_at = 0.0
         self._recorded_at: float | None = None
@@ -111,6 +113,11 @@ class StepRunner:
         running episodes."""
         return bool(self._planned)
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether steps that a crash has undone wait to be trained again."""
+        return self._is_replaying and self.has_planned
+
     def is_due(self, now: float) -> bool:
         """Return True if the trainer is ready, there are groups for a step, and the pause after a
         failed step is over."""
@@ -121,6 +128,7 @@ class StepRunner:
         """Set the batches to train before any new batch is taken from the pool. Call this method
         after the trainer was restored from a checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
+        self._is_replaying = bool(batches)
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
@@ -167,6 +175,7 @@ class StepRunner:
         step, the next attempt trains the same batch.
         """
         if not self._planned:
+            self._is_replaying = False
             step, version = self._engine.global_step, self._engine.version
             taken = self._pool.take(version)
             self._log.record_drops(step, taken.dropped)

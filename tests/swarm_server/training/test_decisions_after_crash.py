@@ -1,0 +1,78 @@
+"""Decisions about versions that a crash has undone, or that a restart serves again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from crash.lineage_backend import LineageBackend
+from swarm_server.loops import JOB, Run
+from swarm_server.samples import call
+
+from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_server.episodes.group_filter import REJECTED_VERSION
+from fakevllm_server.training import loop, stop_and_restart
+
+CANDIDATE, RELEASED, REJECTED, UNDECIDED, HOLD, RESUME = Decision
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
+
+
+def start(folder: Path, save_freq: int = 1) -> Run[LineageBackend]:
+    job = JOB.model_copy(update={"save_freq": save_freq, "max_staleness": 1000})
+    return Run(folder, LineageBackend(), job)
+
+
+async def capture(run: Run[LineageBackend], name: str) -> None:
+    version = run.engine.version
+    siblings = [call(version, ids=(ord(letter), 6)) for letter in "yn"]
+    await run.capture(name, *siblings)
+
+
+async def train(run: Run[LineageBackend], *names: str) -> None:
+    for name in names:
+        await run.rolling()
+        await capture(run, name)
+        assert (await run.end_group(name, 1.0, 0.0)).pooled
+        await run.trained(name)
+
+
+async def crash(run: Run[LineageBackend]) -> None:
+    run.task.cancel()
+    await asyncio.gather(run.task, return_exceptions=True)
+    run.journal.close()
+
+
+async def test_a_version_that_waits_to_be_trained_again_can_be_rejected(tmp_path: Path) -> None:
+    run = start(tmp_path, save_freq=2)
+    await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 2)
+    await crash(run)
+    run = start(tmp_path, save_freq=2)
+    assert (await run.decide(REJECTED, 3)).success
+    await run.until(lambda: not run.loop.has_planned and run.engine.version == run.log.version)
+    await run.rolling()
+    assert [step for step, _ in run.backend.lineage] == [1, 2], "the weights of step 3 are gone"
+    assert run.releases.state.rejected >= {3} and 3 not in run.trained_groups.values()
+    assert run.dropped_groups == {"c": REJECTED_VERSION}
+    assert run.engine.version not in run.releases.state.rejected
+    await train(run, "d")
+    await run.stop()
+
+
+async def test_a_version_is_rejected_although_its_step_is_not_trained_again(tmp_path: Path) -> None:
+    run = start(tmp_path, save_freq=2)
+    await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 2)
+    await crash(run)
+    run = start(tmp_path, save_freq=2)
+    # Training has stopped, so the undone step stays planned.
+    run.loop._steps._mismatch_stop.reason = "the mismatch is too large"  # pyright: ignore[reportPrivateUsage]
+    assert (await run.decide(REJECTED, 3)).success
+    assert not run.loop.has_planned and run.dropped_groups == {"c": REJECTED_VERSION}
+    await run.stop()
