@@ -364,3 +364,15 @@ async def test_a_call_that_is_captured_for_training_must_not_name_a_policy(
         assert not any(state.pool.waiting.values())
         call = await AppCall(state, {"model": "policy-3"}).answered()
         assert call.status == 200
+
+
+async def test_a_rejected_version_answers_no_call_although_the_engine_holds_it(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, answers_whole) as (state, engine):
+        state.run.releases.state.rejected.add(3)
+        num_calls = len(engine.bodies)
+        refused = await AppCall(state, {"model": "policy-3"}).answered()
+        assert refused.status == 404 and len(engine.bodies) == num_calls
+        assert "`policy-3` does not exist" in refused.json["error"]["message"]
+        assert (await AppCall(state, {"model": "policy-2"}).answered()).status == 200

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,8 +18,10 @@ from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_adapters.protocol.swarm import EndGroupRequest, EngineStatus, SiblingRef
 from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.journal import reads
+from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.training import loop
-from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.backend import Endpoint, Rollout
 from fakevllm_server.web import server_state
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.server_state import ServerState
@@ -34,11 +36,30 @@ OPEN = KeyRing()
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1, max_staleness=100)
 
 
+class HoldingBackend(LocalBackend):
+    """A backend whose engine holds policies."""
+
+    @property
+    def rollout(self) -> Rollout:
+        return cast("Rollout", self)
+
+
 class Server:
     """A server with an engine in this process, and its client."""
 
-    def __init__(self, state: ServerState, http: httpx.AsyncClient) -> None:
-        self.state, self.http = state, http
+    def __init__(
+        self, state: ServerState, http: httpx.AsyncClient, backends: Sequence[LocalBackend]
+    ) -> None:
+        self.state, self.http, self._backends = state, http, backends
+
+    @property
+    def backend(self) -> LocalBackend:
+        return self._backends[-1]
+
+    @property
+    def weights(self) -> Path:
+        """Folder of the newest checkpoint."""
+        return self.state.run.checkpoints.find(self.state.journal.read(reads.checkpoints)[0])
 
     async def start(self) -> None:
         self.state.job = JOB
@@ -79,8 +100,11 @@ OpenServer = Callable[..., AbstractAsyncContextManager[Server]]
 
 @pytest.fixture
 def open_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenServer:
+    backends: list[LocalBackend] = []
+
     def open_backend(*_: object) -> LocalBackend:
-        return LocalBackend()
+        backends.append(HoldingBackend())
+        return backends[-1]
 
     async def connect(self: ServerState, endpoint: Endpoint) -> None: ...
 
@@ -96,7 +120,7 @@ def open_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenServer:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", headers=headers
         ) as http:
-            server = Server(app.state.server, http)
+            server = Server(app.state.server, http, backends)
             yield server
             await server.state.close()
 
@@ -165,3 +189,16 @@ async def test_an_invalid_decision_is_refused_with_the_field(open_server: OpenSe
             response = await server.http.post("/release", json=body)
             assert response.status_code == 422
             assert ("decision" if "id" in body else "id") in response.json()["detail"]
+
+
+async def test_a_rejected_version_is_unloaded_with_the_decision(open_server: OpenServer) -> None:
+    async with open_server() as server:
+        await server.start()
+        await server.train("a")
+        await server.train("b")
+        endpoint = Endpoint(None, "http://engine", "fake", 4096, holds_policies=True)
+        server.state.engine_client = EngineClient(endpoint)
+        for version in (1, 2):
+            await server.backend.load_policy(f"policy-{version}", server.weights, version)
+        await server.post("/release", id="1", decision="rejected", version=2)
+        assert dict(server.backend.names.loaded) == {"policy-1": 1}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -45,6 +47,10 @@ from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
 log = logging.getLogger("fakevllm.server")
+
+UNLOAD_WITHIN_S = 5.0
+"""Seconds that the reply to a decision is delayed until rejected policies are unloaded. It takes
+longer only while another policy is being loaded."""
 
 
 class StartReply(BaseModel):
@@ -187,15 +193,21 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/release")
     async def release(request: ReleaseRequest, http: Request) -> ReleaseReply:
+        before = set(state.run.releases.state.rejected)
         with _decisions():
             decided_by = caller_of(state, http.scope)
-            return await state.release_service.decide(request, decided_by)
+            reply = await state.release_service.decide(request, decided_by)
+        await _unload_rejected(state, before)
+        return reply
 
     @routes.post("/rollback")
     async def roll_back(request: RollbackRequest, http: Request) -> ReleaseReply:
+        before = set(state.run.releases.state.rejected)
         with _decisions():
             decided_by = caller_of(state, http.scope)
-            return await state.release_service.roll_back(request, decided_by)
+            reply = await state.release_service.roll_back(request, decided_by)
+        await _unload_rejected(state, before)
+        return reply
 
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
@@ -257,6 +269,18 @@ def _decisions() -> Generator[None]:
     except BackendError as failure:
         log.error("a decision about a version failed: %s", failure)
         raise unavailable("The engine failed: send the same request again.") from None
+
+
+async def _unload_rejected(state: ServerState, before: Collection[int]) -> None:
+    """Unload the policies of the versions that were rejected since `before`. Calls of these are
+    refused in any case, so a failure costs only memory."""
+    client, loader = state.engine_client, state.policies
+    if client is None or loader is None or not client.endpoint.holds_policies:
+        return
+    with contextlib.suppress(BackendError, TimeoutError):
+        async with asyncio.timeout(UNLOAD_WITHIN_S):
+            for version in state.run.releases.state.rejected.difference(before):
+                await loader.unload(version, pinned=True)
 
 
 def _refuse_running(state: ServerState) -> None:

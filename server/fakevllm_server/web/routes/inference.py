@@ -220,6 +220,8 @@ async def _answer_call(
         store = partial(state.responses.store, key)
     is_of_policy = _names_policy(state, checked.body)
     policy_version = version_of_policy((checked.body or {})["model"]) if is_of_policy else None
+    if policy_version in state.run.releases.state.rejected:
+        _refuse_policy(state, checked.body)  # the engine may hold it still
     call = ClientCall(
         adapter,
         checked.raw,
@@ -266,8 +268,8 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 
 
 def _refuse_policy(state: ServerState, body: Json | None) -> None:
-    """Raise WireError (404) if a call that is captured for training names a policy. It would be
-    trained as an answer of the served weights."""
+    """Raise WireError (404) if a call names a policy that must not answer it. A call that is
+    captured for training would be trained as an answer of the served weights."""
     if _names_policy(state, body):
         raise unknown_model((body or {})["model"], state.attached_engine().info.model or "")
 
