@@ -224,13 +224,7 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
     def apply(db: Connection) -> None:
         for row in rows:
             db.exec_driver_sql("DELETE FROM checkpoints WHERE step = ?", row)
-        db.exec_driver_sql(
-            "DELETE FROM calls WHERE owner IN (SELECT s.owner FROM groups g JOIN samples s "
-            "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
-            (GroupState.CONSUMED, oldest_kept, reads.last_pruned(db)),
-        )
-        # Never lower this: a kept checkpoint may be much older than the deleted ones.
-        put_meta(db, PRUNED, str(max(reads.last_pruned(db), oldest_kept)))
+        delete_trained_calls(db, oldest_kept)
 
     return Change("prune", apply)
 
@@ -296,6 +290,9 @@ def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
                 "WHERE version = ?",
                 (back.version,),
             )
+            # The batches between the two steps belong to the versions that training leaves now, so
+            # no earlier checkpoint can be followed by the steps up to this one.
+            delete_trained_calls(db, back.step)
         db.exec_driver_sql(
             "DELETE FROM side_checkpoints WHERE version NOT IN (SELECT value FROM json_each(?)) "
             "OR version IN (SELECT version FROM checkpoints)",
@@ -336,6 +333,19 @@ def abandon(db: Connection, entry: LogEntry, step: int) -> None:
     # Steps from here on can be trained again, although steps with these numbers were pruned.
     put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
     put_entry(db, entry)
+
+
+def delete_trained_calls(db: Connection, step: int) -> None:
+    """Delete the captured calls of the steps up to `step`, so that these steps are not trained
+    again."""
+    pruned = reads.last_pruned(db)
+    db.exec_driver_sql(
+        "DELETE FROM calls WHERE owner IN (SELECT s.owner FROM groups g JOIN samples s "
+        "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
+        (GroupState.CONSUMED, step, pruned),
+    )
+    # Never lower this: a kept checkpoint may be much older than the deleted ones.
+    put_meta(db, PRUNED, str(max(pruned, step)))
 
 
 def put_release(db: Connection, row: ReleaseRow) -> None:

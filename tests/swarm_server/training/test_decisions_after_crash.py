@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.episodes.group_filter import REJECTED_VERSION
+from fakevllm_server.journal import reads
 from fakevllm_server.training import loop, stop_and_restart
 
 CANDIDATE, RELEASED, REJECTED, UNDECIDED, HOLD, RESUME = Decision
@@ -75,4 +77,34 @@ async def test_a_version_is_rejected_although_its_step_is_not_trained_again(tmp_
     run.loop._steps._mismatch_stop.reason = "the mismatch is too large"  # pyright: ignore[reportPrivateUsage]
     assert (await run.decide(REJECTED, 3)).success
     assert not run.loop.has_planned and run.dropped_groups == {"c": REJECTED_VERSION}
+    await run.stop()
+
+
+async def test_after_a_return_to_a_kept_checkpoint_no_step_follows_an_older_one(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 1)
+    await run.decide(CANDIDATE, 3)
+    await run.decide(REJECTED, 3)
+    await train(run, "x")
+    await run.decide(RELEASED, 3, force=True)
+    assert (await run.roll_back(3)).success
+    await run.rolling()
+    assert [step for step, _ in run.backend.lineage] == [1, 2, 3]
+    await run.stop()
+    run = start(tmp_path, save_freq=100)
+    await train(run, "y")
+    newest = run.journal.read(reads.checkpoints)[0]
+    assert newest.step == 3
+    await crash(run)
+    shutil.rmtree(tmp_path / "checkpoints" / newest.folder)
+    run = start(tmp_path, save_freq=100)
+    await run.rolling()
+    # Step 4 was trained from step 3, whose weights are lost, so it is lost with them.
+    assert [step for step, _ in run.backend.lineage] == [1]
+    assert run.log.last_step == 1 and not run.loop.has_planned
+    assert run.dropped_groups["y"] == "lost_with_checkpoint"
+    await train(run, "z")
     await run.stop()
