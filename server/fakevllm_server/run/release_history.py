@@ -50,11 +50,11 @@ class ReleaseState:
         match row.record.decision:
             case Decision.CANDIDATE:
                 assert version is not None, "a candidate is a version"
-                self.rejected.discard(version)
+                self.rejected -= lineage.twins_of(version)
                 self.candidate = version
             case Decision.RELEASED:
                 assert version is not None, "a release names its version"
-                self.rejected.discard(version)
+                self.rejected -= lineage.twins_of(version)
                 if version in self._released:
                     self._released.remove(version)
                 self._released.append(version)

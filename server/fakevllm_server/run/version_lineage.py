@@ -2,14 +2,16 @@
 does no I/O.
 
 Training is a path of versions. A training step adds a version. A restore leaves the versions after
-the restored step, and continues from the restored weights under a new version. After a crash, the
-same batches are trained again: such a version has the weights of the version that trained the batch
-before, so the two are twins. What holds for the weights of a version holds for its twins.
+the restored step, and continues from the restored weights under a new version, which is a copy of
+the version before it on the path. After a crash, the same batches are trained again: such a version
+has the weights of the version that trained the batch before. Copies and repetitions are twins. What
+holds for the weights of a version holds for its twins.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from fakevllm_server.journal.rows import VersionChange
 
@@ -29,6 +31,8 @@ class VersionLineage:
         """Version before each version on its path."""
         self._next: defaultdict[int, list[int]] = defaultdict(list)
         self._twins: defaultdict[int, list[int]] = defaultdict(list)
+        self._copies: defaultdict[int, list[int]] = defaultdict(list)
+        """The twins that a restore made, whose weights are equal bit by bit."""
         self._restored: set[int] = set()
         """Versions that a restore made."""
         self._path = [MODEL]
@@ -47,8 +51,12 @@ class VersionLineage:
         self._append(change.version, change.step)
         twin = self._left.pop(change.step, None) if change.is_step else None
         if twin is not None:
-            self._twins[twin].append(change.version)
-            self._twins[change.version].append(twin)
+            _join(self._twins, twin, change.version)
+        previous = self._previous[change.version]
+        # All versions descend from the model, so its copies have no twins here.
+        if not change.is_step and previous != MODEL and self._steps[previous] == change.step:
+            _join(self._twins, previous, change.version)
+            _join(self._copies, previous, change.version)
 
     def _leave_after(self, step: int, is_discarding: bool) -> None:
         left = {at: version for at, version in self._left.items() if at > step}
@@ -108,25 +116,41 @@ class VersionLineage:
         return self._previous.get(version, MODEL)
 
     def twins_of(self, version: int) -> set[int]:
-        """Return the versions that have the same weights, because the same steps were trained
-        again. The version itself is one of them."""
-        found: set[int] = set()
-        waiting = [version]
-        while waiting:
-            one = waiting.pop()
-            if one not in found:
-                found.add(one)
-                waiting += self._twins.get(one, ())
-        return found
+        """Return the versions that have the same weights, because they were restored, or because
+        the same steps were trained again. The version itself is one of them."""
+        if self._steps[version] == 0:
+            return {one for one, step in self._steps.items() if step == 0}
+        return _reached(version, self._twins)
+
+    def copies_of(self, version: int) -> set[int]:
+        """Return the versions whose weights are equal bit by bit, because one was restored from the
+        other. The version itself is one of them."""
+        return _reached(version, self._copies)
+
+    def on_path(self, version: int) -> int:
+        """Return the oldest version on the path that has the weights of a version, or the version
+        itself, if there is none."""
+        twins = self.twins_of(version)
+        return next((one for one in self._path if one in twins), version)
 
     def descendants(self, version: int) -> set[int]:
         """Return a version, its twins, and all versions that were trained from one of them."""
-        found: set[int] = set()
-        waiting = [version]
-        while waiting:
-            one = waiting.pop()
-            if one not in found:
-                found.add(one)
-                waiting += self._next.get(one, ())
-                waiting += self._twins.get(one, ())
-        return found
+        return _reached(version, self._next, self._twins)
+
+
+def _join(edges: defaultdict[int, list[int]], one: int, other: int) -> None:
+    edges[one].append(other)
+    edges[other].append(one)
+
+
+def _reached(version: int, *edges: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the versions that can be reached from a version, with the version itself."""
+    found: set[int] = set()
+    waiting = [version]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            for each in edges:
+                waiting += each.get(one, ())
+    return found

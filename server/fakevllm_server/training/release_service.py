@@ -275,15 +275,24 @@ class ReleaseService:
     async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
         """Record a rejection. If the newest weights are rejected with the version, let training go
         back to the version that answers apps then."""
-        if row.record.version == MODEL:
-            raise ReleaseRefused("Version 0 is the model itself, which cannot be rejected.")
-        lineage = self._releases.lineage()
+        version, lineage = row.record.version, self._releases.lineage()
+        assert version is not None, "a rejection names its version"
+        if lineage.step_of(version) == 0:
+            raise ReleaseRefused(
+                f"Version {version} is the model itself, which cannot be rejected."
+            )
+        released = self._releases.state.released
+        if version != released and version in lineage.twins_of(released):
+            raise ReleaseRefused(
+                f"Version {version} has the weights of version {released}, which is released: "
+                "there is nothing to go back from."
+            )
         rejected = rejected_by(row, lineage)
         # An undone version would come back under another number.
         if rejected.isdisjoint({lineage.newest, *lineage.undone}):
             await self._releases.record(row)
             return row
-        target = self._releases.state.released_without(rejected)
+        target = lineage.on_path(self._releases.state.released_without(rejected))
         return await self._go_back(_with_restored(row, target), control)
 
     async def _roll_back(
@@ -297,13 +306,16 @@ class ReleaseService:
                 "before."
             )
         lineage = self._releases.lineage()
-        path = lineage.path
-        if version == path[-1]:
+        path, twins = lineage.path, lineage.twins_of(version)
+        if path[-1] in twins and not lineage.undone:
             raise ReleaseRefused(
-                f"Version {version} is the newest: there is nothing to go back from."
+                f"The newest weights are those of version {version}: there is nothing to go back "
+                "from."
             )
+        version = lineage.on_path(version)
         # Versions that training leaves for one that it had left before do not descend from it.
-        first = path[path.index(version) + 1] if version in path else None
+        later = path[path.index(version) + 1 :] if version in path else []
+        first = next((one for one in later if one not in twins), None)
         row = self._row("rollback", request, Decision.REJECTED, first, decided_by)
         row = _with_restored(row, version, is_rollback=True)
         return await self._go_back(row, control)
@@ -343,10 +355,10 @@ class ReleaseService:
         return TrainingReturn(target.step, common_step, target.version, kept)
 
     async def _find_target(self, version: int) -> Target:
-        if version == MODEL:
-            return Target(MODEL, 0, None)
-        saved = self._saved().get(version)
         lineage = self._releases.lineage()
+        if lineage.step_of(version) == 0:
+            return Target(version, 0, None)
+        saved = self._saved().get(version)
         if saved is None and version in lineage.path:
             # A restored version has the weights of the checkpoint of the same step.
             known = self._journal.read(reads.checkpoints)

@@ -107,6 +107,25 @@ def test_a_rejected_version_that_is_released_by_force_is_not_rejected_any_more()
     assert (history.state.released, history.state.rejected) == (2, {3})
 
 
+def test_a_rejection_and_a_release_hold_for_all_versions_with_the_same_weights() -> None:
+    history = History()
+    history.lineage.train(3)
+    history.lineage.crash(3)  # version 4 has the weights of version 3
+    history.decide(REJECTED, 4)
+    assert history.state.rejected == {3, 4}
+    history.decide(RELEASED, 3)
+    assert (history.state.released, history.state.rejected) == (3, set())
+
+
+def test_a_rollback_rejects_no_version_with_the_weights_of_the_restored_one() -> None:
+    history = History()
+    history.lineage.train(2)
+    history.lineage.crash(2)  # version 3 has the weights of version 2
+    history.lineage.train()
+    history.decide(REJECTED, 4, restored=2, is_rollback=True)
+    assert history.state.rejected == {4}
+
+
 def test_an_undecided_candidate_is_none_any_more_and_a_hold_lasts_until_resume() -> None:
     history = History()
     history.lineage.train(2)

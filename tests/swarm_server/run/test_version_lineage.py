@@ -93,13 +93,32 @@ def test_steps_that_were_discarded_have_no_twins() -> None:
     assert lineage.twins_of(3) == {3} and lineage.twins_of(7) == {7}
 
 
-def test_a_decision_leaves_a_version_that_has_only_the_weights_of_the_chosen_one() -> None:
+def test_a_version_that_was_restored_has_the_weights_of_the_one_before_it() -> None:
     lineage = Lineage()
     lineage.train(2)
     lineage.go_back(1)  # version 3 has the weights of version 1
     lineage.go_back(1, restored=1)
     assert lineage.path == [0, 1, 4]
-    assert lineage.newest not in lineage.descendants(3)
+    assert lineage.twins_of(4) == lineage.copies_of(1) == {1, 3, 4}
+    assert lineage.descendants(3) == {1, 2, 3, 4}
+    assert lineage.on_path(3) == lineage.on_path(4) == 1 and lineage.on_path(2) == 2
+
+
+def test_all_versions_of_step_0_have_the_weights_of_the_model() -> None:
+    lineage = Lineage()
+    lineage.train()
+    lineage.go_back(0)
+    lineage.train()
+    assert lineage.twins_of(0) == lineage.twins_of(2) == {0, 2}
+    assert lineage.descendants(2) == {2, 3} and lineage.on_path(2) == 0
+
+
+def test_only_restored_versions_are_copies() -> None:
+    lineage = Lineage()
+    lineage.train(2)
+    lineage.crash(1)
+    lineage.train()
+    assert lineage.twins_of(2) == {2, 4} and lineage.copies_of(2) == {2}
 
 
 def test_training_can_return_to_a_version_that_it_has_left() -> None:

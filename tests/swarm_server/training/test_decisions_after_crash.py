@@ -108,3 +108,69 @@ async def test_after_a_return_to_a_kept_checkpoint_no_step_follows_an_older_one(
     assert run.dropped_groups["y"] == "lost_with_checkpoint"
     await train(run, "z")
     await run.stop()
+
+
+async def test_a_rejection_of_restored_weights_rejects_the_version_that_was_trained(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 1)
+    await run.decide(CANDIDATE, 3)
+    await run.stop()
+    run = start(tmp_path)
+    await run.rolling()
+    assert run.engine.version == 4
+    assert (await run.decide(REJECTED, 4)).success
+    await run.rolling()
+    assert run.releases.state.rejected == {3, 4} and run.releases.state.candidate is None
+    assert [step for step, _ in run.backend.lineage] == [1]
+    reply = await run.decide(RELEASED, 3)
+    assert not reply.success and "was rejected" in reply.failure_reason
+    await run.stop()
+
+
+async def test_restored_weights_of_the_released_version_are_neither_rejected_nor_restored_again(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 2)
+    await run.stop()
+    run = start(tmp_path)
+    await run.rolling()
+    assert run.engine.version == 3
+    await capture(run, "waits")
+    for reply in (await run.roll_back(None), await run.decide(REJECTED, 3)):
+        assert not reply.success and "nothing to go back from" in reply.failure_reason
+    assert (await run.end_group("waits", 1.0, 0.0)).pooled
+    assert run.engine.version == 3 and run.releases.state.rejected == set()
+    await run.stop()
+
+
+async def test_a_second_rollback_changes_nothing(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 2)
+    await train(run, "c")
+    assert (await run.roll_back(None, "first")).success
+    await run.rolling()
+    await capture(run, "waits")
+    reply = await run.roll_back(None, "second")
+    assert not reply.success and "nothing to go back from" in reply.failure_reason
+    assert (await run.end_group("waits", 1.0, 0.0)).pooled
+    assert run.releases.state.rejected == {3}
+    await run.stop()
+
+
+async def test_training_can_go_back_to_a_restored_version_of_the_model(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await train(run, "a")
+    assert (await run.roll_back(0, "first")).success
+    await run.until(lambda: run.engine.version == 3)  # version 2 became 3 with the restart
+    await train(run, "b")
+    assert (await run.roll_back(2, "second")).success
+    await run.until(lambda: run.engine.version == 6)
+    await run.rolling()
+    assert run.backend.lineage == [] and run.releases.state.rejected == {1, 4}
+    await run.stop()
