@@ -101,6 +101,8 @@ class TrainLoop:
         """Actions that wait for the end of a training step."""
         self.has_ended = False
         """Whether the loop has ended, so that it runs no action any more."""
+        self._is_ready = False
+        """Whether the engines have started, and none has failed since."""
         self._restart_cause: str | None = None
         """Reason why the trainer has to be started again; None if it has not."""
 
@@ -123,8 +125,8 @@ class TrainLoop:
         self._changed.set()
 
     async def between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action when no training step runs and the engines are ready, and return its
-        result. Raises LoopEnded if the loop ends before."""
+        """Run an action when no training step runs, and return its result. While the engines cannot
+        be started, the action gets None. Raises LoopEnded if the loop ends before."""
         if self.has_ended:
             raise LoopEnded
         done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
@@ -149,7 +151,9 @@ class TrainLoop:
     async def _run(self) -> None:
         while not self._is_stopping:
             try:
+                self._is_ready = False
                 await self._boot()
+                self._is_ready = True
                 await self._roll_until_lost()
             except BackendRefused as failure:
                 return await self._give_up(failure)
@@ -230,6 +234,12 @@ class TrainLoop:
         except Exception:
             log.exception("the engine could not be closed")
         await self._set_failed_status(detail)
+        # Isolated: the next start continues from what the journal has.
+        try:
+            while self._actions and not self._is_ready:
+                await self._act_without_engines(*self._actions[0])
+        except Exception:
+            log.exception("training could not go back completely; the next start continues")
         if not self._is_stopping:
             await asyncio.sleep(pause_s)
 
@@ -298,20 +308,8 @@ class TrainLoop:
         """Run an action. An error that it raises goes to the caller of `between_steps`. If an
         engine failed, or training went back only in part, the error is raised here too, so that the
         engines are restarted."""
-        failure: BaseException | None = None
-        try:
-            result = await action(self)
-            if not done.done():
-                done.set_result(result)
-        # Passed on: the caller gets every error.
-        except BaseException as error:
-            failure = error
-        self._actions.popleft()
+        failure = await self._act(action, done, self)
         cause, self._restart_cause = self._restart_cause, None
-        self._log.record_drops(self._engine.global_step, self._pool.drop_rejected())
-        if failure is not None and not done.done():
-            is_cancelled = isinstance(failure, asyncio.CancelledError)
-            done.set_exception(LoopEnded() if is_cancelled else failure)
         is_partial = self._engine.status is EngineStatus.WEIGHT_SYNCING
         is_refused = isinstance(failure, ReleaseRefused)
         is_fatal = isinstance(failure, BackendError | asyncio.CancelledError)
@@ -320,7 +318,40 @@ class TrainLoop:
         if cause is not None:
             raise EngineLost(cause)
         if self._engine.status is EngineStatus.WEIGHT_SYNCING:
-            self._move(EngineStatus.ROLLING, self._steps.stop_reason)
+            untrained = self._publisher.refusal_message
+            self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
+
+    async def _act_without_engines(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
+        """Run an action while the engines cannot be started. If training went back, the next start
+        begins with the checkpoint that is left."""
+        version = self._log.version
+        failure = await self._act(action, done, None)
+        if self._log.version != version:
+            await self._steps_were_discarded()
+            self._engine.global_step = self._log.last_step + 1
+            await self._backend.trainer.close()
+        if isinstance(failure, asyncio.CancelledError):
+            raise failure
+
+    async def _act(
+        self, action: Action, done: asyncio.Future[ReleaseRow], control: TrainLoop | None
+    ) -> BaseException | None:
+        """Run an action, and pass its result or its error to the caller of `between_steps`. Return
+        the error."""
+        failure: BaseException | None = None
+        try:
+            result = await action(control)
+            if not done.done():
+                done.set_result(result)
+        # Passed on: the caller gets every error.
+        except BaseException as error:
+            failure = error
+        self._actions.popleft()
+        self._log.record_drops(self._engine.global_step, self._pool.drop_rejected())
+        if failure is not None and not done.done():
+            is_cancelled = isinstance(failure, asyncio.CancelledError)
+            done.set_exception(LoopEnded() if is_cancelled else failure)
+        return failure
 
     async def save_newest(self) -> None:
         """Save a checkpoint of the newest weights, unless there is one. Raises ActionFailed if the
@@ -329,18 +360,18 @@ class TrainLoop:
             return
         if not self._steps.is_in_sync:
             raise ActionFailed(self._publisher.refusal_message or "the trainer is not ready")
+        self._move(EngineStatus.WEIGHT_SYNCING)  # a stop of the loop waits for the save
         await self._save_last()
 
     async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
         """Continue training from an earlier version. `record` records this in the journal.
 
         The model's own weights are in no checkpoint. For them, the trainer is started again after
-        this method has returned, as after a crash.
+        this method has returned, as after a crash. So is a trainer that does not train, because it
+        refused the job for example.
         """
-        if not self._steps.is_in_sync:
-            raise ActionFailed(self._publisher.refusal_message or "the trainer is not ready")
         self._move(EngineStatus.WEIGHT_SYNCING)
-        if target.folder is not None:
+        if target.folder is not None and self._steps.is_in_sync:
             self._restart_cause = "the trainer could not restore a checkpoint"
             await self._publisher.go_back(target.folder, target.step, record)
             self._restart_cause = None
@@ -352,10 +383,14 @@ class TrainLoop:
             )
             return
         await record()
+        await self._steps_were_discarded()
+        self._restart_cause = f"training begins again, with the weights of version {target.version}"
+        log.warning("training goes back to step %d (version %d)", target.step, target.version)
+
+    async def _steps_were_discarded(self) -> None:
         self._steps.is_in_sync = False
         await self._checkpointer.steps_were_discarded()
-        self._restart_cause = "training begins again, with the model's own weights"
-        log.warning("training goes back to version 0, the model itself")
+        self._steps.steps_were_discarded()
 
     def _can_act(self) -> bool:
         """Return True if an action waits and may run now. Steps that a crash has undone are trained

@@ -128,6 +128,7 @@ class Publisher:
         crash_point("go_back.restored")
         await record()
         await self._checkpointer.steps_were_discarded()
+        self._steps.steps_were_discarded()
         self._steps.resume([])
         self._engine.global_step = step + 1
         await self.publish(self._log.version)

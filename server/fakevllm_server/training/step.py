@@ -131,6 +131,15 @@ class StepRunner:
         self._is_replaying = bool(batches)
         self.is_in_sync = True
 
+    def steps_were_discarded(self) -> None:
+        """Forget the planned batches, and what is known about the steps after the last one of the
+        run log. Call this method after the journal recorded that training went back to an earlier
+        version."""
+        self._planned.clear()
+        self._num_failed, self._retry_at = 0, 0.0
+        self._mismatch_stop = MismatchStop()
+        self._count_earlier_steps(self._job.max_mismatch_k3)
+
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
         """Return a batch from the journal without its stale calls, which were sampled by weights
         that are too old.

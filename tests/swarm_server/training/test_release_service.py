@@ -15,9 +15,11 @@ from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes.submissions import IdempotencyConflict
-from fakevllm_server.training import loop, release_service, stop_and_restart
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.training import loop, release_service, step, stop_and_restart
 from fakevllm_server.training.release_service import DecisionPending
-from fakevllm_server.types.backend import ActionFailed, BackendError
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused, BackendStart
 
 CANDIDATE, RELEASED, REJECTED, UNDECIDED, HOLD, RESUME = Decision
 YES, NO = (ord("y"), 6), (ord("n"), 6)
@@ -45,6 +47,17 @@ async def train(run: Run[LocalBackend], *names: str) -> list[float]:
         await run.trained(name)
         weights.append(run.backend.served_theta)
     return weights
+
+
+class BrokenBackend(LocalBackend):
+    """A backend that cannot be started while it is broken."""
+
+    is_broken = False
+
+    async def start(self) -> BackendStart:
+        if self.is_broken:
+            raise BackendError("there is no memory")
+        return await super().start()
 
 
 def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None, str]]:
@@ -400,3 +413,69 @@ async def test_the_history_and_the_weights_survive_a_restart(tmp_path: Path) -> 
     assert await train(after, "d") and after.trained_groups == {"a": 1, "b": 2, "d": 3}
     assert (await after.decide(REJECTED, 3)).record == before.records[-1]
     await after.stop()
+
+
+async def test_a_version_is_rejected_while_the_engine_cannot_start(tmp_path: Path) -> None:
+    backend = BrokenBackend()
+    run = Run[LocalBackend](tmp_path, backend)
+    weights = await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    backend.is_broken = True
+    backend.dead.set_result("killed")
+    assert (await run.decide(REJECTED, 2)).success
+    assert run.log.last_step == 1 and run.saved_steps == [1]
+    backend.is_broken = False
+    await run.rolling()
+    assert (run.engine.version, run.backend.served_theta) == (4, weights[0])
+    await train(run, "c")
+    assert run.log.last_step == 2
+    await run.stop()
+
+
+async def test_a_version_is_rejected_although_the_trainer_refuses_the_job(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    await run.stop()
+    run = start(tmp_path)
+    run.backend.plan("boot", *[BackendRefused("name another module") for _ in range(2)])
+    await run.rolling()
+    assert run.loop.closed_reason == "training_refused"
+    assert (await run.decide(REJECTED, 2)).success
+    await run.until(lambda: run.engine.version > run.releases.state.released + 2)
+    await run.rolling()
+    assert run.backend.served_theta == weights[0] and run.log.last_step == 1
+    assert run.loop.closed_reason == "training_refused"
+    await run.stop()
+
+
+async def test_failures_of_a_step_that_was_left_do_not_count_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 0.2)
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    failures = [ActionFailed("no memory") for _ in range(step.MAX_FAILURES)]
+    run.backend.plan("step", *failures[1:])
+    await run.pool_group("bad")
+    await run.until(lambda: not run.backend.failures["step"])
+    await run.rolling()
+    assert (await run.roll_back(1)).success
+    await run.rolling()
+    run.backend.plan("step", *failures[1:])
+    await train(run, "good")
+    assert "good" in run.trained_groups
+    await run.stop()
+
+
+async def test_a_stop_waits_for_the_save_of_a_candidate(tmp_path: Path) -> None:
+    run = start(tmp_path, SELDOM)
+    await train(run, "a")
+    deciding = asyncio.create_task(run.decide(CANDIDATE))
+    await run.until(lambda: run.engine.status is EngineStatus.WEIGHT_SYNCING)
+    await run.stop()
+    assert (await deciding).success
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert [saved.version for saved in journal.read(reads.checkpoints)] == [1]
+    journal.close()

@@ -264,7 +264,8 @@ def _decisions() -> Generator[None]:
         yield
     except DecisionPending:
         raise unavailable(
-            "The decision waits for the end of the training step: send the same request again."
+            "The decision waits until the engine is ready or the training step has ended: send the "
+            "same request again."
         ) from None
     except BackendError as failure:
         log.error("a decision about a version failed: %s", failure)
