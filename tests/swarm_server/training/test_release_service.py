@@ -422,6 +422,7 @@ async def test_a_version_is_rejected_while_the_engine_cannot_start(tmp_path: Pat
     await run.decide(RELEASED, 1)
     backend.is_broken = True
     backend.dead.set_result("killed")
+    await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
     assert (await run.decide(REJECTED, 2)).success
     assert run.log.last_step == 1 and run.saved_steps == [1]
     backend.is_broken = False
