@@ -8,6 +8,7 @@ be.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -35,6 +36,9 @@ LOGIT_SCALE = 2.0
 """Standard deviation of a model's logits over its vocabulary, in nats. Measured logits of language
 models have 1 to 3."""
 
+PROBE_WITHIN_S = 60.0
+"""Seconds after which a probe is given up. Training waits for the probe, and it takes two forward
+passes of a short prompt."""
 MARGIN = 3.0
 """Standard deviations that the mean difference may have. The mean of 32 tokens is well below one
 standard deviation of a single token, unless their errors are all alike."""
@@ -114,9 +118,20 @@ class WeightProbe:
             return None
         started = time.perf_counter()
         try:
-            result = await self._result(version)
+            async with asyncio.timeout(PROBE_WITHIN_S):
+                answers = await self._answers(version)
         except ActionFailed as failure:  # isolated: training must not end because of the probe
             return self.switch_off(str(failure))
+        except TimeoutError:
+            return self.switch_off(f"no answer came within {PROBE_WITHIN_S:g} s")
+        if answers is not None and not all(map(math.isfinite, answers[1])):
+            log.warning(
+                "version %d: the trainer's log-probabilities of a known prompt are not finite, so "
+                "they are not compared with the engine's",
+                version,
+            )
+            return None
+        result = None if answers is None else compare(*answers)
         if result is None:
             reason = "it does not report log-probabilities that can be compared"
             return self.switch_off(reason, logging.INFO)
@@ -134,7 +149,9 @@ class WeightProbe:
             reason,
         )
 
-    async def _result(self, version: int) -> ProbeResult | None:
+    async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
+        """Return the engine's reply, and the trainer's log-probabilities of the same tokens. Return
+        None if the engine has none."""
         reply = await self._backend.probe()
         if reply is None:
             return None
@@ -142,7 +159,7 @@ class WeightProbe:
         logprobs = [0.0] * (len(ids) - 1)
         call = Call(PROBE_ID, ids[:1], ids[1:], logprobs, version, 1.0, advantage=0.0, weight=1.0)
         (expected,) = await self._backend.trainer.log_probs([call], "trained")
-        return compare(reply, expected)
+        return reply, expected
 
 
 def _ms_since(started: float) -> float:

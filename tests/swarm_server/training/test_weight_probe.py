@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +20,11 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.journal import reads
-from fakevllm_server.training import loop, stop_and_restart
+from fakevllm_server.training import loop, stop_and_restart, weight_probe
 from fakevllm_server.training.weight_probe import UNIT_ROUNDOFF, compare, limit_of
-from fakevllm_server.types.backend import ActionFailed
+from fakevllm_server.types.backend import ActionFailed, Call, PolicyName
 from fakevllm_server.types.known_prompt import ProbeReply
+from fakevllm_server.types.number_arrays import FloatArray
 
 STALE = 100.0
 """Value of theta that no step of these tests reaches."""
@@ -249,4 +252,36 @@ async def test_a_healthy_engine_is_asked_after_each_publish_and_keeps_its_versio
     assert run.rollout.loaded == [0, 1, 2, 3]
     assert caplog.text.count("differ from the trainer's by 0 nats") == 4
     assert run.journal.read(reads.meta, "distrusted_versions") is None
+    await run.stop()
+
+
+async def test_a_trainer_whose_numbers_are_not_finite_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ProbedRun(tmp_path)
+    await run.train("a")
+    answered = run.trainer.log_probs
+
+    async def not_finite(calls: Sequence[Call], policy: PolicyName) -> list[FloatArray]:
+        monkeypatch.setattr(run.trainer, "log_probs", answered)
+        return [array("d", [math.nan for _ in row]) for row in await answered(calls, policy)]
+
+    monkeypatch.setattr(run.trainer, "log_probs", not_finite)
+    await run.train("b")
+    assert "version 2: the trainer's log-probabilities of a known prompt are not" in caplog.text
+    run.rollout.is_stale.append(True)
+    await run.train("c")
+    assert run.rollout.loaded == [0, 1, 2, 3, 4], "the stale load of version 3 was found"
+    await run.stop()
+
+
+async def test_a_probe_that_hangs_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weight_probe, "PROBE_WITHIN_S", 0.01)
+    run = ProbedRun(tmp_path)
+    run.rollout.probe = asyncio.Event().wait  # pyright: ignore[reportAttributeAccessIssue]
+    for name in "ab":
+        await run.train(name)
+    assert caplog.text.count("no answer came within 0.01 s") == 1
     await run.stop()
