@@ -130,6 +130,8 @@ class SwarmLink:
         self._reported_error: str | None = "not polled yet"
         """Type of the error that was logged last; None while the server answers."""
         self._cursor: tuple[str, int] | None = None
+        self._releases_run_id: str | None = None
+        """Run of the history of releases that was read last; None if it is unknown."""
         """Id of the run, and sequence number of the last log entry that was copied into the ledger;
         None if unknown."""
         self._log_fetched_at = -LOG_EVERY_S
@@ -290,11 +292,16 @@ class SwarmLink:
     async def releases(self) -> ReleasesReply:
         """Request the history of releases. Raises one of NETWORK_ERRORS if the request fails, and
         ValueError if the reply is not valid."""
-        return await self._get("/releases", ReleasesReply)
+        reply = await self._get("/releases", ReleasesReply)
+        self._releases_run_id = reply.run_id
+        return reply
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
-        """Send a decision about a version. The same request may be sent again. Raises one of
-        NETWORK_ERRORS if the request fails, and ValueError if the reply is not valid."""
+        """Send a decision about a version. The same request may be sent again. The version belongs
+        to the run of the history that was read last, and a server with another run refuses. Raises
+        one of NETWORK_ERRORS if the request fails, and ValueError if the reply is not valid."""
+        run_id = request.run_id or self._releases_run_id
+        request = request.model_copy(update={"run_id": run_id})
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
 
     async def fetch_weights(self, version: int) -> WeightsReply:

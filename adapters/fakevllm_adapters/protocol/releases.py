@@ -7,10 +7,11 @@ checkpoints that are needed, and restores the released version when a newer one 
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from fakevllm_adapters.protocol.swarm import SuccessReply
 
@@ -44,33 +45,53 @@ MAX_PINNED = 16
 the weights and the optimizer."""
 
 
-class ReleaseRequest(BaseModel):
-    """A decision of the proxy or of an operator (`POST /release`). A request with the id of an
-    earlier one changes nothing, and gets the same reply."""
+MAX_EVIDENCE_BYTES = 65_536
+"""Maximum size of a decision's evidence as JSON."""
+
+
+class DecisionRequest(BaseModel):
+    """What all requests have that decide about versions. A request with the id of an earlier one
+    changes nothing, and gets the same reply."""
 
     id: str = Field(min_length=1, max_length=200)
+    run_id: str | None = Field(default=None, max_length=200)
+    """Id of the run to which the version belongs, because versions are numbered in each run. A
+    server with another run refuses. None: the server's current run."""
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    """Figures on which the decision is based: the difference of the mean rewards to the released
+    version with its interval, the number of pairs, and the margin. The server adds `restored`."""
+
+    @field_validator("evidence")
+    @classmethod
+    def _check_evidence(cls, evidence: dict[str, Any]) -> dict[str, Any]:
+        if "restored" in evidence:
+            raise ValueError("`restored` is set by the server: leave it out")
+        if len(json.dumps(evidence, default=str)) > MAX_EVIDENCE_BYTES:
+            raise ValueError(f"evidence is larger than {MAX_EVIDENCE_BYTES} bytes: send less")
+        return evidence
+
+
+class ReleaseRequest(DecisionRequest):
+    """A decision of the proxy or of an operator (`POST /release`)."""
+
     decision: Decision
     version: int | None = Field(default=None, ge=0)
     """Version that is decided about. None for a hold and for its end, and for the candidate `the
     newest version`, which the reply then names."""
-    evidence: dict[str, Any] = Field(default_factory=dict)
-    """Figures on which the decision is based: the difference of the mean rewards to the released
-    version with its interval, the number of pairs, and the margin."""
     force: bool = False
     """Whether a version that was rejected may be released all the same."""
-    pinned: list[int] = Field(default_factory=list[int], max_length=MAX_PINNED)
-    """Further versions whose checkpoints are kept, such as the baseline, until a later decision
-    names others."""
+    pinned: list[int] | None = Field(default=None, max_length=MAX_PINNED)
+    """Further versions whose checkpoints are kept, such as the baseline, until a later decision has
+    another list. None changes nothing. A version that does not exist yet is kept from its first
+    checkpoint on."""
 
 
-class RollbackRequest(BaseModel):
+class RollbackRequest(DecisionRequest):
     """The request that training goes back to a version (`POST /rollback`). All versions that
-    descend from it are rejected. A request with the id of an earlier one changes nothing."""
+    descend from it are rejected."""
 
-    id: str = Field(min_length=1, max_length=200)
     version: int | None = Field(default=None, ge=0)
     """Version whose weights and optimizer are restored; None for the released version."""
-    evidence: dict[str, Any] = Field(default_factory=dict)
 
 
 class ReleaseRecord(BaseModel):
@@ -102,6 +123,8 @@ class ReleaseReply(SuccessReply):
 class ReleasesReply(BaseModel):
     """The history of releases (`GET /releases`), and what follows from it."""
 
+    run_id: str | None = None
+    """Id of the run to which the versions belong."""
     records: list[ReleaseRecord]
     """All entries, oldest first."""
     released: int

@@ -294,9 +294,9 @@ def _release(row: Sequence[Any]) -> ReleaseRow:
         decided_by=decided_by,
         evidence=json.loads(evidence),
     )
-    return ReleaseRow(
-        record, request_hash, newest, restored, bool(is_rollback), tuple(json.loads(pinned))
-    )
+    versions = json.loads(pinned)
+    pins = None if versions is None else tuple(versions)
+    return ReleaseRow(record, request_hash, newest, restored, bool(is_rollback), pins)
 
 
 def version_changes(db: Connection, after: int) -> list[VersionChange]:

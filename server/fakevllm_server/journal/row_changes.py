@@ -360,7 +360,7 @@ def put_release(db: Connection, row: ReleaseRow) -> None:
         row.newest,
         row.restored,
         row.is_rollback,
-        json.dumps(list(row.pinned)),
+        json.dumps(None if row.pinned is None else list(row.pinned)),
         record.time_s,
         record.decided_by,
         json.dumps(record.evidence),

@@ -187,8 +187,8 @@ class ReleaseRow:
     """Version to which training went back; None if it did not."""
     is_rollback: bool = False
     """Whether the request was a rollback."""
-    pinned: Sequence[int] = ()
-    """Further versions whose checkpoints are kept."""
+    pinned: Sequence[int] | None = None
+    """Further versions whose checkpoints are kept; None if the decision does not change them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,8 @@ class Releases(_Row, table=True):
     """Whether the request was a rollback, which rejects all versions that descend from
     `restored`."""
     pinned_json: str
-    """Further versions whose checkpoints are kept until the next decision that names some."""
+    """Further versions whose checkpoints are kept until the next decision that has a list, or
+    `null` if the decision has none."""
     at: float
     """Unix seconds."""
     decided_by: str

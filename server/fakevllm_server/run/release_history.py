@@ -68,7 +68,7 @@ class ReleaseState:
             self.candidate = None
         if row.restored is not None and self.candidate != row.restored:
             self.candidate = None  # its steps were discarded
-        if row.pinned:
+        if row.pinned is not None:
             self._pinned = row.pinned
 
     def _reject(self, versions: set[int]) -> None:

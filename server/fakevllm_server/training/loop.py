@@ -22,7 +22,7 @@ from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.publisher import Publisher
-from fakevllm_server.training.release_service import Action, ReleaseRefused, Target
+from fakevllm_server.training.release_service import Action, ReleaseRefused, ReturnTarget
 from fakevllm_server.training.step import StepRunner
 from fakevllm_server.training.stop_and_restart import RestartBackoff, finish_reason
 from fakevllm_server.training.submission_intake import Intake
@@ -363,7 +363,7 @@ class TrainLoop:
         self._move(EngineStatus.WEIGHT_SYNCING)  # a stop of the loop waits for the save
         await self._save_last()
 
-    async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
+    async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
         """Continue training from an earlier version. `record` records this in the journal.
 
         The model's own weights are in no checkpoint. For them, the trainer is started again after

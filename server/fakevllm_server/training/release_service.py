@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class ReleaseRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReturnTarget:
     """The weights to which training goes back."""
 
     version: int
@@ -73,7 +73,7 @@ class TrainingControl(Protocol):
         BackendError if they cannot be saved."""
         ...
 
-    async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
+    async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
         """Continue training from `target`. `record` records this in the journal.
 
         Raises ActionFailed if the trainer does not accept the weights, and another BackendError if
@@ -98,9 +98,12 @@ class ReleaseService:
         folders: CheckpointFolders,
         between_steps: BetweenSteps,
         clock: Callable[[], float] = time.time,
+        run_id: str | None = None,
     ) -> None:
         """Create the service. `between_steps` runs an action between two training steps. The
-        action's argument is None if no engine runs, and no engine is then started meanwhile."""
+        action's argument is None if no engine runs, and no engine is then started meanwhile.
+        `run_id` is the id of the run; requests for another run are refused."""
+        self._run_id = run_id
         self._journal = journal
         self._log = runlog
         self._releases = releases
@@ -159,6 +162,14 @@ class ReleaseService:
         request: ReleaseRequest | RollbackRequest,
         make: Callable[[], Awaitable[ReleaseRow]],
     ) -> ReleaseReply:
+        if request.run_id not in (None, self._run_id):
+            return ReleaseReply(
+                success=False,
+                failure_reason=(
+                    f"The decision is about the run {request.run_id}, and this server has the run "
+                    f"{self._run_id} now: read its history with GET /releases, and decide again."
+                ),
+            )
         request_hash = _hash_of(kind, request)
         known = self._releases.find(request.id)
         if known is not None:
@@ -338,12 +349,12 @@ class ReleaseService:
                 # The weights are restored, but not served yet: the engines are started again.
                 raise BackendError(f"the restored weights could not be served: {failure}") from None
             raise ReleaseRefused(
-                f"Version {target.version} could not be restored, and nothing was changed: "
-                f"{failure}."
+                f"Version {target.version} could not be restored, and training goes on with the "
+                f"newest weights: {failure}."
             ) from None
         return row
 
-    def _return_to(self, target: Target, row: ReleaseRow) -> TrainingReturn:
+    def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
         """Return what a return of training does to the checkpoints. Those of the versions that are
         pinned before or after it, and of a version that is rejected now, are kept: they may still
         be released by force."""
@@ -354,10 +365,10 @@ class ReleaseService:
         common_step = lineage.step_of(lineage.common_version(target.version))
         return TrainingReturn(target.step, common_step, target.version, kept)
 
-    async def _find_target(self, version: int) -> Target:
+    async def _find_target(self, version: int) -> ReturnTarget:
         lineage = self._releases.lineage()
         if lineage.step_of(version) == 0:
-            return Target(version, 0, None)
+            return ReturnTarget(version, 0, None)
         saved = self._saved().get(version)
         if saved is None and version in lineage.path:
             # A restored version has the weights of the checkpoint of the same step.
@@ -376,7 +387,7 @@ class ReleaseService:
                 f"Training cannot go back to version {version} ({error}): repair the files, or "
                 f"send a rollback to another of these versions: {self._choices()}."
             ) from None
-        return Target(version, saved.step, folder.resolve())
+        return ReturnTarget(version, saved.step, folder.resolve())
 
     def _check_known(self, version: int) -> None:
         if version not in self._releases.lineage():
@@ -411,9 +422,7 @@ class ReleaseService:
             decided_by=GATE if request.id.startswith(GATE_PREFIX) else decided_by or OPERATOR,
             evidence=request.evidence,
         )
-        pinned: Sequence[int] = ()
-        if isinstance(request, ReleaseRequest):
-            pinned = request.pinned
+        pinned = request.pinned if isinstance(request, ReleaseRequest) else None
         return ReleaseRow(record, _hash_of(kind, request), self._log.version, pinned=pinned)
 
 
@@ -426,5 +435,6 @@ def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) 
 
 
 def _hash_of(kind: str, request: BaseModel) -> bytes:
-    body = f"{kind} {request.model_dump_json()}"
+    # Without defaults, so that the hash stays the same when a later version adds a field.
+    body = f"{kind} {request.model_dump_json(exclude_defaults=True, exclude={'run_id'})}"
     return hashlib.blake2b(body.encode(), digest_size=16).digest()

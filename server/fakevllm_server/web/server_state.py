@@ -116,7 +116,12 @@ class ServerState:
     def _new_release_service(self) -> ReleaseService:
         run = self.run
         return ReleaseService(
-            run.journal, run.runlog, run.releases, run.checkpoints, self._between_steps
+            run.journal,
+            run.runlog,
+            run.releases,
+            run.checkpoints,
+            self._between_steps,
+            run_id=run.run_id,
         )
 
     async def _between_steps(self, action: Action) -> ReleaseRow:

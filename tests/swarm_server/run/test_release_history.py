@@ -29,7 +29,7 @@ class History:
         restored: int | None = None,
         *,
         is_rollback: bool = False,
-        pinned: tuple[int, ...] = (),
+        pinned: tuple[int, ...] | None = None,
     ) -> None:
         number = len(self.rows) + 1
         record = ReleaseRecord(
@@ -138,7 +138,7 @@ def test_an_undecided_candidate_is_none_any_more_and_a_hold_lasts_until_resume()
     assert not history.state.is_held
 
 
-def test_versions_that_a_decision_pins_are_kept_until_another_decision_pins_some() -> None:
+def test_versions_that_a_decision_pins_are_kept_until_another_decision_has_a_list() -> None:
     history = History()
     history.lineage.train(5)
     history.decide(CANDIDATE, 5, pinned=(2,))
@@ -146,6 +146,8 @@ def test_versions_that_a_decision_pins_are_kept_until_another_decision_pins_some
     assert history.state.pinned == {0, 2}
     history.decide(CANDIDATE, 5, pinned=(3,))
     assert history.state.pinned == {0, 3, 5}
+    history.decide(UNDECIDED, 5, pinned=())
+    assert history.state.pinned == {0} and history.read_again() == history.state
 
 
 EVENTS = st.one_of(

@@ -480,3 +480,17 @@ async def test_a_stop_waits_for_the_save_of_a_candidate(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     assert [saved.version for saved in journal.read(reads.checkpoints)] == [1]
     journal.close()
+
+
+async def test_pins_end_with_an_empty_list_also_after_a_restart(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(CANDIDATE, 2, pinned=[1])
+    await run.decide(UNDECIDED, 2)
+    assert run.releases.state.pinned == {0, 1}, "a decision without a list changes nothing"
+    await run.stop()
+    run = start(tmp_path)
+    assert run.releases.state.pinned == {0, 1}
+    await run.decide(RELEASED, 2, pinned=[])
+    assert run.releases.state.pinned == {0, 2}
+    await run.stop()

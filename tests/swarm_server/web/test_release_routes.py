@@ -15,7 +15,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
-from fakevllm_adapters.protocol.releases import ReleasesReply
+from fakevllm_adapters.protocol.releases import MAX_EVIDENCE_BYTES, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EndGroupRequest, EngineStatus, SiblingRef
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
@@ -130,6 +130,7 @@ def open_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenServer:
 async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenServer) -> None:
     async with open_server() as server:
         assert (await server.history()).model_dump() == {
+            "run_id": server.state.run_id,
             "records": [],
             "released": 0,
             "candidate": None,
@@ -202,3 +203,24 @@ async def test_a_rejected_version_is_unloaded_with_the_decision(open_server: Ope
             await server.backend.load_policy(f"policy-{version}", server.weights, version)
         await server.post("/release", id="1", decision="rejected", version=2)
         assert dict(server.backend.names.loaded) == {"policy-1": 1}
+
+
+async def test_a_decision_about_another_run_is_refused(open_server: OpenServer) -> None:
+    async with open_server() as server:
+        for path, body in (("/release", {"decision": "hold"}), ("/rollback", {})):
+            reply = await server.post(path, id=path, run_id="another", **body)
+            assert not reply["success"] and "about the run another" in reply["failure_reason"]
+        own = {"id": "1", "decision": "hold"}
+        first = await server.post("/release", run_id=server.state.run_id, **own)
+        assert first["success"] and await server.post("/release", **own) == first
+
+
+async def test_evidence_is_bounded_and_cannot_name_the_restored_version(
+    open_server: OpenServer,
+) -> None:
+    async with open_server() as server:
+        for evidence in ({"restored": 5}, {"note": "x" * MAX_EVIDENCE_BYTES}):
+            body = {"id": "1", "decision": "hold", "evidence": evidence}
+            response = await server.http.post("/release", json=body)
+            assert response.status_code == 422 and "evidence" in response.json()["detail"]
+        assert (await server.post("/release", **body | {"evidence": {"pairs": 3}}))["success"]

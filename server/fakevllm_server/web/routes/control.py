@@ -187,7 +187,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/releases")
     async def get_releases() -> ReleasesReply:
-        releases = state.run.releases.reply()
+        releases = state.run.releases.reply().model_copy(update={"run_id": state.run_id})
         await state.journal.wait_written(state.journal.put())
         return releases
 
