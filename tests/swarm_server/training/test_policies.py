@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -21,6 +23,7 @@ from fakevllm_server.training.policies import (
     IN_USE_S,
     MAX_UNPINNED,
     PINNED_S,
+    STALE_PIN_S,
     PolicyLoader,
     PolicyRefused,
 )
@@ -31,9 +34,16 @@ SERVED = 9
 
 
 class LocalLoader(PolicyLoader):
-    """A loader that exports without a process of its own."""
+    """A loader that exports without a process of its own, while the event `can_export` is set."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.can_export, self.is_exporting = asyncio.Event(), asyncio.Event()
+        self.can_export.set()
 
     async def _export(self, checkpoint: Path | None, to: Path) -> None:
+        self.is_exporting.set()
+        await self.can_export.wait()
         to.mkdir()
         theta = {"theta": -1.0}
         if checkpoint is not None:
@@ -57,7 +67,9 @@ class Policies:
             self.journal,
             lambda: self.served_version,
             lambda: self.now_s,
+            lambda: self.rejected,
         )
+        self.rejected: set[int] = set()
         self.now_s = 1000.0
         self.endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
 
@@ -245,6 +257,59 @@ async def test_only_two_versions_are_pinned_at_a_time(policies: Policies) -> Non
         await policies.pin(2)
     policies.now_s += PINNED_S
     assert await policies.pin(2) == "policy-2"
+
+
+async def test_a_version_whose_proxy_is_gone_makes_room_for_one_that_answers_apps(
+    policies: Policies,
+) -> None:
+    versions = range(3, 3 + MAX_UNPINNED)
+    await policies.save(1, 2, *versions)
+    for version in (0, 1):
+        await policies.pin(version)
+    for version in versions:
+        await policies.load(version)
+    policies.now_s += STALE_PIN_S - 1
+    with pytest.raises(PolicyRefused, match="2 versions answer apps"):
+        await policies.pin(2)
+    await policies.pin(0)
+    policies.now_s += 1
+    assert await policies.pin(2) == "policy-2"
+    assert set((await policies.rollout.policies()).values()) == {0, 2, *versions}
+
+
+async def test_a_version_is_not_displaced_while_its_pin_waits_for_a_slow_load(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3)
+    for version in (0, 1):
+        await policies.pin(version)
+    policies.loader.can_export.clear()
+    loading = asyncio.create_task(policies.load(3))
+    await asyncio.wait_for(policies.loader.is_exporting.wait(), 10)
+    policies.now_s += STALE_PIN_S
+    displacing = asyncio.create_task(policies.pin(2))
+    renewing = [asyncio.create_task(policies.pin(version)) for version in (0, 1)]
+    await asyncio.sleep(0)
+    policies.loader.can_export.set()
+    assert await asyncio.gather(loading, *renewing) == ["policy-3", "policy-0", "policy-1"]
+    with pytest.raises(PolicyRefused, match="2 versions answer apps"):
+        await displacing
+
+
+async def test_a_rejected_version_is_refused_while_another_one_is_loaded(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 3)
+    await policies.pin(1)
+    policies.loader.can_export.clear()
+    loading = asyncio.create_task(policies.load(3))
+    await asyncio.wait_for(policies.loader.is_exporting.wait(), 10)
+    policies.rejected.add(1)
+    with pytest.raises(PolicyRefused, match="1 was rejected"):
+        await asyncio.wait_for(policies.pin(1), 10)
+    assert 1 not in (await policies.rollout.policies()).values()
+    policies.loader.can_export.set()
+    await loading
 
 
 async def test_a_served_version_that_cannot_be_held_cannot_be_pinned(policies: Policies) -> None:
