@@ -24,6 +24,7 @@ from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.releases import MAX_ANSWERING
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -34,7 +35,7 @@ IN_USE_S = 600.0
 requests its versions before each row."""
 
 
-MAX_PINNED = 2
+MAX_PINNED = MAX_ANSWERING
 """Maximum number of policies that answer apps."""
 MAX_UNPINNED = MAX_POLICIES - MAX_PINNED
 """Maximum number of policies that only evaluations need."""
@@ -62,10 +63,13 @@ class PolicyLoader:
         served_version: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         rejected: Callable[[], Collection[int]] = frozenset,
+        on_pin: Callable[[int, bool], None] = lambda version, is_pinned: None,
     ) -> None:
         """Create the loader. `trainer` is the specification of the backend's trainer,
         `served_version` returns the version that the engine serves, and `rejected` returns the
-        versions that must not be sampled any more."""
+        versions that must not be sampled any more. `on_pin` is called with each version that is
+        pinned, and True, or that is pinned no more, and False."""
+        self._on_pin = on_pin
         self._rejected = rejected
         self._clock = clock
         self._backend = backend
@@ -117,6 +121,7 @@ class PolicyLoader:
             self._requested_at[name] = self._clock()
             if pinned:
                 self._pinned_at[name] = self._clock()
+                self._on_pin(version, True)
             return name
 
     async def unload(self, version: int, *, pinned: bool = False) -> None:
@@ -126,6 +131,7 @@ class PolicyLoader:
             name = policy_name(version)
             if pinned:
                 self._pinned_at.pop(name, None)
+                self._on_pin(version, False)
             if not self._is_pinned(name):
                 await self._backend.rollout.unload_policy(name)
 
@@ -134,6 +140,7 @@ class PolicyLoader:
         if version not in self._rejected():
             return
         self._pinned_at.pop(policy_name(version), None)
+        self._on_pin(version, False)
         if endpoint.holds_policies:
             await self._backend.rollout.unload_policy(policy_name(version))
         raise PolicyRefused(

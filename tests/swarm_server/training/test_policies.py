@@ -15,10 +15,13 @@ import pytest_asyncio
 from swarm_server.local_engines import LocalRollout, LocalTrainer
 
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
-from fakevllm_server.journal import row_changes
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.releases import Releases
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.policies import (
     IN_USE_S,
     MAX_UNPINNED,
@@ -58,6 +61,7 @@ class Policies:
         self.served_version = SERVED
         self.rollout = LocalRollout()
         self.journal = Journal(folder / "journal.sqlite")
+        self.releases = Releases(self.journal, RunLog(self.journal))
         self.folder = folder / "checkpoints"
         self.folders = CheckpointFolders(self.folder)
         self.loader = LocalLoader(
@@ -68,6 +72,7 @@ class Policies:
             lambda: self.served_version,
             lambda: self.now_s,
             lambda: self.rejected,
+            self.releases.set_answering,
         )
         self.rejected: set[int] = set()
         self.now_s = 1000.0
@@ -319,3 +324,42 @@ async def test_a_served_version_that_cannot_be_held_cannot_be_pinned(policies: P
     policies.served_version = 0
     with pytest.raises(PolicyRefused, match="holds one set of weights"):
         await policies.pin(0)
+
+
+async def test_the_checkpoint_of_a_version_that_answers_apps_is_kept_also_after_a_restart(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3, 4, 5, 6)
+    for version in (2, 0):
+        await policies.pin(version)
+    await policies.journal.flush()
+    releases = Releases(policies.journal, RunLog(policies.journal))
+    checkpointer = Checkpointer(
+        LocalTrainer(), policies.folders, policies.journal, 1, lambda: releases.state.pinned
+    )
+    await checkpointer.prune()
+    saved = policies.journal.read(reads.checkpoints)
+    assert {one.version for one in saved} >= {2, 4, 5, 6} and len(saved) < 6
+    await policies.rollout.launch()
+    assert await policies.pin(2) == "policy-2"
+
+
+async def test_the_checkpoint_of_a_version_that_answers_apps_no_more_is_not_kept(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3)
+    for version in (1, 2, 1):
+        await policies.pin(version)
+    assert policies.releases.state.pinned == {0, 1, 2}
+    policies.now_s += PINNED_S
+    await policies.pin(1)
+    await policies.pin(3)  # whoever pinned 2 is gone
+    assert policies.releases.state.pinned == {0, 1, 3}
+    await policies.loader.unload(1, pinned=True)
+    assert policies.releases.state.pinned == {0, 3}
+    policies.rejected.add(3)
+    with pytest.raises(PolicyRefused):
+        await policies.pin(3)
+    await policies.journal.flush()
+    restarted = Releases(policies.journal, RunLog(policies.journal))
+    assert restarted.state.pinned == policies.releases.state.pinned == {0}
