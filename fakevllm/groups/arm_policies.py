@@ -54,6 +54,8 @@ class _ArmPolicy:
         self.stand_in: int | None = None
         """Version that answers the arm until this one is loaded. None if this one does, or, until
         it is loaded, the newest weights."""
+        self.is_leaving = False
+        """Whether another version replaces this one, so that its trouble needs no remedy."""
         self._unload_old = unload_old
         self.trouble: str | None = "not loaded yet"
         """Reason why the policy cannot be sampled; None if it can."""
@@ -116,6 +118,8 @@ class _ArmPolicy:
         self._failed_at = None if trouble is None else time.monotonic()
         if trouble is None:
             self._reported = None
+        elif self.is_leaving:
+            log.info("version %d answers no app any more: %s", self.version, trouble)
         elif trouble != self._reported and (is_final or self._link.is_serving):
             self._reported = trouble
             effect = "the newest weights answer the arm's sessions, which are not measured"
@@ -197,7 +201,8 @@ class ArmPolicies:
             return
         if waiting is not None:
             self._drop(self._next.pop(arm))
-        if present.version == version:
+        present.is_leaving = present.version != version
+        if not present.is_leaving:
             return
         policy = self._next[arm] = self._policy(arm, version)
         policy.stand_in = present.version

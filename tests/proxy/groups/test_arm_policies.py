@@ -183,7 +183,7 @@ async def test_the_old_version_answers_until_the_new_one_is_loaded(ledger: Ledge
 
 
 async def test_a_rejected_version_answers_no_more_also_if_the_new_one_loads_slowly(
-    ledger: Ledger,
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedSwarm() as swarm:
         server = VersionServer(swarm)
@@ -196,6 +196,7 @@ async def test_a_rejected_version_answers_no_more_also_if_the_new_one_loads_slow
             assert policies.trouble(Arm.BASELINE) == "not loaded yet"
             server.slow[9].set()
             await until(lambda: server.loaded == {9: True})
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 async def test_versions_that_follow_each_other_quickly_are_all_unloaded(ledger: Ledger) -> None:
