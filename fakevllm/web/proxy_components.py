@@ -55,8 +55,6 @@ from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
 log = logging.getLogger("fakevllm.web.proxy_components")
 
-MODEL_VERSION = 0
-"""Version of the model before any training."""
 FIRST_READ_S = 3.0
 """Seconds for which the start of the proxy waits for the server to say which version is released.
 If the server does not answer, apps get no answers either."""
@@ -293,7 +291,7 @@ def _open_arms(
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)
-        versions[Arm.RELEASED] = MODEL_VERSION  # until the gate has read which version is released
+        versions[Arm.RELEASED] = 0  # until the gate has read which version is released
     with ledger.reading():
         arms = RequestArms(
             ArmAssigner(ledger.arm_salt(), shares),
@@ -343,8 +341,7 @@ async def _open_gate(
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
         unload=evaluator.unload,
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
-        # An empty list would change nothing. The model itself has no checkpoint.
-        pinned=[release.baseline_version if release.baseline_share else MODEL_VERSION],
+        pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored
     await gate.first_read(FIRST_READ_S)

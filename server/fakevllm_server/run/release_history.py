@@ -38,9 +38,10 @@ class ReleaseState:
     @property
     def pinned(self) -> set[int]:
         """Versions whose checkpoints are kept: the released one, the one that would answer apps if
-        that one were rejected, the candidate, those that the latest decision with a list of
-        versions names, and those that answer apps as policies."""
+        that one were rejected, the candidate, and those that the latest decision with a list of
+        versions names."""
         candidate = [] if self.candidate is None else [self.candidate]
+        # An app's version is kept whatever the decisions are.
         return {*self._released[-2:], *candidate, *self._pinned, *self.answering}
 
     def released_without(self, rejected: set[int]) -> int:

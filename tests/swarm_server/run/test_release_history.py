@@ -127,8 +127,6 @@ def test_versions_that_a_decision_pins_are_kept_until_another_decision_pins_some
     assert history.state.pinned == {0, 2}
     history.decide(CANDIDATE, 5, pinned=(3,))
     assert history.state.pinned == {0, 3, 5}
-    history.decide(CANDIDATE, 5, pinned=(0,))
-    assert history.state.pinned == {0, 5}
 
 
 EVENTS = st.one_of(
