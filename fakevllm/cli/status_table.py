@@ -51,7 +51,8 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
         return table
     from rich.console import Group
 
-    return Group(table, as_table("how much did training help", arm_rows(arms)))
+    rows = arm_rows(arms, is_gated=stats.get("release") is not None)
+    return Group(table, as_table("how much did training help", rows))
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
@@ -110,13 +111,15 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
         yield "release gate", str(release["trouble"])
 
 
-def arm_rows(arms: Json) -> Iterator[tuple[str, str]]:
+def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table of arms as (name, value). `arms` is a part of the JSON of
-    `/fakevllm/stats`."""
+    `/fakevllm/stats`. `is_gated` says whether the proxy has a release gate."""
     for arm, num in arms["sessions"].items():
         yield f"{arm} arm", f"{num} sessions, mean reward {arms['means'][arm]:.3f}"
     yield "open", f"{arms['open_sessions']} sessions, counted ten minutes after their last request"
-    yield "gain of the policy", _gain(arms["policy_gain"], "pairs of sessions")
+    # A release gate may have no baseline, without which this gain stays unknown.
+    if not is_gated or "baseline" in arms["sessions"]:
+        yield "gain of the policy", _gain(arms["policy_gain"], "pairs of sessions")
     yield "gain of choosing", _gain(arms["choice_gain"], "sessions")
     if (outside := arms.get("reward_outside")) is not None:
         yield (

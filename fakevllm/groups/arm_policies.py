@@ -4,6 +4,10 @@ which the engine holds beside the served ones.
 Trouble with a version never fails a request: the served weights then answer, and the record of the
 group says why. The server keeps a version for some time only, so it is requested again and again.
 This also loads the version after the engine was started again.
+
+If an arm gets another version, the old one answers until the new one is loaded, unless the server
+refuses the old one, because it was rejected. The server keeps only few versions for apps, so the
+new one is first loaded as an evaluation's version, and kept for apps after the old one is unloaded.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 
@@ -36,12 +40,23 @@ class _ArmPolicy:
     """The policy of one arm."""
 
     def __init__(
-        self, link: SwarmLink, arm: Arm, version: int, advice: str, replaced: int | None = None
+        self,
+        link: SwarmLink,
+        arm: Arm,
+        version: int,
+        advice: str,
+        unload_old: Callable[[], Awaitable[None]],
     ) -> None:
-        """Create the policy. `replaced` is a version that answers apps no more. It is unloaded
-        first, because the server keeps only few such versions."""
+        """Create the policy. `unload_old` unloads the versions that answer apps no more. It is
+        called before the version is requested for apps, because the server keeps only few such
+        versions."""
         self.version = version
-        self._replaced = replaced
+        self.stand_in: int | None = None
+        """Version that answers the arm until this one is loaded. None if this one does, or, until
+        it is loaded, the newest weights."""
+        self.is_leaving = False
+        """Whether another version replaces this one, so that its trouble needs no remedy."""
+        self._unload_old = unload_old
         self.trouble: str | None = "not loaded yet"
         """Reason why the policy cannot be sampled; None if it can."""
         self._link = link
@@ -74,6 +89,11 @@ class _ArmPolicy:
             self._started_at = time.monotonic()
         return self._loading
 
+    async def wait_idle(self) -> None:
+        """Wait until no load of the version is running."""
+        if self._loading is not None:
+            await asyncio.wait({self._loading})
+
     def mark_lost(self) -> None:
         """Record that the engine does not hold the version any more."""
         if self.trouble is None:
@@ -92,28 +112,35 @@ class _ArmPolicy:
 
     async def _load(self) -> None:
         trouble, is_final = await self._request()
+        if trouble is not None and not is_final and self.trouble is None:
+            return  # the engine still holds the version; if it does not, `mark_lost` says so
         self.trouble = trouble
         self._failed_at = None if trouble is None else time.monotonic()
         if trouble is None:
             self._reported = None
+        elif self.is_leaving:
+            log.info("version %d answers no app any more: %s", self.version, trouble)
         elif trouble != self._reported and (is_final or self._link.is_serving):
             self._reported = trouble
+            effect = "the newest weights answer the arm's sessions, which are not measured"
+            if self.stand_in is not None:
+                effect = f"version {self.stand_in} answers the arm's sessions"
             log.warning(
-                "version %d of the %s arm cannot be sampled: %s; until it can, the newest weights "
-                "answer the arm's sessions, which are not measured. %s",
+                "version %d of the %s arm cannot be sampled: %s; until it can, %s. %s",
                 self.version,
                 self._arm.value,
                 trouble,
+                effect,
                 self._advice,
             )
 
     async def _request(self) -> tuple[str | None, bool]:
         """Request the version. Return (trouble, whether the server has refused the version)."""
-        if self._replaced is not None:
-            await self._link.unload_policy(self._replaced, pinned=True)
-            self._replaced = None
+        is_for_apps = self.stand_in is None
+        if is_for_apps:
+            await self._unload_old()
         try:
-            reply = await self._link.load_policy(self.version, pinned=True)
+            reply = await self._link.load_policy(self.version, pinned=is_for_apps)
         except aiohttp.ClientResponseError as error:
             if error.status in (404, 405):
                 return OLD_SERVER, True
@@ -135,51 +162,121 @@ class ArmPolicies:
         tells the owner which settings to change if a version cannot be sampled."""
         self._link = link
         self._advice = advice
-        self._policies = {
-            arm: _ArmPolicy(link, arm, version, advice) for arm, version in versions.items()
-        }
+        self._policies = {arm: self._policy(arm, version) for arm, version in versions.items()}
+        self._next: dict[Arm, _ArmPolicy] = {}
+        """The policies that replace those of their arms as soon as they are loaded."""
+        self._changes: dict[Arm, asyncio.Task[None]] = {}
+        self._old: set[int] = set()
+        """Versions that are unloaded, because they answer apps no more."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the engine serves."""
+        return self._link.is_serving
 
     async def run(self) -> None:
         """Keep the versions loaded, until this task is cancelled."""
         while True:
             await self._link.serving.wait()
-            for policy in self._policies.values():
+            for policy in list(self._policies.values()):
                 await asyncio.wait({policy.start()})
+            for arm in list(self._next):
+                await asyncio.wait({self._start_change(arm)})
+            await self._unload_old()
             is_failing = any(policy.trouble for policy in self._policies.values())
+            is_failing = is_failing or bool(self._next or self._old)
             await asyncio.sleep(RETRY_EVERY_S if is_failing else KEEP_EVERY_S)
 
     async def close(self) -> None:
-        for policy in self._policies.values():
+        for change in self._changes.values():
+            change.cancel()
+        await asyncio.gather(*self._changes.values(), return_exceptions=True)
+        for policy in [*self._policies.values(), *self._next.values()]:
             await policy.close()
 
     def set_version(self, arm: Arm, version: int) -> None:
-        """Let another version answer an arm, and start to load it."""
-        before = self._policies[arm].version
-        if before == version:
+        """Let another version answer an arm, as soon as it is loaded. Start to load it."""
+        present, waiting = self._policies[arm], self._next.get(arm)
+        if (waiting or present).version == version:
             return
-        self._policies[arm].cancel()
-        others = {policy.version for other, policy in self._policies.items() if other is not arm}
-        replaced = None if before in others else before
-        self._policies[arm] = _ArmPolicy(self._link, arm, version, self._advice, replaced)
-        self._policies[arm].start()
+        if waiting is not None:
+            self._drop(self._next.pop(arm))
+        present.is_leaving = present.version != version
+        if not present.is_leaving:
+            return
+        policy = self._next[arm] = self._policy(arm, version)
+        policy.stand_in = present.version
+        if present.trouble is not None:  # it answers nothing
+            self._replace(arm)
+        self._start_change(arm)
 
     def model(self, arm: Arm) -> str:
         """Return the model name by which calls are sampled by the arm's version."""
         return policy_name(self._policies[arm].version)
 
+    def is_current(self, arm: Arm, model: str | None) -> bool:
+        """Return True if a policy with this model name is of the version that the arm was given
+        last. The newest weights are always current."""
+        policy = self._next.get(arm) or self._policies.get(arm)
+        return model is None or policy is None or model == policy_name(policy.version)
+
     def trouble(self, arm: Arm) -> str | None:
-        """Return the reason why the arm's version cannot be sampled; None if it can, or if the arm
-        has no version of its own."""
-        policy = self._policies.get(arm)
+        """Return the reason why the version that the arm was given last cannot be sampled; None if
+        it can, or if the arm has no version of its own."""
+        policy = self._next.get(arm) or self._policies.get(arm)
         return None if policy is None else policy.trouble
 
     async def wait_loaded(self, arm: Arm) -> str | None:
-        """Wait until the arm's version is loaded, but not for long. Return the reason if it cannot
-        be sampled, else None."""
+        """Wait until the arm has a version that is loaded, but not for long. Return the reason if
+        it has none, else None."""
         return await self._policies[arm].wait_loaded(MAX_WAIT_S)
 
-    async def reload(self, arm: Arm) -> str | None:
-        """Load the arm's version again, after the engine did not know it. Return the reason if that
-        fails, else None."""
-        self._policies[arm].mark_lost()
+    async def reload(self, arm: Arm, model: str | None) -> str | None:
+        """Load the arm's version again, after the engine did not know `model`. Return the reason if
+        that fails, else None."""
+        if model == self.model(arm):  # and not a version that was replaced meanwhile
+            self._policies[arm].mark_lost()
         return await self.wait_loaded(arm)
+
+    def _policy(self, arm: Arm, version: int) -> _ArmPolicy:
+        return _ArmPolicy(self._link, arm, version, self._advice, self._unload_old)
+
+    def _start_change(self, arm: Arm) -> asyncio.Task[None]:
+        """Start to load the arm's next policy, if it is not being loaded. Return the task."""
+        change = self._changes.get(arm)
+        if change is None or change.done():
+            change = self._changes[arm] = asyncio.create_task(self._change(arm))
+        return change
+
+    async def _change(self, arm: Arm) -> None:
+        while (policy := self._next.get(arm)) is not None:
+            # The server refuses the old version if it was rejected. A request that began before
+            # the rejection does not tell.
+            old = self._policies[arm]
+            await old.wait_idle()
+            await asyncio.wait({old.start()})
+            if old.trouble is None:
+                await asyncio.wait({policy.start()})
+            if self._next.get(arm) is not policy:
+                continue  # the arm got another version meanwhile
+            if old.trouble is None and policy.trouble is not None:
+                return  # `run` tries again
+            self._replace(arm)
+        await asyncio.wait({self._policies[arm].start()})
+
+    def _replace(self, arm: Arm) -> None:
+        """Let the arm's next policy answer."""
+        self._drop(self._policies[arm])
+        self._policies[arm] = self._next.pop(arm)
+        self._policies[arm].stand_in = None
+
+    def _drop(self, policy: _ArmPolicy) -> None:
+        policy.cancel()
+        self._old.add(policy.version)
+
+    async def _unload_old(self) -> None:
+        policies = [*self._policies.values(), *self._next.values()]
+        self._old -= {policy.version for policy in policies}
+        for version in sorted(self._old):
+            if await self._link.unload_policy(version, pinned=True):
+                self._old.discard(version)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm.hooks.results import HookReason, hook_reason
-from fakevllm.ledger.records import SiblingRecord
+from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.release.arms import OTHER_ARM
 from fakevllm_runtime.log_throttle import LogThrottle
 
 INTERVAL_S = 60.0
@@ -45,6 +46,11 @@ class HookKind:
 REWARD = HookKind(
     "on_compute_relative_reward", "the group is dropped, not trained", "groups dropped"
 )
+OTHER_ARM_REWARD = HookKind(
+    "on_compute_relative_reward",
+    "the group, which is of an arm that does not train, is not measured",
+    "groups of arms that do not train not measured",
+)
 SUBMIT = HookKind(
     "on_user_submit_new_requests",
     "the request is served once, not trained",
@@ -56,6 +62,16 @@ OVERRIDES = HookKind(
     "groups continued without such siblings",
     "fix the fields that the hook returns for that sibling",
 )
+
+
+def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
+    """Return the kind of a warning about a group's rewards, and the reason why they are missing,
+    which is None if they are not. An arm that does not train has a reason of its own, which the
+    reason of the hook follows."""
+    prefix, reason = f"{OTHER_ARM}: ", group.reason
+    if reason is not None and reason.startswith(prefix):
+        return OTHER_ARM_REWARD, reason.removeprefix(prefix)
+    return REWARD, reason if group.state == "dropped" else None
 
 
 class HookWarnings:

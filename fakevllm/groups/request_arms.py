@@ -28,6 +28,8 @@ log = logging.getLogger("fakevllm.groups.request_arms")
 MODEL_UNKNOWN = "the server has not reported its model yet"
 MAX_BUFFERED = 100_000
 """Maximum number of groups that wait until the ledger was read. Further groups do not count."""
+ADDED_AT_ONCE = 500
+"""Number of earlier groups that are counted before other tasks run again: some milliseconds."""
 
 
 class RequestArms:
@@ -76,26 +78,29 @@ class RequestArms:
         if name is None:
             return arm.use_served_weights(MODEL_UNKNOWN)
         if request.alias is None:
-            request.exchange = RenamingExchange(request.exchange, name)
-        request.has_native_route = False  # the engine's own routes do not know the arm
+            request.exchange = RenamingExchange(
+                request.exchange, name, is_active=lambda: arm.policy is not None
+            )
         arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
         """Wait until the weights of the request's arm can be sampled. If they cannot, the served
-        weights answer."""
+        weights answer. While the engine does not serve, the request waits for it anyway, and the
+        weights are loaded when the engine does not know them."""
         arm = request.arm
         if arm is None or arm.policy is None:
             return
-        trouble = await self.policies.wait_loaded(arm.arm)
-        if trouble is not None:
-            return arm.use_served_weights(trouble)
+        if self.policies.is_serving:
+            trouble = await self.policies.wait_loaded(arm.arm)
+            if trouble is not None:
+                return arm.use_served_weights(trouble)
         arm.policy = self.policies.model(arm.arm)
         name, served = _requested_name(request), self._served_model()
         if request.alias is None and name is not None and name != served:
             arm.use_served_weights("unknown model")  # the engine refuses the name
 
     async def _reload(self, arm: RequestArm) -> str | None:
-        trouble = await self.policies.reload(arm.arm)
+        trouble = await self.policies.reload(arm.arm, arm.policy)
         if arm.policy is not None:  # no other call of the request has given up meanwhile
             arm.policy = self.policies.model(arm.arm)
         return trouble
@@ -105,7 +110,10 @@ class RequestArms:
         outcome = _outcome(request, group)
         if outcome is None:
             return
-        if self.on_outcome is not None:
+        arm = request.arm
+        # A group that a replaced version answered says nothing about the arm's present one.
+        is_current = arm is None or self.policies.is_current(arm.arm, arm.policy)
+        if self.on_outcome is not None and is_current:
             self.on_outcome(outcome)
         if self._buffered is None:
             self._gains.add(outcome)
@@ -114,17 +122,24 @@ class RequestArms:
 
     def summary(self) -> ArmSummary:
         """Return the sessions of each arm, and the gains."""
-        return self._gains.summary(time.time())
+        # Until the earlier groups are read, no session is counted for having been idle.
+        now = time.time() if self._buffered is None else 0.0
+        return self._gains.summary(now)
 
     async def read_earlier(self) -> None:
         """Count the groups of earlier proxy processes, and then those that have ended meanwhile."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
-            self._gains.add_all(groups)
+            for start in range(0, len(groups), ADDED_AT_ONCE):
+                self._gains.add_all(groups[start : start + ADDED_AT_ONCE])
+                await asyncio.sleep(0)
         except Exception:  # isolates: requests are answered without the gains
             log.exception("the gains of earlier sessions could not be read")
-        buffered, self._buffered = self._buffered or [], None
-        self._gains.add_all(buffered)
+        while self._buffered:
+            self._gains.add_all(self._buffered[:ADDED_AT_ONCE])
+            del self._buffered[:ADDED_AT_ONCE]
+            await asyncio.sleep(0)
+        self._buffered = None
 
     async def close(self, running: asyncio.Task[None]) -> None:
         """Stop `running`, the task of `run`, and what it has started."""

@@ -25,11 +25,11 @@ from fakevllm.groups.group_executor import LINGER_S, STOPPING, GroupExecutor, Gr
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.hook_warnings import (
     OVERRIDES,
-    REWARD,
     SUBMIT,
     HookKind,
     HookWarnings,
     refused_override,
+    reward_failure,
 )
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_arms import RequestArms
@@ -326,8 +326,7 @@ class Pipeline:
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
-        if group.state == "dropped":
-            self._log_hook_failure(REWARD, group.reason, group.group_id)
+        self._log_hook_failure(*reward_failure(group), group.group_id)
         if executor.has_overrides:
             self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
         if executor.request.is_captured:

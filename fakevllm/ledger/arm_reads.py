@@ -15,16 +15,20 @@ from fakevllm.sessions.tree import MAX_DEPTH
 
 _NEWEST = "SELECT COALESCE(MAX(rowid), 0) FROM group_rows"
 _SCORED = """
-    SELECT g.group_id, g.session_id, g.parent_session_id, g.arm, g.received_at,
+    SELECT g.group_id, g.session_id, g.arm, g.received_at,
            AVG(CASE WHEN NOT (g.served_by IS 'greedy' AND s."index" = 0) THEN s.reward END) AS mean,
            MAX(CASE WHEN s.served THEN s.reward END), MIN(s.reward), MAX(s.reward)
-    FROM (SELECT group_id, session_id, parent_session_id, arm, received_at, served_by, served_index
+    FROM (SELECT group_id, session_id, arm, received_at, served_by, served_index
           FROM group_rows INDEXED BY ix_groups_arm
           WHERE arm_propensity IS NOT NULL AND rowid <= ?) AS g
     JOIN sibling_rows AS s USING (group_id)
     WHERE s.reward IS NOT NULL AND g.served_index IS NOT NULL
     GROUP BY g.group_id HAVING COUNT(*) >= 2 AND mean IS NOT NULL
     ORDER BY g.received_at, g.group_id
+"""
+_PARENTS = """
+    SELECT DISTINCT session_id, parent_session_id FROM group_rows INDEXED BY ix_groups_arm
+    WHERE arm_propensity IS NOT NULL AND rowid <= ? AND parent_session_id IS NOT NULL
 """
 
 
@@ -42,17 +46,17 @@ class ArmReads:
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
         """Yield the scored groups of sessions with an arm, in the order of their arrival.
         `newest_row` is the last row that is read."""
-        parents: dict[str, str | None] = {}
         with self._read_engine.connect() as db:
+            # Also sessions without a scored group, which may lie between others and their root.
+            rows = db.exec_driver_sql(_PARENTS, (newest_row,))
+            parents: dict[str, str] = {session_id: parent_id for session_id, parent_id in rows}
             for row in db.exec_driver_sql(_SCORED, (newest_row,)):
-                group_id, session_id, parent_id, arm, received_at, *rewards = row
-                if session_id is not None:
-                    parents[session_id] = parent_id
+                group_id, session_id, arm, received_at, *rewards = row
                 root = group_id if session_id is None else _root_of(session_id, parents)
                 yield GroupOutcome(root, Arm(arm), received_at, *rewards)
 
 
-def _root_of(session_id: str, parents: dict[str, str | None]) -> str:
+def _root_of(session_id: str, parents: dict[str, str]) -> str:
     for _ in range(MAX_DEPTH):
         parent_id = parents.get(session_id)
         if parent_id is None:

@@ -10,7 +10,9 @@ observation changes after it was counted, and the intervals hold at all times (s
 
 Live sessions come in no pairs. As soon as both arms have sessions that are not in a pair yet, all
 of them form one: a session of the rarer arm and the sessions of the other arm since the last pair.
-The arms are drawn without regard to rewards, so the pairs are too.
+The arms are drawn without regard to rewards. The order in which sessions are counted is not quite:
+it depends on how long they last, which may depend on the weights. So if both the mean reward of
+sessions and their length change in the course of time, the intervals hold only approximately.
 """
 
 from __future__ import annotations

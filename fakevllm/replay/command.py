@@ -20,7 +20,7 @@ from fakevllm.replay.proxy_queries import (
     first_model,
     register_tasks,
     require_lockstep,
-    why_nothing_trains,
+    training_notice,
 )
 from fakevllm.replay.row_runner import play
 from fakevllm.replay.row_senders import AppPlayer, EndpointPlayer, Player
@@ -83,10 +83,8 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
     if settings.lockstep:
         await require_lockstep(url, settings.key)
     keys = await register_tasks(url, tasks, settings.key)
-    if (obstacle := await why_nothing_trains(url, settings.key)) is not None:
-        Console(stderr=True).print(
-            Text("These rows will not be trained:", "yellow"), f"{obstacle}.", markup=False
-        )
+    if (notice := await training_notice(url, settings.key)) is not None:
+        Console(stderr=True).print(Text(notice.text, "yellow"), f"{notice.reason}.", markup=False)
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
     if progress.num_done:

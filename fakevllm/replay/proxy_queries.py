@@ -3,6 +3,7 @@ whether the proxy trains requests and runs in lockstep."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,17 @@ _CONFLICT = (
     "Rows of this dataset were registered with another API key: pass that key with --key, or "
     "change the file (an empty line at its end is enough), because the ids of the rows depend on "
     "the content of the file."
+)
+
+_NONE_TRAIN = "These rows will not be trained:"
+_SOME_TRAIN = "Only some of these rows will be trained:"
+_GATED = (
+    'each row is a session of its own, and with release.mode "gated", only release.canary_share of '
+    'the sessions train; to train all rows, set the mode to "continuous"'
+)
+_BASELINE = (
+    "each row is a session of its own, and release.baseline_share of the sessions do not train; to "
+    "train all rows, set it to 0"
 )
 
 
@@ -50,17 +62,28 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
     return keys
 
 
-async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
-    """Return the reason why the proxy trains none of the requests that it gets now, or None if it
-    does train them.
+@dataclass(frozen=True, slots=True)
+class TrainingNotice:
+    """A notice that the proxy does not train all rows that it gets now."""
 
-    The reason begins with the same words that `fakevllm status` prints in this case. Raises
-    ConfigError if the proxy does not answer or refuses the request.
-    """
+    text: str
+    reason: str
+    """A reason without a full stop. If nothing trains, it begins with the same words that `fakevllm
+    status` prints in this case."""
+
+
+async def training_notice(url: str, key: str | None = None) -> TrainingNotice | None:
+    """Return a notice if the proxy does not train all rows that it gets now, else None. Raises
+    ConfigError if the proxy does not answer or refuses the request."""
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
-        return f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"
-    return None if stats.get("has_hooks", True) else FAN_OUT_NO_HOOKS
+        reason = f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"
+        return TrainingNotice(_NONE_TRAIN, reason)
+    if not stats.get("has_hooks", True):
+        return TrainingNotice(_NONE_TRAIN, FAN_OUT_NO_HOOKS)
+    if stats.get("release") is not None:
+        return TrainingNotice(_SOME_TRAIN, _GATED)
+    return None if stats.get("arms") is None else TrainingNotice(_SOME_TRAIN, _BASELINE)
 
 
 async def first_model(url: str, key: str | None = None) -> str:

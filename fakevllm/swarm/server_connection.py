@@ -279,15 +279,17 @@ class SwarmLink:
                 raise
             return LoadPolicyReply(success=False, failure_reason=VERSIONS_NEED_ADMIN_KEY)
 
-    async def unload_policy(self, version: int, *, pinned: bool = False) -> None:
+    async def unload_policy(self, version: int, *, pinned: bool = False) -> bool:
         """Tell the server that a version need not be available any more. `pinned` says that it no
-        longer answers apps. If the request fails, the error is only logged, because the server
-        unloads policies when it needs room."""
+        longer answers apps. Return whether the version is unloaded. An error is only logged,
+        because the server unloads policies when it needs room."""
         try:
             request = LoadPolicyRequest(version=version, pinned=pinned)
-            await self._post("/unload_policy", request, SuccessReply)
+            reply = await self._post("/unload_policy", request, SuccessReply)
         except (*NETWORK_ERRORS, ValueError) as error:
             log.debug("version %d stays loaded: the server %s", version, describe_error(error))
+            return False
+        return reply.success
 
     async def releases(self) -> ReleasesReply:
         """Request the history of releases. Raises one of NETWORK_ERRORS if the request fails, and

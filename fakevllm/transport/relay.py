@@ -86,7 +86,9 @@ async def pass_on(
         await app.answer(reply)
         return reply
     is_refused = 400 <= reply.status < 500 and not reply.is_from_stream
-    has_native_route = request.is_translated and request.has_native_route
+    # The engine's own routes do not know the policy.
+    is_served = request.arm is None or request.arm.policy is None
+    has_native_route = request.is_translated and request.has_native_route and is_served
     if has_native_route and is_refused and not app.is_started:
         # A refusal quotes parts of the request. The app must see its own request quoted.
         app.stop_keep_alives()

@@ -73,8 +73,8 @@ class Request:
     app with the same id."""
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. It is set once, before
-    it is first read. Only this field, `arm`, and for the arm's sake `exchange` and
-    `has_native_route` change after the request was created."""
+    it is first read. Only this field, `arm`, and for the arm's sake `exchange` change after the
+    request was created."""
     arm: RequestArm | None = None
     """Arm of the request's session; None if sessions are not assigned to arms. It is set once,
     before the first call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ class ScriptedSwarm:
     """A server with default replies for the routes that a link polls.
 
     A test sets `answers` by path: a model or JSON value, a text (sent as HTML), a status, or a
-    response.
+    response. A function in `functions` gets the request's body, and returns the answer.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class ScriptedSwarm:
             "/get_train_config": {},
             "/get_run_log": LogReply(entries=[]),
         }
+        self.functions: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.statuses: dict[str, int] = {}
         """The status of JSON replies by path, if it is not 200."""
         self.calls: Counter[str] = Counter()
@@ -68,6 +69,8 @@ class ScriptedSwarm:
         if request.can_read_body:
             self.bodies[request.path] = await request.json()
         answer = self.answers.get(request.path, 404)
+        if (function := self.functions.get(request.path)) is not None:
+            answer = await function(self.bodies.get(request.path))
         if isinstance(answer, web.Response):
             return answer
         if isinstance(answer, int):

@@ -5,6 +5,8 @@ Only the bytes of the name change. The rest of the answer is not parsed and seri
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import orjson
 
 from fakevllm_adapters.formats.base import Answer, Exchange, Json
@@ -37,11 +39,15 @@ class RenamingExchange:
     The name is replaced first. Then the inner exchange translates the answer to the app's format.
     """
 
-    def __init__(self, inner: Exchange, model: str) -> None:
+    def __init__(
+        self, inner: Exchange, model: str, is_active: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Create the exchange. While `is_active` returns False, no name is replaced."""
         self.body = inner.body
         self.streamed = inner.streamed
         self._inner = inner
         self._model = model
+        self._is_active = is_active
 
     @property
     def response_id(self) -> str | None:
@@ -50,16 +56,19 @@ class RenamingExchange:
         return getattr(self._inner, "response_id", None)
 
     def answer(self, raw: bytes) -> bytes:
-        return self._inner.answer(with_model_name(raw, self._model))
+        return self._inner.answer(self._renamed(raw))
 
     def can_show(self, answer: Answer) -> bool:
         return self._inner.can_show(answer)
 
     def event(self, event: bytes) -> bytes:
-        return self._inner.event(with_model_name(event, self._model))
+        return self._inner.event(self._renamed(event))
 
     def keep_alive(self) -> bytes:
         return self._inner.keep_alive()
 
     def end_with_error(self, error: Json) -> bytes:
         return self._inner.end_with_error(error)
+
+    def _renamed(self, raw: bytes) -> bytes:
+        return with_model_name(raw, self._model) if self._is_active() else raw

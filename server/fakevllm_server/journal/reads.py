@@ -15,6 +15,7 @@ from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
 from fakevllm_server.journal.call_reads import CALL_COLUMNS, CallReader
 from fakevllm_server.journal.rows import (
+    ANSWERING,
     PRUNED,
     CorruptCall,
     ReleaseRow,
@@ -387,6 +388,11 @@ def last_pruned(db: Connection) -> int:
     """Return the number of the last step whose captured calls were deleted, or 0 if none were
     deleted."""
     return int(meta(db, PRUNED) or 0)
+
+
+def answering_versions(db: Connection) -> list[int]:
+    """Return the versions that answer apps as policies, the one that was pinned last at the end."""
+    return json.loads(meta(db, ANSWERING) or "[]")
 
 
 def meta(db: Connection, key: str) -> str | None:

@@ -118,6 +118,8 @@ def _hash_part(hashed: hashlib.blake2b, part: bytes | str | None) -> None:
 
 PRUNED = "pruned_to_step"
 """Key in the table `meta`. The value is the number of the last step whose calls were deleted."""
+ANSWERING = "answering_versions"
+"""Key in the table `meta`. The value is a list of the versions that answer apps as policies."""
 
 
 @dataclass(frozen=True, slots=True)

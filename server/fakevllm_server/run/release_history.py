@@ -1,7 +1,8 @@
 """What follows from the history of releases: which version answers apps, which one is evaluated,
 and which ones are rejected. This module does no I/O.
 
-The history is a list of decisions. Each decision changes the state; nothing else does.
+The history is a list of decisions. Each decision changes the state. Nothing else does, except that
+the versions which answer apps as policies are kept beside the decisions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class ReleaseState:
     rejected: set[int] = field(default_factory=set[int])
     """Versions that must not answer apps."""
     is_held: bool = False
+    answering: list[int] = field(default_factory=list[int])
+    """Versions that answer apps as policies, such as a baseline, whatever the decisions are."""
     _released: list[int] = field(default_factory=lambda: [MODEL])
     """Versions that were released and are not rejected, oldest first. The model itself cannot be
     rejected."""
@@ -38,7 +41,8 @@ class ReleaseState:
         that one were rejected, the candidate, and those that the latest decision with a list of
         versions names."""
         candidate = [] if self.candidate is None else [self.candidate]
-        return {*self._released[-2:], *candidate, *self._pinned}
+        # An app's version is kept whatever the decisions are.
+        return {*self._released[-2:], *candidate, *self._pinned, *self.answering}
 
     def released_without(self, rejected: set[int]) -> int:
         """Return the version that would answer apps if these versions were rejected."""

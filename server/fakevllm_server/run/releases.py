@@ -4,21 +4,26 @@ recorded in the journal, and the state that follows from them."""
 from __future__ import annotations
 
 import copy
+import json
 
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_server.journal import reads, row_changes
-from fakevllm_server.journal.rows import ReleaseRow, TrainingReturn
+from fakevllm_server.journal.rows import ANSWERING, ReleaseRow, TrainingReturn
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import ReleaseState
-from fakevllm_server.run.version_lineage import VersionLineage
+from fakevllm_server.run.version_lineage import MODEL, VersionLineage
+
+MAX_ANSWERING = 2
+"""Maximum number of versions that answer apps as policies at a time: the released one and the
+baseline."""
 
 
 def read_state(db: Connection) -> ReleaseState:
     """Return the state that follows from the history of releases in a journal."""
-    state, lineage = ReleaseState(), VersionLineage()
+    state, lineage = ReleaseState(answering=reads.answering_versions(db)), VersionLineage()
     rows = reads.releases(db)
     for change in reads.version_changes(db, 0) if rows else []:
         lineage.add(change)
@@ -35,7 +40,7 @@ class Releases:
         self._log = runlog
         self._lineage = VersionLineage()
         self._rows: list[ReleaseRow] = []
-        self.state = ReleaseState()
+        self.state = ReleaseState(answering=journal.read(reads.answering_versions))
         for row in journal.read(reads.releases):
             self._add(row)
 
@@ -49,6 +54,18 @@ class Releases:
     def rejected(self) -> set[int]:
         """Return the rejected versions."""
         return self.state.rejected
+
+    def set_answering(self, version: int, is_answering: bool) -> None:
+        """Record that a version answers apps as a policy, so that its checkpoint is kept, or that
+        it does so no more. The checkpoint is kept until MAX_ANSWERING other versions have answered
+        apps later, also after a restart."""
+        before = self.state.answering
+        others = [one for one in before if one != version]
+        is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
+        self.state.answering = [*others, version][-MAX_ANSWERING:] if is_kept else others
+        if set(before) != set(self.state.answering):  # and not each minute
+            value = json.dumps(self.state.answering)
+            self._journal.put(row_changes.meta_set(ANSWERING, value))
 
     @property
     def num_records(self) -> int:

@@ -24,6 +24,7 @@ from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.releases import MAX_ANSWERING
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -34,13 +35,16 @@ IN_USE_S = 600.0
 requests its versions before each row."""
 
 
-MAX_PINNED = 2
+MAX_PINNED = MAX_ANSWERING
 """Maximum number of policies that answer apps."""
 MAX_UNPINNED = MAX_POLICIES - MAX_PINNED
 """Maximum number of policies that only evaluations need."""
 PINNED_S = 600.0
 """Seconds for which a pinned version is kept after the last request to pin it. A proxy repeats the
 request every minute. If the proxy is gone, the version does not stay for ever."""
+STALE_PIN_S = 120.0
+"""Seconds after the last request to pin a version after which another version may take its place:
+twice the time in which a proxy repeats the request."""
 
 
 class PolicyRefused(Exception):
@@ -59,10 +63,13 @@ class PolicyLoader:
         served_version: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         rejected: Callable[[], Collection[int]] = frozenset,
+        on_pin: Callable[[int, bool], None] = lambda version, is_pinned: None,
     ) -> None:
         """Create the loader. `trainer` is the specification of the backend's trainer,
         `served_version` returns the version that the engine serves, and `rejected` returns the
-        versions that must not be sampled any more."""
+        versions that must not be sampled any more. `on_pin` is called with each version that is
+        pinned, and True, or that is pinned no more, and False."""
+        self._on_pin = on_pin
         self._rejected = rejected
         self._clock = clock
         self._backend = backend
@@ -83,21 +90,19 @@ class PolicyLoader:
 
         A served version that cannot be held has the served model's name, but a pinned one is
         refused, because training would replace it. A pinned policy is kept for PINNED_S, also if it
-        is unloaded, and takes no place of the others. Raises PolicyRefused if the version cannot be
-        sampled, or if all policies are in use. Raises BackendError if an
-        engine fails.
+        is unloaded, and takes no place of the others. If too many are pinned, one whose pin is
+        older than STALE_PIN_S is unloaded. Raises PolicyRefused if the version cannot be sampled,
+        or if all policies are in use. Raises BackendError if an engine fails.
         """
+        name = policy_name(version)
+        await self._check_rejected(version, endpoint)  # it does not wait until others are loaded
+        if pinned and self._is_pinned(name):  # nor is its pin stale for that wait
+            self._pinned_at[name] = self._clock()
         async with self._lock:
-            name = policy_name(version)
-            if version in self._rejected():
-                await self._unload_rejected(name, endpoint)
-                raise PolicyRefused(
-                    f"Version {version} was rejected, so it is not sampled any more: name another "
-                    "version."
-                )
+            await self._check_rejected(version, endpoint)
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
             if pinned:
-                self._check_pins(name, loaded)
+                await self._make_pin_room(name, loaded)
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
                 is_kept = checkpoint is not None or version == 0
@@ -116,6 +121,7 @@ class PolicyLoader:
             self._requested_at[name] = self._clock()
             if pinned:
                 self._pinned_at[name] = self._clock()
+                self._on_pin(version, True)
             return name
 
     async def unload(self, version: int, *, pinned: bool = False) -> None:
@@ -125,12 +131,21 @@ class PolicyLoader:
             name = policy_name(version)
             if pinned:
                 self._pinned_at.pop(name, None)
+                self._on_pin(version, False)
             if not self._is_pinned(name):
                 await self._backend.rollout.unload_policy(name)
 
-    async def _unload_rejected(self, name: str, endpoint: Endpoint) -> None:
+    async def _check_rejected(self, version: int, endpoint: Endpoint) -> None:
+        """Unload a rejected version, and raise PolicyRefused."""
+        if version not in self._rejected():
+            return
+        self._pinned_at.pop(policy_name(version), None)
+        self._on_pin(version, False)
         if endpoint.holds_policies:
-            await self._backend.rollout.unload_policy(name)
+            await self._backend.rollout.unload_policy(policy_name(version))
+        raise PolicyRefused(
+            f"Version {version} was rejected, so it is not sampled any more: name another version."
+        )
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
         known = self._journal.read(reads.checkpoints) + self._journal.read(reads.side_checkpoints)
@@ -148,12 +163,17 @@ class PolicyLoader:
     def _is_pinned(self, name: str) -> bool:
         return self._clock() - self._pinned_at.get(name, -math.inf) < PINNED_S
 
-    def _check_pins(self, name: str, loaded: Iterable[str]) -> None:
+    async def _make_pin_room(self, name: str, loaded: dict[str, int]) -> None:
         pinned = [one for one in loaded if self._is_pinned(one)]
-        if len(pinned) >= MAX_PINNED and name not in pinned:
+        if len(pinned) < MAX_PINNED or name in pinned:
+            return
+        oldest = min(pinned, key=lambda one: self._pinned_at[one])
+        if self._clock() - self._pinned_at[oldest] < STALE_PIN_S:
             raise PolicyRefused(
                 f"{len(pinned)} versions answer apps ({', '.join(pinned)}), which is the maximum."
             )
+        del self._pinned_at[oldest], loaded[oldest]
+        await self._backend.rollout.unload_policy(oldest)
 
     async def _make_room(self, all_loaded: Iterable[str], *, pinned: bool) -> None:
         loaded = [name for name in all_loaded if not self._is_pinned(name)]

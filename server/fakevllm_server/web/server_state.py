@@ -249,6 +249,7 @@ class ServerState:
             self.journal,
             lambda: self.engine.version,
             rejected=releases.rejected,
+            on_pin=releases.set_answering,
         )
         self._loop = TrainLoop(
             job,

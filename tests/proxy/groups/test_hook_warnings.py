@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakevllm.groups.hook_warnings import INTERVAL_S, REWARD, SUBMIT, HookWarnings
+from fakevllm.groups.hook_warnings import (
+    INTERVAL_S,
+    OTHER_ARM_REWARD,
+    REWARD,
+    SUBMIT,
+    HookKind,
+    HookWarnings,
+    reward_failure,
+)
+from tests.proxy.ledger.ledger_cases import group
 
 RAISED = "hook_raised: KeyError: 'a' (mine.py:2)"
 
@@ -53,3 +63,19 @@ def test_a_failure_of_another_kind_is_logged_at_once() -> None:
 @pytest.mark.parametrize("reason", [None, "fewer_than_two_rewards", "hook_closed: stopping"])
 def test_reasons_that_are_no_hook_failure_are_not_logged(reason: str | None) -> None:
     assert new_warnings().line(REWARD, reason, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "failure"),
+    [
+        ("dropped", RAISED, (REWARD, RAISED)),
+        ("served", f"other_arm: {RAISED}", (OTHER_ARM_REWARD, RAISED)),
+        ("served", "other_arm", (REWARD, None)),
+        ("pooled", None, (REWARD, None)),
+    ],
+)
+def test_a_hook_that_fails_for_an_arm_that_does_not_train_is_a_failure_too(
+    state: str, reason: str | None, failure: tuple[HookKind, str | None]
+) -> None:
+    ended = replace(group("g"), state=state, reason=reason)
+    assert reward_failure(ended) == failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -12,9 +13,9 @@ import pytest_asyncio
 
 from fakevllm.groups.arm_policies import ArmPolicies
 from fakevllm.groups.group_record import GroupDraft
-from fakevllm.groups.request_arms import MODEL_UNKNOWN, RequestArms
+from fakevllm.groups.request_arms import ADDED_AT_ONCE, MODEL_UNKNOWN, RequestArms
 from fakevllm.ledger.store import Ledger
-from fakevllm.release.arm_gains import SESSION_IDLE_S, ArmGains
+from fakevllm.release.arm_gains import SESSION_IDLE_S, ArmGains, GroupOutcome
 from fakevllm.release.arms import Arm, ArmAssigner, Shares
 from fakevllm.sessions.client_session_ids import NO_HINTS, Hints
 from fakevllm.sessions.request_placement import Placement
@@ -29,6 +30,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.scripted_swarm import ROLLING
 
 SALT = b"salt"
 NUM = 40
@@ -38,7 +40,7 @@ class Rig:
     """The arms of a proxy whose server cannot be reached, and the proxy's session tree."""
 
     def __init__(self, ledger: Ledger, link: SwarmLink, shares: Shares) -> None:
-        self.ledger = ledger
+        self.ledger, self.link = ledger, link
         self.served: str | None = "m"
         self.tree = SessionTree()
         self.arms = RequestArms(
@@ -161,6 +163,7 @@ async def test_while_the_model_is_unknown_the_served_weights_answer(rig: Rig) ->
 
 
 async def test_a_server_that_cannot_be_reached_does_not_fail_a_request(rig: Rig) -> None:
+    rig.link.status = ROLLING
     drafts = [rig.draft(str(n), [user(str(n))]) for n in range(NUM)]
     for draft in drafts:
         rig.assign(draft)
@@ -169,6 +172,69 @@ async def test_a_server_that_cannot_be_reached_does_not_fail_a_request(rig: Rig)
     assert baseline and all(one.arm is not None and one.arm.trouble for one in baseline)
     assert {one.arm.policy for one in baseline if one.arm is not None} == {None}
     await rig.arms.policies.close()
+
+
+async def test_a_request_that_waits_for_the_engine_keeps_the_version_of_its_arm(rig: Rig) -> None:
+    drafts = [rig.draft(str(n), [user(str(n))]) for n in range(NUM)]
+    for draft in drafts:
+        rig.assign(draft)
+        await rig.arms.prepare(draft.request)
+    baseline = [draft.request.arm for draft in drafts if not draft.request.is_captured]
+    assert {(arm.policy, arm.trouble) for arm in baseline if arm is not None} == {
+        ("policy-0", None)
+    }
+
+
+async def test_answers_of_the_served_weights_in_place_of_a_policy_are_not_renamed(rig: Rig) -> None:
+    raw = b'{"model": "policy-0", "choices": [{"message": {}}]}'
+    for number in range(NUM):
+        draft = rig.draft(str(number), [user(f"{number}")])
+        arm, exchange = rig.assign(draft), draft.request.exchange
+        assert exchange is not None and draft.request.has_native_route
+        if arm.policy is not None:
+            assert exchange.answer(raw) != raw
+            arm.use_served_weights("gone")
+            assert exchange.answer(raw) == raw
+
+
+async def test_groups_of_a_replaced_version_are_not_compared(rig: Rig) -> None:
+    outcomes: list[GroupOutcome] = []
+    rig.arms.on_outcome = outcomes.append
+
+    def end(draft: GroupDraft) -> None:
+        arm, name = rig.assign(draft), draft.request.id
+        record = replace(group(name), arm=arm.arm.value, arm_propensity=arm.propensity)
+        if draft is drafts[-1]:
+            rig.arms.policies.set_version(Arm.BASELINE, 3)
+        rig.arms.group_ended(draft.request, record)
+
+    drafts = [rig.draft(str(n), [user(str(n))]) for n in range(NUM)]
+    drafts = [one for one in drafts if rig.assign(one).arm is Arm.BASELINE]
+    for draft in drafts:
+        end(draft)
+    assert [one.root for one in outcomes] == [
+        one.request.arm.root for one in drafts[:-1] if one.request.arm is not None
+    ]
+    await rig.arms.policies.close()
+
+
+async def test_other_tasks_run_while_earlier_groups_are_counted(rig: Rig) -> None:
+    at = time.time() - 2 * SESSION_IDLE_S
+    num = 3 * ADDED_AT_ONCE
+    for number in range(num):
+        record = group(str(number), [0.0, 1.0], served=1, received_at=at)
+        rig.ledger.record(replace(record, arm="training", arm_propensity=0.5))
+    assert await rig.ledger.flush()
+    rig = Rig(rig.ledger, rig.link, Shares.continuous(0.5))
+    reading = asyncio.create_task(rig.arms.read_earlier())
+    counted = list[int]()
+    while not reading.done():
+        summary = rig.arms.summary()
+        counted.append(summary.num_open + sum(summary.sessions.values()))
+        assert not summary.sessions  # no session is counted too early
+        await asyncio.sleep(0)
+    assert set(counted) >= {0, ADDED_AT_ONCE, 2 * ADDED_AT_ONCE}
+    assert rig.arms.summary().sessions == {Arm.TRAINING: num}
 
 
 async def test_groups_of_earlier_processes_and_of_this_one_count_once(

@@ -49,11 +49,22 @@ def test_scored_groups_of_assigned_sessions_are_read_in_their_order_with_their_r
     ledger.record(with_arm(group("later"), Arm.TRAINING))
     assert ledger.drain()
     assert list(ledger.arms.outcomes(newest)) == [
-        GroupOutcome("child", Arm.BASELINE, 1.0, 0.5, 0.25, 0.25, 0.75),
+        GroupOutcome("root", Arm.BASELINE, 1.0, 0.5, 0.25, 0.25, 0.75),
         GroupOutcome("alone", Arm.RELEASED, 2.0, 0.5, 1.0, 0.0, 1.0),
         GroupOutcome("greedy", Arm.TRAINING, 3.0, 0.0, 1.0, 0.0, 1.0),
         GroupOutcome("root", Arm.TRAINING, 9.0, 0.5, 1.0, 0.0, 1.0),
     ]
+    ledger.close()
+
+
+def test_a_session_without_scored_groups_still_leads_to_the_root(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger")
+    scored = with_arm(group("scored", received_at=1.0), Arm.TRAINING)
+    ledger.record(in_session(scored, "child", "parent"))
+    unscored = with_arm(group("unscored", [None, None], received_at=2.0), Arm.TRAINING)
+    ledger.record(in_session(unscored, "parent", "root"))
+    assert ledger.drain()
+    assert [one.root for one in ledger.arms.outcomes(ledger.arms.newest_row())] == ["root"]
     ledger.close()
 
 

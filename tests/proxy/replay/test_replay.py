@@ -1,4 +1,5 @@
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
 from fakevllm.replay.progress import Progress
-from fakevllm.replay.proxy_queries import first_model, register_tasks
+from fakevllm.replay.proxy_queries import first_model, register_tasks, training_notice
 from fakevllm.replay.retry_deadline import FIRST_PAUSE_S, MAX_PAUSE_S, RetryDeadline
 from fakevllm.replay.row_runner import RowResult, play
 from fakevllm.replay.row_senders import AppPlayer, RowFailed, RowInterrupted
@@ -170,6 +171,26 @@ async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
             await register_tasks(f"{proxy.url}/v1", TASKS)
         with pytest.raises(ConfigError, match="--key"):
             await first_model(f"{proxy.url}/v1")
+
+
+@pytest.mark.parametrize(
+    ("stats", "notice"),
+    [
+        ({"paused": True, "release": {}}, "These rows will not be trained: paused"),
+        ({"has_hooks": False}, "These rows will not be trained: "),
+        ({"release": {}, "arms": {}}, "Only some of these rows will be trained: .*canary_share"),
+        ({"release": None, "arms": {}}, "Only some of these rows .*baseline_share"),
+    ],
+)
+async def test_a_notice_says_which_rows_are_not_trained(
+    stats: dict[str, object], notice: str
+) -> None:
+    async with ScriptedSwarm() as proxy:
+        proxy.answers["/fakevllm/stats"] = stats
+        found = await training_notice(proxy.url)
+        assert found is not None and re.match(notice, f"{found.text} {found.reason}")
+        proxy.answers["/fakevllm/stats"] = {"has_hooks": True, "release": None, "arms": None}
+        assert await training_notice(proxy.url) is None
 
 
 async def test_an_empty_list_of_models_is_reported_with_the_flag_to_set() -> None:

@@ -11,10 +11,12 @@ import orjson
 import pytest
 from aiohttp import web
 
+from fakevllm.release.arms import Arm
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingResult, with_app_id
+from fakevllm.transport.request_arm import RequestArm
 from fakevllm_adapters.formats.base import Answer, EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
@@ -131,6 +133,17 @@ async def test_a_request_without_a_native_route_gets_the_refusal_of_its_translat
     received = await relay_request(server, app_request)
     assert received.status == 400 and b'"message":"no"' in received.body
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("policy", ["policy-0", None])
+async def test_only_an_arm_whose_policy_answers_has_no_native_route(policy: str | None) -> None:
+    native = b'{"id":"msg_1"}'
+    server = AnsweringServer(
+        {CHAT: (400, b'{"error":{"message":"no"}}'), "/v1/messages": (200, native)}
+    )
+    arm = RequestArm(Arm.BASELINE, 0.5, "root", policy=policy)
+    received = await relay_request(server, replace(request("messages", MESSAGES), arm=arm))
+    assert (received.body == native) == (policy is None)
 
 
 async def test_a_stream_of_the_engines_own_route_carries_the_alias() -> None:

@@ -153,7 +153,6 @@ async def test_the_app_gets_an_answer_with_its_own_name_if_the_policy_is_gone(
     request = make_request(arm)
     assert request.exchange is not None
     request.exchange = RenamingExchange(request.exchange, "m")
-    request.has_native_route = False
     handler = RetryHandler(engine)
     async with AppResponse(send, request.adapter, request.exchange) as app:
         if has_siblings:

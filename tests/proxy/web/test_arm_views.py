@@ -105,6 +105,19 @@ async def test_without_a_share_there_are_no_arms(tmp_path: Path) -> None:
         assert b"fakevllm_arm" not in proxy.metrics.text()
 
 
+def test_the_gain_of_the_policy_is_not_shown_if_a_release_gate_has_no_baseline() -> None:
+    arms: dict[str, Any] = {
+        "sessions": {},
+        "open_sessions": 0,
+        "policy_gain": None,
+        "choice_gain": None,
+    }
+    assert "gain of the policy" in dict(arm_rows(arms))
+    assert "gain of the policy" not in dict(arm_rows(arms, is_gated=True))
+    arms |= {"sessions": {"baseline": 1}, "means": {"baseline": 0.5}}
+    assert "gain of the policy" in dict(arm_rows(arms, is_gated=True))
+
+
 async def test_a_share_without_hooks_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

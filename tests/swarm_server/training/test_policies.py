@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -13,14 +15,18 @@ import pytest_asyncio
 from swarm_server.local_engines import LocalRollout, LocalTrainer
 
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
-from fakevllm_server.journal import row_changes
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.releases import Releases
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.policies import (
     IN_USE_S,
     MAX_UNPINNED,
     PINNED_S,
+    STALE_PIN_S,
     PolicyLoader,
     PolicyRefused,
 )
@@ -31,9 +37,16 @@ SERVED = 9
 
 
 class LocalLoader(PolicyLoader):
-    """A loader that exports without a process of its own."""
+    """A loader that exports without a process of its own, while the event `can_export` is set."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.can_export, self.is_exporting = asyncio.Event(), asyncio.Event()
+        self.can_export.set()
 
     async def _export(self, checkpoint: Path | None, to: Path) -> None:
+        self.is_exporting.set()
+        await self.can_export.wait()
         to.mkdir()
         theta = {"theta": -1.0}
         if checkpoint is not None:
@@ -48,6 +61,7 @@ class Policies:
         self.served_version = SERVED
         self.rollout = LocalRollout()
         self.journal = Journal(folder / "journal.sqlite")
+        self.releases = Releases(self.journal, RunLog(self.journal))
         self.folder = folder / "checkpoints"
         self.folders = CheckpointFolders(self.folder)
         self.loader = LocalLoader(
@@ -57,7 +71,10 @@ class Policies:
             self.journal,
             lambda: self.served_version,
             lambda: self.now_s,
+            lambda: self.rejected,
+            self.releases.set_answering,
         )
+        self.rejected: set[int] = set()
         self.now_s = 1000.0
         self.endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
 
@@ -247,6 +264,59 @@ async def test_only_two_versions_are_pinned_at_a_time(policies: Policies) -> Non
     assert await policies.pin(2) == "policy-2"
 
 
+async def test_a_version_whose_proxy_is_gone_makes_room_for_one_that_answers_apps(
+    policies: Policies,
+) -> None:
+    versions = range(3, 3 + MAX_UNPINNED)
+    await policies.save(1, 2, *versions)
+    for version in (0, 1):
+        await policies.pin(version)
+    for version in versions:
+        await policies.load(version)
+    policies.now_s += STALE_PIN_S - 1
+    with pytest.raises(PolicyRefused, match="2 versions answer apps"):
+        await policies.pin(2)
+    await policies.pin(0)
+    policies.now_s += 1
+    assert await policies.pin(2) == "policy-2"
+    assert set((await policies.rollout.policies()).values()) == {0, 2, *versions}
+
+
+async def test_a_version_is_not_displaced_while_its_pin_waits_for_a_slow_load(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3)
+    for version in (0, 1):
+        await policies.pin(version)
+    policies.loader.can_export.clear()
+    loading = asyncio.create_task(policies.load(3))
+    await asyncio.wait_for(policies.loader.is_exporting.wait(), 10)
+    policies.now_s += STALE_PIN_S
+    displacing = asyncio.create_task(policies.pin(2))
+    renewing = [asyncio.create_task(policies.pin(version)) for version in (0, 1)]
+    await asyncio.sleep(0)
+    policies.loader.can_export.set()
+    assert await asyncio.gather(loading, *renewing) == ["policy-3", "policy-0", "policy-1"]
+    with pytest.raises(PolicyRefused, match="2 versions answer apps"):
+        await displacing
+
+
+async def test_a_rejected_version_is_refused_while_another_one_is_loaded(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 3)
+    await policies.pin(1)
+    policies.loader.can_export.clear()
+    loading = asyncio.create_task(policies.load(3))
+    await asyncio.wait_for(policies.loader.is_exporting.wait(), 10)
+    policies.rejected.add(1)
+    with pytest.raises(PolicyRefused, match="1 was rejected"):
+        await asyncio.wait_for(policies.pin(1), 10)
+    assert 1 not in (await policies.rollout.policies()).values()
+    policies.loader.can_export.set()
+    await loading
+
+
 async def test_a_served_version_that_cannot_be_held_cannot_be_pinned(policies: Policies) -> None:
     with pytest.raises(PolicyRefused, match="9 has no checkpoint"):
         await policies.pin(SERVED)
@@ -254,3 +324,42 @@ async def test_a_served_version_that_cannot_be_held_cannot_be_pinned(policies: P
     policies.served_version = 0
     with pytest.raises(PolicyRefused, match="holds one set of weights"):
         await policies.pin(0)
+
+
+async def test_the_checkpoint_of_a_version_that_answers_apps_is_kept_also_after_a_restart(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3, 4, 5, 6)
+    for version in (2, 0):
+        await policies.pin(version)
+    await policies.journal.flush()
+    releases = Releases(policies.journal, RunLog(policies.journal))
+    checkpointer = Checkpointer(
+        LocalTrainer(), policies.folders, policies.journal, 1, lambda: releases.state.pinned
+    )
+    await checkpointer.prune()
+    saved = policies.journal.read(reads.checkpoints)
+    assert {one.version for one in saved} >= {2, 4, 5, 6} and len(saved) < 6
+    await policies.rollout.launch()
+    assert await policies.pin(2) == "policy-2"
+
+
+async def test_the_checkpoint_of_a_version_that_answers_apps_no_more_is_not_kept(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2, 3)
+    for version in (1, 2, 1):
+        await policies.pin(version)
+    assert policies.releases.state.pinned == {0, 1, 2}
+    policies.now_s += PINNED_S
+    await policies.pin(1)
+    await policies.pin(3)  # whoever pinned 2 is gone
+    assert policies.releases.state.pinned == {0, 1, 3}
+    await policies.loader.unload(1, pinned=True)
+    assert policies.releases.state.pinned == {0, 3}
+    policies.rejected.add(3)
+    with pytest.raises(PolicyRefused):
+        await policies.pin(3)
+    await policies.journal.flush()
+    restarted = Releases(policies.journal, RunLog(policies.journal))
+    assert restarted.state.pinned == policies.releases.state.pinned == {0}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
 from swarm_server.local_backend import LocalBackend
+from swarm_server.local_engines import LocalRollout
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
@@ -182,6 +184,28 @@ async def test_while_no_engine_runs_a_rollback_decides_where_the_next_start_cont
         assert server.state.runlog.last_step == 2
         assert (await server.history()).rejected == [2, 3]
         assert await server.post("/rollback", id="back") == reply
+
+
+async def test_retention_keeps_the_checkpoint_of_a_version_that_answers_apps(
+    open_server: OpenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def export(self: object, checkpoint: Path, to: Path) -> None:
+        to.mkdir()
+        (to / "theta.json").write_bytes((checkpoint / "theta.json").read_bytes())
+
+    rollout = LocalRollout()
+    endpoint = replace(await rollout.launch(), holds_policies=True)
+    monkeypatch.setattr("fakevllm_server.training.policies.PolicyLoader._export", export)
+    monkeypatch.setattr(LocalBackend, "rollout", property(lambda self: rollout))
+    async with open_server() as server:
+        await server.start()
+        await server.train("first")
+        assert server.state.policies is not None
+        assert await server.state.policies.load(1, endpoint, pinned=True) == "policy-1"
+        for name in "abcdef":
+            await server.train(name)
+        versions = {one.version for one in server.state.journal.read(reads.checkpoints)}
+        assert 1 in versions and 2 not in versions
 
 
 async def test_an_invalid_decision_is_refused_with_the_field(open_server: OpenServer) -> None:
