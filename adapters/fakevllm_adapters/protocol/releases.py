@@ -60,7 +60,7 @@ class ReleaseRequest(BaseModel):
     """Whether a version that was rejected may be released all the same."""
     pinned: list[int] = Field(default_factory=list[int], max_length=MAX_PINNED)
     """Further versions whose checkpoints are kept, such as the baseline, until a later decision
-    names others."""
+    names others, or a gate names none."""
 
 
 class RollbackRequest(BaseModel):

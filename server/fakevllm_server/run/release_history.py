@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_adapters.protocol.releases import GATE, Decision
 from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.version_lineage import MODEL, VersionLineage
 
@@ -35,8 +35,8 @@ class ReleaseState:
     @property
     def pinned(self) -> set[int]:
         """Versions whose checkpoints are kept: the released one, the one that would answer apps if
-        that one were rejected, the candidate, and those that the latest decision with a list of
-        versions names."""
+        that one were rejected, the candidate, and those that the latest decision of a gate, or the
+        latest decision with a list of versions, names."""
         candidate = [] if self.candidate is None else [self.candidate]
         return {*self._released[-2:], *candidate, *self._pinned}
 
@@ -68,7 +68,8 @@ class ReleaseState:
             self.candidate = None
         if row.restored is not None and self.candidate != row.restored:
             self.candidate = None  # its steps were discarded
-        if row.pinned:
+        if row.pinned or row.record.decided_by == GATE:
+            # A gate always names the versions that it needs. An operator seldom does.
             self._pinned = row.pinned
 
     def _reject(self, versions: set[int]) -> None:

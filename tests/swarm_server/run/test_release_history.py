@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord
+from fakevllm_adapters.protocol.releases import GATE, Decision, ReleaseRecord
 from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.release_history import ReleaseState, rejected_by
 from fakevllm_server.run.version_lineage import MODEL
@@ -30,6 +30,7 @@ class History:
         *,
         is_rollback: bool = False,
         pinned: tuple[int, ...] = (),
+        by: str = "anna",
     ) -> None:
         number = len(self.rows) + 1
         record = ReleaseRecord(
@@ -39,7 +40,7 @@ class History:
             version=version,
             parent=None,
             time_s=0.0,
-            decided_by="gate",
+            decided_by=by,
         )
         newest = max(self.lineage.path)
         row = ReleaseRow(record, b"", newest, restored, is_rollback, pinned)
@@ -127,6 +128,8 @@ def test_versions_that_a_decision_pins_are_kept_until_another_decision_pins_some
     assert history.state.pinned == {0, 2}
     history.decide(CANDIDATE, 5, pinned=(3,))
     assert history.state.pinned == {0, 3, 5}
+    history.decide(UNDECIDED, 5, by=GATE)
+    assert history.state.pinned == {0}
 
 
 EVENTS = st.one_of(
