@@ -109,16 +109,20 @@ def rollback(
     config: ConfigFile = None,
 ) -> None:
     """Let training go back to a version. All that were trained from it are rejected, and never
-    answer apps again."""
+    answer apps again. If the released version is one of them, the one that was released before it
+    answers apps."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
             record = server.roll_back(version)
             restored = record.evidence.get("restored", "the released one")
             print(
-                f"Training goes on from version {restored}. Version {record.version} and all that "
-                f"were trained from it are rejected (decision {record.number})."
+                f"Training goes on from version {restored}. {_rejected(record.version, restored)} "
+                f"(decision {record.number})."
             )
+            released = server.history().released
+            note = "" if released == restored else f", not version {restored}"
+            print(f"In the mode `gated`, version {released} answers apps now{note}.")
 
     run_command(run)
 
@@ -145,6 +149,19 @@ def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFil
             print("Releases are not on hold.")
 
     run_command(run)
+
+
+def _rejected(first: int | None, restored: object) -> str:
+    """Return which versions a rollback has rejected. `first` is the oldest one that was trained
+    from the restored version on the way to the newest; None if training had left the restored
+    version before.
+
+    >>> _rejected(8, 7)
+    'Version 8 and all that were trained from it are rejected'
+    """
+    if first is None:
+        return f"All versions that were trained from version {restored} are rejected"
+    return f"Version {first} and all that were trained from it are rejected"
 
 
 def _server(swarm: str | None, key: str | None, config: Path | None) -> ReleaseRequests:

@@ -99,7 +99,9 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
     held = "; releases are on hold" if release["is_held"] else ""
-    yield "released", f"version {release['released']}{held}"
+    version = release["released"]
+    text = "not known yet" if version is None else f"version {version}"
+    yield "released", f"{text}{held}"
     if release["candidate"] is not None:
         figures: Json = release["evaluation"]
         text = f"version {release['candidate']}, {figures.get('pairs', 0)} pairs"

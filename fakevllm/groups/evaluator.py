@@ -122,6 +122,11 @@ class Evaluator:
         self._failure_floor = failure_floor
         self._loaded = LoadedVersions()
 
+    @property
+    def hook_hash(self) -> str:
+        """Content hash of the hooks that score the samples."""
+        return self._hooks.info.content_hash
+
     async def run(self) -> None:
         """Unload versions of evaluations that have ended without saying so, until this task is
         cancelled."""

@@ -24,6 +24,7 @@ from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
 from fakevllm.release.controller import (
+    Action,
     Decide,
     Evaluate,
     GateController,
@@ -43,6 +44,7 @@ from fakevllm.swarm.server_connection import RELEASE_TIMEOUT_S
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.releases import (
     GATE,
+    Decision,
     ReleaseReply,
     ReleaseRequest,
     ReleasesReply,
@@ -55,6 +57,12 @@ CHECK_EVERY_S = 1.0
 """Seconds between two looks at the newest version, which is known from the server's status."""
 RETRY_EVERY_S = 15.0
 """Seconds after an error before the next attempt."""
+MAX_REFUSALS = 20
+"""Number of times that a row is refused, one after the other, before the candidate is undecided. A
+refusal is no outage: the checkpoint may be damaged, for example. With RETRY_EVERY_S, it takes five
+minutes at least."""
+MAX_REASON_CHARS = 500
+"""Maximum length of the reason that the history of releases gets."""
 MAX_SESSIONS = 100_000
 """Maximum number of live sessions that are recognized by their later groups."""
 MAX_PUBLISHES = 1000
@@ -85,8 +93,8 @@ WireError if the row cannot be sampled now."""
 class GateView:
     """The state of the gate, for `fakevllm status`."""
 
-    released: int
-    """Version that answers the released arm."""
+    released: int | None
+    """Version that answers the released arm; None while the server has not sent the history."""
     candidate: int | None
     """Version that is evaluated."""
     is_held: bool
@@ -109,6 +117,7 @@ class ReleaseGate:
         on_released: Callable[[int], None],
         unload: Callable[[int], Awaitable[None]],
         arm_trouble: Callable[[], str | None] = lambda: None,
+        hook_hash: Callable[[], str] = lambda: "",
         *,
         pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
@@ -117,8 +126,9 @@ class ReleaseGate:
         """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
         rows from the ledger, blocking the thread. `on_released` is called with the version that
         answers the released arm, and `unload` with a version that no evaluation needs any more.
-        `arm_trouble` returns the reason if the released arm's version cannot be sampled. `pinned`
-        are further versions whose checkpoints are kept, such as the baseline."""
+        `arm_trouble` returns the reason if the released arm's version cannot be sampled, and
+        `hook_hash` the content hash of the hooks that score the rows. `pinned` are further versions
+        whose checkpoints are kept, such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
@@ -127,6 +137,7 @@ class ReleaseGate:
         self._on_released = on_released
         self._unload = unload
         self._arm_trouble = arm_trouble
+        self._hook_hash = hook_hash
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
@@ -134,6 +145,8 @@ class ReleaseGate:
         self._run_id = ""
         self._history: ReleasesReply | None = None
         self._evaluation: _HeldOutEvaluation | None = None
+        self._num_refused = 0
+        """Number of times that the present row was refused, one after the other."""
         self._live = _LiveSessions()
         self._trouble: str | None = None
 
@@ -151,7 +164,7 @@ class ReleaseGate:
             except (*NETWORK_ERRORS, ValueError) as error:
                 self._report(f"the server {describe_error(error, RELEASE_TIMEOUT_S)}")
             except WireError as error:
-                self._report(f"a held-out row cannot be sampled: {error.message}")
+                self._report(_unsampled(error))
             except Exception as error:  # isolates: apps are served whatever happens to the gate
                 log.exception("the gate failed")
                 self._report(f"{type(error).__name__}: {error}")
@@ -169,6 +182,7 @@ class ReleaseGate:
 
     def group_scored(self, group: GroupOutcome) -> None:
         """Count the first scored group of each live session in the comparison of the arms."""
+        self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
@@ -176,7 +190,7 @@ class ReleaseGate:
     def view(self) -> GateView:
         history = self._history
         return GateView(
-            0 if history is None else history.released,
+            None if history is None else history.released,
             None if history is None else history.candidate,
             history is not None and history.is_held,
             self._controller.progress,
@@ -190,21 +204,27 @@ class ReleaseGate:
             return self._check_every_s
         if not self._is_current(status):
             await self._read()
-        self._controller.version_published(status.weight_version)
-        self._live.published(status.weight_version, time.time())
-        if (trouble := self._arm_trouble()) is not None:
+        self._observe(status)
+        action = self._controller.next_action()
+        if _needs_released_arm(action) and (trouble := self._arm_trouble()) is not None:
             self._trouble = f"the released arm: {trouble}"  # logged with the arm
             return self._check_every_s
-        match self._controller.next_action():
+        match action:
             case Decide() as decision:
                 return await self._decide(decision)
             case Evaluate() as row if self._server.is_serving:
                 await self._evaluate(row)
-                self._report(None)
+                self._report(self._controller.trouble)
                 return 0.0
             case Evaluate() | Wait():
-                self._report(None)
+                self._report(self._controller.trouble)
                 return self._check_every_s
+
+    def _observe(self, status: EngineStatusReply) -> None:
+        """Record the newest version, and the hooks."""
+        self._controller.version_published(status.weight_version)
+        self._live.published(status.weight_version, time.time())
+        self._controller.scorer_changed(self._hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the known history is that of the server, which may have decisions of
@@ -256,15 +276,53 @@ class ReleaseGate:
         return 0.0
 
     async def _evaluate(self, due: Evaluate) -> None:
-        """Sample the row that is due with both versions, and pass its rewards to the controller."""
+        """Sample the row that is due with both versions, and pass its rewards to the controller.
+        Stop as soon as something else is due, such as a decision or the evaluation of another
+        version: an operator does not wait for the row."""
         evaluation = self._evaluation
-        eval_id = f"{GATE}-{due.candidate}-{self._run_id}"[:100]
+        eval_id = self._eval_id(due.candidate)
         if evaluation is None or evaluation.eval_id != eval_id:
             known = await asyncio.to_thread(self._read_evaluated, eval_id)
             evaluation = _HeldOutEvaluation(eval_id, self._rows, self._sample, known)
-            self._evaluation = evaluation
-        pair = await evaluation.pair(due.draw, due.released, due.candidate)
+            self._evaluation, self._num_refused = evaluation, 0
+        sampling = asyncio.create_task(evaluation.pair(due.draw, due.released, due.candidate))
+        try:
+            is_sampled = False
+            while not is_sampled:
+                done, _ = await asyncio.wait({sampling}, timeout=self._check_every_s)
+                is_sampled = bool(done)
+                if not self._is_still_due(due):
+                    return
+            pair = sampling.result()
+        except WireError as error:
+            self._count_refusal(due.candidate, error)
+            raise
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+        self._num_refused = 0
         self._controller.pair_scored(due.candidate, due.released, due.draw, pair)
+
+    def _eval_id(self, candidate: int) -> str:
+        """Return the id of an evaluation. It names the hooks, because the rewards of different
+        hooks cannot be compared."""
+        hooks = self._hook_hash()[:8]
+        return "-".join(filter(None, (GATE, str(candidate), hooks, self._run_id)))[:100]
+
+    def _is_still_due(self, due: Evaluate) -> bool:
+        """Return False if something else is due than the row that is sampled."""
+        status = self._server.status
+        if status is not None:
+            if not self._is_current(status):
+                return False
+            self._observe(status)
+        return self._controller.next_action() == due
+
+    def _count_refusal(self, candidate: int, error: WireError) -> None:
+        """Let the candidate be undecided if its rows are refused again and again."""
+        self._num_refused = self._num_refused + 1 if error.status == 400 else 0
+        if self._num_refused >= MAX_REFUSALS:
+            self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])
 
     def _report(self, trouble: str | None) -> None:
         """Log a new reason why nothing is decided."""
@@ -357,6 +415,22 @@ class _LiveSessions:
         return ScoredSession(version, group.mean)
 
 
+def _needs_released_arm(action: Action) -> bool:
+    """Return True if an action needs a released version that can be sampled. A rejection is carried
+    out without it, because the rejected version must not answer apps any longer."""
+    if isinstance(action, Decide):
+        return action.decision in (Decision.CANDIDATE, Decision.RELEASED)
+    return True
+
+
+def _unsampled(error: WireError) -> str:
+    """Return a line about a row that cannot be sampled."""
+    line = f"a held-out row cannot be sampled: {error.message}"
+    if error.status == 400:
+        line += f" After {MAX_REFUSALS} such refusals, the candidate is undecided"
+    return line
+
+
 def _refusal(error: aiohttp.ClientResponseError) -> str:
     """Return a line about an error response of the server."""
     if error.status == 403:
@@ -372,6 +446,8 @@ def _figures(evidence: dict[str, Any]) -> str:
     >>> _figures({"difference": -0.1, "low": -0.14, "high": -0.06, "pairs": 120, "released": 7})
     ': difference to version 7 -0.100 (-0.140 to -0.060), from 120 pairs'
     """
+    if "trouble" in evidence:
+        return f": {evidence['trouble']}"
     if evidence.get("difference") is None:
         return ""
     return (

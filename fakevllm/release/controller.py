@@ -13,10 +13,14 @@ Two tests run during each cycle, which ends with a verdict:
   difference has the confidence sequence (low, high). low > -margin releases the candidate, and
   high < -margin rejects it.
 * Live sessions: the training arm (the versions since the latest verdict) against the released arm.
-  This test can only reject.
+  This test can only reject. It judges the mean of these versions, and is no test of the candidate.
 
-Each test rejects a version that is not worse by more than `margin` with a probability of at most
-alpha / 2, however often it is looked at, so both together with at most alpha.
+If no version is worse by more than `margin`, each test rejects one with a probability of at most
+alpha / 2, however often it is looked at, so both together with at most alpha. The comparison of
+live sessions begins anew with each GateController, and the bound does not cover this.
+
+The bounds need rewards in their range. While a reward outside of it was seen, nothing is evaluated
+and no version is released.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakevllm.statistics.betting_sequence import BettingSequence
+from fakevllm.statistics.betting_sequence import BettingSequence, BettingTest
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.releases import GATE, Decision, ReleasesReply
 
@@ -37,7 +41,8 @@ class GateRules:
     """The settings of the gate."""
 
     rewards: RewardRange
-    """Range of a single reward. Rewards outside of it count as its nearest end."""
+    """Range of a single reward. Rewards outside of it count as its nearest end, and no version is
+    released after one was seen."""
     num_samples: int = 4
     """Samples of a held-out row with each of the two versions."""
     evaluate_every: int = 20
@@ -57,8 +62,10 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """The rewards of one drawn row. A list is empty if its version got no reward for the row; the
-    pair then counts only as a draw."""
+    """The rewards of one drawn row. The list of a version is shorter if some of its samples got no
+    reward. A reward that only one of the versions lacks counts against the candidate: as the lowest
+    one for the candidate, and as the highest one for the released version. If both versions have no
+    reward, the pair counts only as a draw."""
 
     released: Sequence[float]
     candidate: Sequence[float]
@@ -80,7 +87,8 @@ class Decide:
     """A decision to send to the server."""
 
     id: str
-    """Id of the request. It is the same until the history changes."""
+    """Id of the request. It is the same until the history changes, also if the newest version does
+    while the request is sent again."""
     decision: Decision
     version: int | None
     """Version that is decided about; None for a candidate, which is the server's newest version."""
@@ -114,6 +122,8 @@ class GateController:
         self._newest = 0
         self._evaluation: _Evaluation | None = None
         self._live = _LiveTest(rules)
+        self._scorer = ""
+        self._outside: float | None = None
 
     def history_read(self, history: ReleasesReply) -> None:
         """Replace the known history by the one that the server has now."""
@@ -127,10 +137,31 @@ class GateController:
             self._evaluation = None
         elif self._evaluation is None or self._evaluation.versions != versions:
             self._evaluation = _Evaluation(*versions, self._rules)
+        self._live.candidate = history.candidate
 
     def version_published(self, version: int) -> None:
         """Record the newest version, which the server serves now."""
         self._newest = version
+
+    def scorer_changed(self, scorer: str) -> None:
+        """Record which hook scores the rows. With another hook, the evaluation begins again,
+        because the rewards of two hooks cannot be compared."""
+        if scorer != self._scorer and self._evaluation is not None:
+            self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
+        self._scorer = scorer
+
+    def rewards_seen(self, *rewards: float) -> None:
+        """Record rewards of groups or rows. One outside of the range stops all releases."""
+        low, high = self._rules.rewards.low, self._rules.rewards.high
+        for reward in rewards:
+            if self._outside is None and not low <= reward <= high:
+                self._outside = reward
+
+    def give_up(self, candidate: int, reason: str) -> None:
+        """End the evaluation of a version that cannot be sampled. It is then undecided."""
+        evaluation = self._evaluation
+        if evaluation is not None and evaluation.versions[0] == candidate:
+            evaluation.give_up(reason)
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
         """Add the next drawn row of an evaluation. Rows of another evaluation, and draws out of
@@ -139,6 +170,7 @@ class GateController:
         if evaluation is None or evaluation.versions != (candidate, released):
             return
         if draw == evaluation.num_draws and not evaluation.is_decided:
+            self.rewards_seen(*pair.released, *pair.candidate)
             evaluation.add(pair)
 
     def session_scored(self, session: ScoredSession) -> None:
@@ -157,12 +189,24 @@ class GateController:
             return self._decide(Decision.REJECTED, worse, evidence)
         if evaluation is not None:
             return self._next_of(evaluation, history)
+        if self._outside is not None:
+            return Wait()
         is_due = self._newest - self._base >= self._rules.evaluate_every
         if is_due and not history.is_held:
-            return Decide(
-                self._id(self._newest, Decision.CANDIDATE), Decision.CANDIDATE, version=None
-            )
+            return Decide(self._id(None, Decision.CANDIDATE), Decision.CANDIDATE, version=None)
         return Wait()
+
+    @property
+    def trouble(self) -> str | None:
+        """Reason why no version is evaluated or released, and what to do; None if there is none."""
+        if self._outside is None:
+            return None
+        rewards = self._rules.rewards
+        return (
+            f"the hook returned the reward {self._outside:g}, outside of release.reward_range, "
+            f"from {rewards.low:g} to {rewards.high:g}: set it to the range of your hook's "
+            "rewards, and restart the proxy"
+        )
 
     @property
     def latest_verdict(self) -> int:
@@ -178,20 +222,22 @@ class GateController:
         """Return what is due for the candidate."""
         candidate, released = evaluation.versions
         verdict = evaluation.verdict
+        is_outside = self._outside is not None
         if verdict is None:
-            return Evaluate(candidate, released, evaluation.num_draws)
-        if verdict is Decision.RELEASED and history.is_held:
+            return Wait() if is_outside else Evaluate(candidate, released, evaluation.num_draws)
+        if verdict is Decision.RELEASED and (history.is_held or is_outside):
             return Wait()
         return self._decide(verdict, candidate, evaluation.evidence())
 
     def _decide(self, decision: Decision, version: int, evidence: dict[str, Any]) -> Decide:
         return Decide(self._id(version, decision), decision, version, evidence)
 
-    def _id(self, version: int, decision: Decision) -> str:
+    def _id(self, version: int | None, decision: Decision) -> str:
         assert self._history is not None, "a decision follows from a history"
         records = self._history.records
         last = records[-1].number if records else 0
-        return f"{GATE}-{version}-{decision}-{last}"
+        named = "" if version is None else f"{version}-"
+        return f"{GATE}-{named}{decision}-{last}"
 
     @property
     def _base(self) -> int:
@@ -215,36 +261,35 @@ class GateController:
 
 
 class _Difference:
-    """A paired difference of rewards with its confidence sequence."""
+    """A difference of mean rewards with its confidence sequence."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
         width = rules.rewards.high - rules.rewards.low
+        differences = RewardRange(-width, width)
         self._width = width
-        self._sequence = BettingSequence(RewardRange(-width, width), rules.alpha)
+        self._sequence = BettingSequence(differences, rules.alpha)
+        self._test: BettingTest | None = None
+        """Test of the margin; None if the margin is the whole range, so that nothing is decided."""
+        if rules.margin < width:
+            self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
-    def add(self, first: Sequence[float], second: Sequence[float]) -> None:
-        """Add the mean of the second rewards minus the mean of the first ones."""
-        difference = self._mean(second) - self._mean(first)
-        self._sequence.add(max(-self._width, min(self._width, difference)))
-
-    def _mean(self, rewards: Sequence[float]) -> float:
-        low, high = self._rules.rewards.low, self._rules.rewards.high
-        return sum(max(low, min(high, reward)) for reward in rewards) / len(rewards)
+    def add(self, first: float, second: float) -> None:
+        """Add the pair of two mean rewards in the range: the difference is `second - first`."""
+        difference = max(-self._width, min(self._width, second - first))
+        self._sequence.add(difference)
+        if self._test is not None:
+            self._test.add(difference)
 
     @property
     def is_acceptable(self) -> bool:
         """Whether the loss is certainly below the margin."""
-        return self._margin < self._width and self._sequence.is_above(-self._margin)
+        return self._test is not None and self._test.is_above
 
     @property
     def is_worse(self) -> bool:
         """Whether the loss is certainly above the margin."""
-        return self._margin < self._width and self._sequence.is_below(-self._margin)
-
-    @property
-    def _margin(self) -> float:
-        return self._rules.margin
+        return self._test is not None and self._test.is_below
 
     def evidence(self, source: str) -> dict[str, Any]:
         interval = self._sequence.interval()
@@ -254,7 +299,7 @@ class _Difference:
             "difference": None if interval is None else interval.mean,
             "low": None if interval is None else interval.low,
             "high": None if interval is None else interval.high,
-            "margin": self._margin,
+            "margin": self._rules.margin,
             "alpha": self._rules.alpha,
         }
 
@@ -269,6 +314,8 @@ class _Evaluation:
         """The decision about the candidate; None while rows must be sampled."""
         self._rules = rules
         self._difference = _Difference(rules)
+        self._trouble: str | None = None
+        """Reason why the evaluation ended early."""
 
     @property
     def is_decided(self) -> bool:
@@ -276,8 +323,12 @@ class _Evaluation:
 
     def add(self, pair: ScoredPair) -> None:
         self.num_draws += 1
-        if pair.released and pair.candidate:
-            self._difference.add(pair.released, pair.candidate)
+        most = max(len(pair.released), len(pair.candidate))
+        if most > 0:
+            low, high = self._rules.rewards.low, self._rules.rewards.high
+            self._difference.add(
+                self._mean(pair.released, most, high), self._mean(pair.candidate, most, low)
+            )
         if self._difference.is_acceptable:
             self.verdict = Decision.RELEASED
         elif self._difference.is_worse:
@@ -285,9 +336,36 @@ class _Evaluation:
         elif self.num_draws >= self._rules.max_draws:
             self.verdict = Decision.UNDECIDED
 
+    def give_up(self, reason: str) -> None:
+        if self.verdict is None:
+            self.verdict, self._trouble = Decision.UNDECIDED, reason
+
+    def _mean(self, rewards: Sequence[float], num: int, missing: float) -> float:
+        """Return the mean of `num` rewards, of which those that are not in the list count as
+        `missing`."""
+        known = sum(_clipped(reward, self._rules) for reward in rewards)
+        return (known + (num - len(rewards)) * missing) / num
+
     def evidence(self) -> dict[str, Any]:
         figures = self._difference.evidence("held_out")
-        return figures | {"draws": self.num_draws, "released": self.versions[1]}
+        figures |= {"draws": self.num_draws, "released": self.versions[1]}
+        return figures if self._trouble is None else figures | {"trouble": self._trouble}
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The sum of some numbers, and how many there are."""
+
+    num: int = 0
+    total: float = 0.0
+
+    def add(self, number: float, num: int = 1) -> None:
+        self.total += number
+        self.num += num
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.num
 
 
 class _LiveTest:
@@ -295,32 +373,68 @@ class _LiveTest:
 
     Sessions come in no pairs. As soon as both arms have sessions that are in no pair yet, all of
     them form one: one session of one arm, and the sessions of the other arm since the last pair.
+    Sessions come in the order in which their first groups end. Arms are drawn without regard to
+    rewards, but a long answer ends late, so that the pairs are not quite independent of rewards.
     """
 
     def __init__(self, rules: GateRules) -> None:
-        self._difference = _Difference(rules)
-        self._released: list[float] = []
-        self._training: list[float] = []
-        self._oldest: int | None = None
+        self.candidate: int | None = None
+        """Version that is evaluated meanwhile; None if there is none."""
         self.rejected: int | None = None
-        """The oldest version that took part, if the training arm is worse; None otherwise."""
+        """Version to reject, if the training arm is worse; None otherwise."""
+        self._rules = rules
+        self._difference = _Difference(rules)
+        self._released = _Sum()
+        """Sessions of the released arm since the last pair."""
+        self._older, self._newer = _Sum(), _Sum()
+        """Sessions of the training arm since the last pair, by whether their version is newer than
+        the candidate."""
+        self._older_differences = _Sum()
+        """Differences of the older sessions to the released ones of their pairs."""
+        self._oldest: int | None = None
+        self._oldest_newer: int | None = None
+        """The oldest version that took part and is newer than the candidate."""
 
     def add(self, session: ScoredSession) -> None:
         if self.rejected is not None:
             return
+        mean = _clipped(session.mean, self._rules)
         if session.version is None:
-            self._released.append(session.mean)
+            self._released.add(mean)
         else:
-            self._training.append(session.mean)
-            oldest = session.version if self._oldest is None else self._oldest
-            self._oldest = min(oldest, session.version)
-        if not self._released or not self._training:
-            return
-        self._difference.add(self._released, self._training)
-        self._released.clear()
-        self._training.clear()
+            self._oldest = _older(self._oldest, session.version)
+            if self.candidate is not None and session.version > self.candidate:
+                self._newer.add(mean)
+                self._oldest_newer = _older(self._oldest_newer, session.version)
+            else:
+                self._older.add(mean)
+        if self._released.num and (self._older.num or self._newer.num):
+            self._pair()
+
+    def _pair(self) -> None:
+        released, older, newer = self._released.mean, self._older, self._newer
+        training = (older.total + newer.total) / (older.num + newer.num)
+        self._difference.add(released, training)
+        self._older_differences.add(older.total - older.num * released, older.num)
+        self._released, self._older, self._newer = _Sum(), _Sum(), _Sum()
         if self._difference.is_worse:
-            self.rejected = self._oldest
+            self.rejected = self._first_worse()
+
+    def _first_worse(self) -> int | None:
+        """Return the oldest version that took part. Return the first one after the candidate if the
+        sessions of the candidate and of older versions did not lose more than the margin."""
+        differences = self._older_differences
+        if differences.num and differences.mean >= -self._rules.margin:
+            return self._oldest if self._oldest_newer is None else self._oldest_newer
+        return self._oldest
 
     def evidence(self) -> dict[str, Any]:
         return self._difference.evidence("live")
+
+
+def _clipped(reward: float, rules: GateRules) -> float:
+    return max(rules.rewards.low, min(rules.rewards.high, reward))
+
+
+def _older(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)

@@ -21,12 +21,18 @@ probability of at most alpha.
 The bound needs no independence and no large sample. For the lower end alone, it is enough that no
 conditional expectation is above m (the capital is then a supermartingale), so that a statement of
 one direction also holds for expectations that change.
+
+`BettingTest` compares the mean with one value, and keeps only one number per fraction.
+`BettingSequence` has the whole interval. It keeps the observations on a grid: an observation
+between two points counts as a part of each, so that its mean stays the same. The logarithm is
+concave, so this can only lower the capital, and the interval stays valid. It is wider than without
+the grid by less than a thousandth of the range.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Sequence
 
 from fakevllm.statistics.confidence_sequence import ALPHA, Interval, RewardRange
 
@@ -36,6 +42,55 @@ high ones for few observations or small variance. A finer grid, or one with lowe
 wider intervals in simulations with 50 to 2,000 pairs."""
 _HALVINGS = 16
 """Steps of the bisection. They find an end of the interval to 1 / 65,536 of the range."""
+NUM_CELLS = 256
+"""Cells of the grid on which the observations of an interval are kept. With them, an interval costs
+about 20 ms in the worst case. Differences between means of 2, 4, 8, ... rewards of 0 or 1 are on
+the grid exactly."""
+
+
+class BettingTest:
+    """Test whether the mean of observations between two known numbers is above or below one value.
+    Its answers are those of a `BettingSequence` without the grid. An observation costs the same
+    time, however many there were before.
+
+    >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
+    >>> for _ in range(200):
+    ...     rewards.add(1.0)
+    >>> rewards.is_above, rewards.is_below
+    (True, False)
+    """
+
+    def __init__(self, values: RewardRange, value: float, alpha: float = ALPHA) -> None:
+        """Create a test of `value`, a number inside the range `values`. If the mean is `value`, the
+        test says anything else at some time with a probability of at most `alpha`."""
+        assert values.low < value < values.high, "the value is inside the range"
+        assert 0 < alpha < 0.5, "alpha is a small probability"
+        self._range = values
+        self._value = value
+        self._log_limit = math.log(2 / alpha)
+        self._logs_above = [0.0] * len(FRACTIONS)
+        """By fraction, the logarithm of the capital of the bet that the mean is above the value."""
+        self._logs_below = [0.0] * len(FRACTIONS)
+
+    def add(self, observation: float) -> None:
+        """Add one observation."""
+        assert self._range.low <= observation <= self._range.high, "observations are in their range"
+        distance = observation - self._value
+        above = distance / (self._value - self._range.low)
+        below = distance / (self._value - self._range.high)
+        for index, fraction in enumerate(FRACTIONS):
+            self._logs_above[index] += math.log1p(fraction * above)
+            self._logs_below[index] += math.log1p(fraction * below)
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the mean is certainly above the value."""
+        return _log_mean(self._logs_above) >= self._log_limit
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the mean is certainly below the value."""
+        return _log_mean(self._logs_below) >= self._log_limit
 
 
 class BettingSequence:
@@ -57,7 +112,10 @@ class BettingSequence:
         assert 0 < alpha < 0.5, "alpha is a small probability"
         self._range = values
         self._log_limit = math.log(2 / alpha)
-        self._counts: Counter[float] = Counter()
+        self._weights = [0.0] * (NUM_CELLS + 1)
+        """Weight of the observations at each point of the grid."""
+        self._interval: tuple[int, Interval] | None = None
+        """The interval that was computed last, with the number of its observations."""
         self.num = 0
         self.mean = 0.0
         """Mean of the observations; 0 without any."""
@@ -65,7 +123,10 @@ class BettingSequence:
     def add(self, value: float) -> None:
         """Add one observation."""
         assert self._range.low <= value <= self._range.high, "observations are in their range"
-        self._counts[value] += 1
+        position = (value - self._range.low) / (self._range.high - self._range.low) * NUM_CELLS
+        cell = min(int(position), NUM_CELLS - 1)
+        self._weights[cell + 1] += position - cell
+        self._weights[cell] += cell + 1 - position
         self.num += 1
         self.mean += (value - self.mean) / self.num
 
@@ -81,9 +142,12 @@ class BettingSequence:
         """Return the interval after the observations so far, or None if there are none."""
         if self.num == 0:
             return None
-        low, high = self._range.low, self._range.high
-        mean = min(high, max(low, self.mean))
-        return Interval(self._end(low, mean), mean, self._end(high, mean))
+        if self._interval is None or self._interval[0] != self.num:
+            low, high = self._range.low, self._range.high
+            mean = min(high, max(low, self.mean))
+            interval = Interval(self._end(low, mean), mean, self._end(high, mean))
+            self._interval = self.num, interval
+        return self._interval[1]
 
     def _end(self, outer: float, inner: float) -> float:
         """Return an end of the interval, which lies between `outer`, an end of the range, and
@@ -103,13 +167,24 @@ class BettingSequence:
         """Return the logarithm of the capital of a bet against `mean`. The bet wins by observations
         on the other side of `mean` than `bound`, an end of the range."""
         assert self._range.low < mean < self._range.high, "the mean is inside the range"
-        logs = [
-            math.fsum(
-                count * math.log1p(fraction * (value - mean) / (mean - bound))
-                for value, count in self._counts.items()
-            )
-            for fraction in FRACTIONS
+        low, width = self._range.low, self._range.high - self._range.low
+        points = [
+            (weight, (low + width * index / NUM_CELLS - mean) / (mean - bound))
+            for index, weight in enumerate(self._weights)
+            if weight > 0
         ]
-        largest = max(logs)
-        total = math.fsum(math.exp(log - largest) for log in logs)
-        return largest + math.log(total / len(FRACTIONS))
+        return _log_mean(
+            [
+                math.fsum(
+                    weight * math.log1p(max(-1.0, gain) * fraction) for weight, gain in points
+                )
+                for fraction in FRACTIONS
+            ]
+        )
+
+
+def _log_mean(logs: Sequence[float]) -> float:
+    """Return the logarithm of the mean of numbers whose logarithms are `logs`."""
+    largest = max(logs)
+    total = math.fsum(math.exp(log - largest) for log in logs)
+    return largest + math.log(total / len(logs))

@@ -341,6 +341,7 @@ async def _open_gate(
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
         unload=evaluator.unload,
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
+        hook_hash=lambda: evaluator.hook_hash,
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored

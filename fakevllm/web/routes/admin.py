@@ -70,8 +70,9 @@ class PauseReply(BaseModel):
 class ReleaseStats(BaseModel):
     """State of the release gate."""
 
-    released: int
-    """Version that answers the sessions of the released arm."""
+    released: int | None
+    """Version that answers the sessions of the released arm; None while the server has not sent
+    it."""
     candidate: int | None
     """Version that is evaluated."""
     is_held: bool

@@ -132,6 +132,30 @@ def test_a_rollback_names_the_version_to_which_training_goes_back() -> None:
     assert body["id"] != default["id"]
 
 
+def test_a_rollback_says_which_version_answers_apps_now() -> None:
+    evidence = {"restored": 4}
+    record = REJECTION.model_copy(update={"evidence": evidence, "version": 5})
+    reply = ReleaseReply(success=True, record=record)
+    history = HISTORY.model_copy(update={"released": 0})
+    with serving(releases=history, rollback=reply) as swarm:
+        _, output = run(swarm, "rollback", "4")
+    assert "version 0 answers apps now, not version 4" in output
+    assert "Version 5 and all that were trained from it are rejected" in output
+    with serving(releases=HISTORY, rollback=ReleaseReply(success=True, record=REJECTION)) as swarm:
+        _, output = run(swarm, "rollback", "10")
+    assert "version 10 answers apps now." in output
+
+
+def test_a_rollback_to_a_version_that_training_had_left_names_no_first_version() -> None:
+    record = REJECTION.model_copy(update={"evidence": {"restored": 4}, "version": None})
+    reply = ReleaseReply(success=True, record=record)
+    with serving(releases=HISTORY, rollback=reply) as swarm:
+        code, output = run(swarm, "rollback", "4")
+    assert code == 0
+    assert "None" not in output
+    assert "All versions that were trained from version 4 are rejected" in output
+
+
 def test_a_refusal_is_one_line_with_the_servers_reason() -> None:
     refusal = ReleaseReply(success=False, failure_reason="Version 20 was rejected: name another.")
     with serving(releases=HISTORY, release=refusal) as swarm:

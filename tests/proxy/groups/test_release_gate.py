@@ -16,7 +16,7 @@ from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
 from fakevllm.release.controller import GateRules
 from fakevllm.statistics.confidence_sequence import RewardRange
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.releases import (
     Decision,
@@ -92,6 +92,9 @@ class GateRig:
     released: list[int] = field(default_factory=list[int])
     unloaded: list[int] = field(default_factory=list[int])
     arm_trouble: str | None = None
+    hook_hash: str = ""
+    is_damaged: bool = False
+    """Whether the server refuses to load the candidate."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[ReleaseGate]:
@@ -104,6 +107,7 @@ class GateRig:
             self.released.append,
             self._unload,
             lambda: self.arm_trouble,
+            lambda: self.hook_hash,
             retry_every_s=PAUSE_S,
             check_every_s=PAUSE_S,
         )
@@ -118,6 +122,8 @@ class GateRig:
         if self.num_outages:
             self.num_outages -= 1
             raise unavailable("The engine is away.", OutageReason.ENGINE_NOT_READY)
+        if self.is_damaged and version == 10:
+            raise bad_request("The checkpoint of version 10 is damaged.")
         if self.most_rows is not None and len(self.evaluated) >= self.most_rows:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
@@ -230,6 +236,86 @@ async def test_nothing_is_evaluated_while_the_released_version_cannot_be_sampled
         assert rig.decisions == []
         rig.arm_trouble = None
         await until(lambda: len(rig.decisions) == 2)
+
+
+async def test_an_operator_does_not_wait_for_the_row_that_is_sampled(rig: GateRig) -> None:
+    rig.most_rows = 4
+    async with rig.running():
+        await until(lambda: len(rig.evaluated) >= 4)
+        rig.server.state.decide("operator-1", Decision.RELEASED, 5, by="anna")
+        await until(lambda: rig.released[-1] == 5)
+        rig.server.state.decide("operator-2", Decision.REJECTED, 6, by="anna")
+        await until(lambda: rig.unloaded == [10])
+
+
+async def test_live_sessions_reject_a_version_while_a_row_is_sampled(rig: GateRig) -> None:
+    rig.most_rows = 4
+    async with rig.running() as gate:
+        await until(lambda: len(rig.evaluated) >= 4)
+        for number in range(40):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
+        await until(lambda: rig.decisions == [Decision.CANDIDATE, Decision.REJECTED])
+
+
+async def test_a_worse_version_is_rejected_although_the_released_one_cannot_be_sampled(
+    rig: GateRig,
+) -> None:
+    rig.server.state.means = [0.5] * 5
+    rig.arm_trouble = "not loaded yet"
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble == "the released arm: not loaded yet")
+        for number in range(40):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
+        await until(lambda: rig.decisions == [Decision.REJECTED])
+
+
+async def test_a_hook_edit_begins_the_evaluation_again(rig: GateRig) -> None:
+    rig.hook_hash, rig.most_rows = "one" * 5, 7
+    async with rig.running() as gate:
+        await until(lambda: len(rig.evaluated) >= 7)
+        assert gate.view().evaluation["pairs"] > 0
+        rig.evaluated.clear()
+        rig.hook_hash, rig.most_rows = "two" * 5, None
+        await until(lambda: len(rig.decisions) == 2)
+    undisturbed = GateRig(FakeServer(SimulatedServer([0.5] * 11)))
+    async with undisturbed.running():
+        await until(lambda: len(undisturbed.decisions) == 2)
+    assert rig.num_sampled(10) == undisturbed.num_sampled(10)
+    assert rig.eval_ids == {"gate-10-oneoneon-run", "gate-10-twotwotw-run"}
+
+
+async def test_a_candidate_whose_checkpoint_is_damaged_is_undecided_in_the_end(
+    rig: GateRig,
+) -> None:
+    rig.is_damaged = True
+    async with rig.running():
+        await until(lambda: rig.decisions == [Decision.CANDIDATE, Decision.UNDECIDED])
+
+
+async def test_a_reward_outside_of_the_range_is_named_and_nothing_is_released(
+    rig: GateRig,
+) -> None:
+    rig.rewards = lambda version: 9.0
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble is not None)
+        trouble, num_sampled = gate.view().trouble, len(rig.evaluated)
+        num_requests = rig.server.num_requests
+        rig.server.state.decide("operator-1", Decision.HOLD, None, by="anna")
+        await until(lambda: rig.server.num_requests > num_requests)
+    assert trouble is not None and "reward 9, outside of release.reward_range" in trouble
+    assert rig.decisions == [Decision.CANDIDATE, Decision.HOLD]
+    assert len(rig.evaluated) == num_sampled == 2
+
+
+async def test_the_released_version_is_not_known_before_the_history_was_read(
+    rig: GateRig,
+) -> None:
+    rig.server.is_away = True
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble is not None)
+        assert gate.view().released is None
 
 
 def outcome(root: str, arm: Arm, mean: float, received_at: float = 2e9) -> GroupOutcome:

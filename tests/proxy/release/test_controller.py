@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from fakevllm.release.controller import (
     ScoredPair,
     ScoredSession,
     Wait,
+    _LiveTest,  # pyright: ignore[reportPrivateUsage]
 )
 from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm.statistics.confidence_sequence import RewardRange
@@ -24,7 +28,7 @@ from tests.proxy.release.simulated_run import RULES, SimulatedRun, SimulatedServ
 
 BETTER = ScoredPair([0.0, 0.0], [1.0, 1.0])
 WORSE = ScoredPair([1.0, 1.0], [0.0, 0.0])
-UNSCORED = ScoredPair([1.0, 1.0], [])
+UNSCORED = ScoredPair([], [])
 
 
 class Gate:
@@ -83,7 +87,7 @@ def test_the_newest_version_becomes_a_candidate_after_evaluate_every_versions() 
     assert gate.next == Wait()
     gate.server.means.append(0.5)
     gate.read()
-    assert gate.next == Decide("gate-20-candidate-0", Decision.CANDIDATE, None)
+    assert gate.next == Decide("gate-candidate-0", Decision.CANDIDATE, None)
     gate.send()
     assert gate.next == Evaluate(candidate=20, released=0, draw=0)
 
@@ -127,6 +131,75 @@ def test_rows_without_a_reward_count_as_draws_but_not_as_pairs() -> None:
     assert action.decision is Decision.UNDECIDED
     assert (action.evidence["pairs"], action.evidence["draws"]) == (0, 10)
     assert action.evidence["difference"] is None
+
+
+def test_a_candidate_that_gets_no_reward_where_it_would_lose_is_rejected() -> None:
+    gate = evaluating()
+    same, lost = ScoredPair([0.9] * 4, [0.9] * 4), ScoredPair([0.9] * 4, [])
+    while isinstance(action := gate.next, Evaluate):
+        pair = same if action.draw % 5 < 2 else lost
+        gate.controller.pair_scored(20, 0, action.draw, pair)
+    assert gate.send().decision is Decision.REJECTED
+
+
+def test_a_reward_that_only_one_version_lacks_counts_against_the_candidate() -> None:
+    lacks_some, lacks_all = ScoredPair([0.6] * 4, [0.6] * 2), ScoredPair([], [0.4, 0.4])
+    for pair, difference in ((lacks_some, -0.3), (lacks_all, -0.6)):
+        gate = evaluating()
+        gate.controller.pair_scored(20, 0, 0, pair)
+        assert gate.controller.progress["difference"] == pytest.approx(difference)
+
+
+def test_no_version_is_released_after_a_reward_outside_of_the_range() -> None:
+    gate = evaluating()
+    gate.score(ScoredPair([9.0] * 4, [2.0] * 4))
+    assert gate.next == Wait()
+    trouble = gate.controller.trouble
+    assert trouble is not None
+    assert "reward 9, outside of release.reward_range, from 0 to 1" in trouble
+
+
+def test_a_live_reward_outside_of_the_range_stops_releases_but_no_rejection() -> None:
+    gate = Gate()
+    gate.controller.rewards_seen(0.5, 1.5)
+    assert gate.next == Wait()
+    gate = evaluating()
+    gate.score(BETTER)
+    gate.controller.rewards_seen(-0.1)
+    assert gate.next == Wait()
+    live(gate, training=0.2, released=0.9, num=60)
+    assert gate.send().decision is Decision.REJECTED
+
+
+def test_another_hook_begins_the_evaluation_again() -> None:
+    gate = evaluating()
+    gate.controller.scorer_changed("one")
+    gate.score(BETTER, most=3)
+    gate.controller.scorer_changed("one")
+    assert gate.next == Evaluate(20, 0, draw=3)
+    gate.controller.scorer_changed("other")
+    assert gate.next == Evaluate(20, 0, draw=0)
+    assert gate.controller.progress["pairs"] == 0
+
+
+def test_a_candidate_that_cannot_be_sampled_becomes_undecided_with_the_reason() -> None:
+    gate = evaluating()
+    gate.score(BETTER, most=3)
+    gate.controller.give_up(19, "another version")
+    assert isinstance(gate.next, Evaluate)
+    gate.controller.give_up(20, "the checkpoint is damaged")
+    action = gate.send()
+    assert action.decision is Decision.UNDECIDED
+    assert action.evidence["trouble"] == "the checkpoint is damaged"
+    assert gate.next == Wait()
+
+
+def test_the_id_of_the_request_for_a_candidate_stays_the_same_after_a_training_step() -> None:
+    gate = Gate()
+    before = gate.next
+    gate.server.means.append(0.5)
+    gate.read()
+    assert gate.next == before
 
 
 def test_a_margin_of_the_whole_range_decides_nothing() -> None:
@@ -213,6 +286,43 @@ def test_live_sessions_reject_the_training_arm_between_evaluations() -> None:
     assert action.evidence["source"] == "live"
     assert gate.server.rejected == set(range(4, 11))
     assert gate.next == Wait()
+
+
+def test_live_sessions_reject_the_first_version_after_a_candidate_that_is_acceptable() -> None:
+    gate = Gate(num_versions=20)
+    live(gate, training=0.6, released=0.6, num=100, version=7)
+    gate.send()
+    live(gate, training=0.6, released=0.6, num=100, version=20)
+    gate.server.means += [0.1] * 10
+    gate.read()
+    live(gate, training=0.1, released=0.6, num=300, version=23)
+    action = gate.send()
+    assert (action.decision, action.version) == (Decision.REJECTED, 23)
+    assert 20 not in gate.server.rejected
+
+
+def test_live_sessions_reject_the_oldest_version_if_versions_up_to_the_candidate_are_worse() -> (
+    None
+):
+    gate = Gate(num_versions=20)
+    live(gate, training=0.4, released=0.6, num=10, version=7)
+    gate.send()
+    live(gate, training=0.1, released=0.6, num=100, version=23)
+    assert gate.send().version == 7
+
+
+def test_the_cost_of_a_live_session_does_not_grow() -> None:
+    test = _LiveTest(RULES)
+    random_ = random.Random(1)
+    parts: list[int] = []
+    for _ in range(3):
+        for _ in range(3000):
+            test.add(ScoredSession(None, random_.random()))
+        for _ in range(3000):
+            test.add(ScoredSession(None, random_.random()))
+            test.add(ScoredSession(5, random_.random()))
+        parts.append(len(pickle.dumps(test)))
+    assert max(parts) - min(parts) < 200
 
 
 def test_live_sessions_never_release_a_version() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.statistics.betting_sequence import BettingSequence
+from fakevllm.statistics.betting_sequence import NUM_CELLS, BettingSequence, BettingTest
 from fakevllm.statistics.confidence_sequence import (
     ALPHA,
     DifferenceSequence,
@@ -95,6 +96,48 @@ def test_an_empty_sequence_has_no_interval_and_decides_nothing() -> None:
     assert sequence.interval() is None
     assert not sequence.is_above(0.01)
     assert not sequence.is_below(0.99)
+
+
+@given(values, inside)
+def test_a_test_of_one_value_says_what_the_interval_says(
+    observations: list[float], value: float
+) -> None:
+    sequence, test = BettingSequence(UNIT), BettingTest(UNIT, value)
+    for observation in observations * 10:
+        sequence.add(observation)
+        test.add(observation)
+        assert test.is_above or not sequence.is_above(value)
+        assert test.is_below or not sequence.is_below(value)
+    interval = sequence.interval()
+    assert interval is not None
+    if test.is_above:
+        assert interval.low > value - 1e-3
+    if test.is_below:
+        assert interval.high < value + 1e-3
+
+
+def test_observations_on_the_grid_lose_nothing_by_it() -> None:
+    sequence, test = BettingSequence(DIFFERENCES), BettingTest(DIFFERENCES, -0.05)
+    random_ = random.Random(3)
+    for _ in range(300):
+        difference = random_.randrange(-4, 5) / 4
+        sequence.add(difference)
+        test.add(difference)
+        assert sequence.is_above(-0.05) == test.is_above
+        assert sequence.is_below(-0.05) == test.is_below
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_observations() -> None:
+    sequence, test = BettingSequence(UNIT), BettingTest(UNIT, 0.5)
+    random_ = random.Random(4)
+    sizes: set[int] = set()
+    for _ in range(5):
+        for _ in range(2000):
+            value = random_.random()
+            sequence.add(value)
+            test.add(value)
+        sizes.add(len(pickle.dumps((sequence, test))))
+    assert max(sizes) - min(sizes) < 100 < 10 * NUM_CELLS
 
 
 def pair_difference(random_: random.Random, first: float, second: float) -> float:
