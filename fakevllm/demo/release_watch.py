@@ -1,0 +1,88 @@
+"""The releases of a demo with the mode `gated`, as they are polled from the server. This module
+does no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fakevllm.demo.gate_settings import PlantedSteps
+from fakevllm.release.evidence_text import difference
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedTimes:
+    """Unix times in seconds at which the planted steps began and ended; None before."""
+
+    began_at: float | None = None
+    ended_at: float | None = None
+
+
+class ReleaseWatch:
+    """The latest history of releases, and the time of the planted steps."""
+
+    def __init__(
+        self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
+    ) -> None:
+        """Create the watch. `times` are those that an interrupted run has stored."""
+        self.history: ReleasesReply | None = None
+        self.times = times or PlantedTimes()
+        self._planted = planted
+
+    def history_read(self, history: ReleasesReply) -> list[str]:
+        """Replace the history, and return a line about each new decision."""
+        num_known = 0 if self.history is None else len(self.history.records)
+        is_first, self.history = self.history is None, history
+        new = [] if is_first else history.records[num_known:]
+        return [line for record in new if (line := describe(record))]
+
+    def version_seen(self, version: int, now: float) -> list[str]:
+        """Record the newest version at the time `now`, in Unix seconds. Return a line if the
+        planted steps begin or end."""
+        planted, times = self._planted, self.times
+        if planted is None:
+            return []
+        if times.began_at is None and version >= planted.begins_at:
+            self.times = PlantedTimes(now)
+            return [f"step {planted.first_step}: rewards train with the opposite sign now"]
+        if times.began_at is not None and times.ended_at is None and version >= planted.ends_at:
+            self.times = PlantedTimes(times.began_at, now)
+            return ["rewards train with the right sign again"]
+        return []
+
+    def line(self) -> str:
+        """Return the state of the releases in one line."""
+        if self.history is None:
+            return "unknown"
+        released, candidate = self.history.released, self.history.candidate
+        text = f"version {released} answers the app"
+        return text if candidate is None else f"{text}, version {candidate} is evaluated"
+
+    def is_due(self, version: int, evaluate_every: int) -> bool:
+        """Return True if a candidate is evaluated, or will be because of the newest version."""
+        history = self.history
+        if history is None or history.candidate is not None:
+            return True
+        verdicts = [
+            record.version
+            for record in history.records
+            if record.decision is not Decision.CANDIDATE and record.version is not None
+        ]
+        return version - max([0, *verdicts, *history.rejected]) >= evaluate_every
+
+
+def describe(record: ReleaseRecord) -> str:
+    """Return a line about a verdict. Return an empty text for another decision."""
+    figures = difference(record.evidence)
+    figures = "" if figures == "-" else f": {figures}"
+    match record.decision:
+        case Decision.RELEASED:
+            return f"version {record.version} is released{figures}"
+        case Decision.REJECTED:
+            back = record.evidence.get("restored")
+            goes_back = "" if back is None else f", training goes back to version {back}"
+            return f"version {record.version} is rejected{goes_back}{figures}"
+        case Decision.UNDECIDED:
+            return f"version {record.version} is undecided{figures}"
+        case _:
+            return ""
