@@ -221,9 +221,10 @@ def _watch(settings: DemoSettings) -> ReleaseWatch:
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
     """Measure the model's accuracy, store the result in the run folder, and return it. `name` is
-    `before` or `after` (training). If the run is resumed, the stored result `before` is returned
-    and not measured again."""
+    `before` or `after` (training), or `after_released` for the released version. If the run is
+    resumed, the stored result `before` is returned and not measured again."""
     file = run.folder / f"probe_{name}.json"
+    time_name = "before" if name == "before" else "after"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
     done = 0
@@ -231,14 +232,14 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     def count() -> None:
         nonlocal done
         done += 1
-        run.phase = f"probing with {NUM_SAMPLES} fixed questions {name} training: {done}"
+        run.phase = f"probing with {NUM_SAMPLES} fixed questions {time_name} training: {done}"
 
     try:
         result = await probe(f"{run.server_url}/v1", model, all_tasks(), count)
     except openai.APIError as error:
         log_file = run.folder / "server.log"
         raise FakevllmError(
-            f"The probe {name} training failed ({error.message}): see {log_file}."
+            f"The probe {time_name} training failed ({error.message}): see {log_file}."
         ) from error
     file.write_text(json.dumps(asdict(result)))
     return result
