@@ -21,12 +21,12 @@ def release_section(folder: Path) -> dict[str, object]:
     return {
         "mode": "gated",
         "eval_dataset": str(folder.absolute() / HELD_OUT_FILE),
-        "canary_share": 0.6,  # with a smaller share, steps wait long for their groups
+        "canary_share": 0.4,
         "baseline_share": 0.1,
         "evaluate_every": 5,
-        "eval_samples": 4,
+        "eval_samples": 8,
         "margin": MARGIN,
-        "max_samples": 800,
+        "max_samples": 640,
     }
 
 

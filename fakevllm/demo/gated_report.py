@@ -21,14 +21,16 @@ def show_gated(console: Console, outcome: GatedOutcome) -> None:
     console.print(_history(outcome.releases))
     if outcome.planted is not None:
         console.print(_planted(outcome.planted))
+        for claim, holds in outcome.planted.claims.items():
+            console.print(Text(f"{claim}: {'yes' if holds else 'NO'}", "green" if holds else "red"))
 
 
 def _facts(outcome: GatedOutcome) -> Table:
     table = Table(title="The released version, and what was gained", show_header=False)
-    table.add_row("released version", str(outcome.released))
-    table.add_row("its right answers after training", f"[bold]{outcome.after_released:.1%}[/bold]")
-    table.add_row("gain of the policy", gain_text(outcome.policy_gain, "pairs of sessions"))
-    table.add_row("gain of choosing the best", gain_text(outcome.choice_gain, "sessions"))
+    right = f"[bold]{outcome.after_released:.1%}[/bold] right after training"
+    table.add_row(f"version {outcome.released}", right)
+    table.add_row("gain of the policy", gain_text(outcome.policy_gain, "pairs"))
+    table.add_row("gain of choosing", gain_text(outcome.choice_gain, "sessions"))
     return table
 
 
@@ -46,8 +48,9 @@ def gain_text(gain: Gain | None, unit: str) -> str:
 
 def _history(records: list[dict[str, Any]]) -> Table:
     table = Table(title="Releases")
-    for name in ("decision", "version", "compared with", "difference", "pairs", "back to"):
-        table.add_column(name, justify="left" if name == "decision" else "right")
+    for name in ("decision", "version", "against", "difference", "pairs", "back to"):
+        justify = "left" if name == "decision" else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "difference")
     for record in records:
         if record["decision"] != Decision.CANDIDATE:
             evidence = record["evidence"]
@@ -71,8 +74,6 @@ def _planted(planted: PlantedOutcome) -> Table:
     )
     for name, value in _planted_rows(planted):
         table.add_row(name, value)
-    for claim, holds in planted.claims.items():
-        table.add_row(claim, Text("yes", "green") if holds else Text("no", "red"))
     return table
 
 
@@ -87,7 +88,7 @@ def _change(change: ArmChange | None) -> str:
     if change is None:
         return "too few sessions"
     return (
-        f"{change.before:.3f} before, {change.since:.3f} since: "
+        f"{change.before:.3f} before, {change.since:.3f} since:\n"
         f"{change.difference:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
     )
 

@@ -207,8 +207,9 @@ def test_the_report_shows_gains_releases_and_claims() -> None:
     show_gated(console, outcome(released_since=0.7))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert "its right answers after training │ 90.0%" in text
-    assert "gain of choosing the best" in text and "pairs of sessions" in text
+    assert "90.0% right after training" in text
+    assert "gain of the policy" in text and "gain of choosing" in text
     assert "-0.400 (-0.600 to -0.200)" in text and "candidate" not in text
     assert "training went back to version" in text
-    assert "did not fall" in text and "no" in text
+    assert "the released arm's answers did not fall: NO" in text
+    assert "training went back: yes" in text
