@@ -21,7 +21,7 @@ def release_section(folder: Path) -> dict[str, object]:
     return {
         "mode": "gated",
         "eval_dataset": str(folder.absolute() / HELD_OUT_FILE),
-        "canary_share": 0.4,
+        "canary_share": 0.25,
         "baseline_share": 0.1,
         "evaluate_every": 5,
         "eval_samples": 8,
