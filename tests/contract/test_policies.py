@@ -59,13 +59,25 @@ class Policy:
         await rig.rollout.load_policy(self.name, folder, self.version)
 
 
-async def greedy(rig: Rig, model: str, question: str | None = None) -> list[tuple[str, float]]:
+Tokens = list[tuple[str, float]]
+
+
+async def greedy(rig: Rig, model: str, question: str | None = None) -> Tokens:
     """Return the tokens of the greedy answer with their log-probabilities."""
     messages = None if question is None else user(question)
     body = GREEDY | {"model": model} | ({} if messages is None else {"messages": messages})
     answer = await rig.send(body)
     assert answer.status == 200 and answer.json["model"] == model, answer.json
     return [(one["token"], one["logprob"]) for one in logprobs_of(answer.json["choices"][0])]
+
+
+def are_alike(one: Tokens, other: Tokens) -> bool:
+    """Return True if two answers have the same tokens, and equal log-probabilities but for the
+    rounding of a cached prompt or of a batch."""
+    return [token for token, _ in one] == [token for token, _ in other] and all(
+        first == pytest.approx(second, abs=1e-4)
+        for (_, first), (_, second) in zip(one, other, strict=True)
+    )
 
 
 async def status_for(rig: Rig, model: str) -> int:
@@ -80,12 +92,12 @@ async def test_an_engine_answers_with_the_weights_that_the_models_name_selects(r
     await old.load(rig, initial)
     await new.load(rig, other)
     assert await rig.rollout.policies() == {old.name: old.version, new.name: new.version}
-    assert await greedy(rig, old.name) == base
+    assert are_alike(await greedy(rig, old.name), base)
     changed = await greedy(rig, new.name)
-    assert changed != base
+    assert not are_alike(changed, base)
     await rig.rollout.load_weights(other, 7)
-    assert await greedy(rig, "contract") == changed
-    assert await greedy(rig, old.name) == base
+    assert are_alike(await greedy(rig, "contract"), changed)
+    assert are_alike(await greedy(rig, old.name), base)
 
 
 async def test_cached_prompts_belong_to_one_policy(rig: Rig) -> None:
@@ -94,9 +106,9 @@ async def test_cached_prompts_belong_to_one_policy(rig: Rig) -> None:
     question = LONG + rig.abilities.question
     first = await greedy(rig, policy.name, question)
     base = await greedy(rig, "contract", question)
-    assert base != first
+    assert not are_alike(base, first)
     for model, expected in ((policy.name, first), ("contract", base)) * 2:
-        assert await greedy(rig, model, question) == expected
+        assert are_alike(await greedy(rig, model, question), expected)
 
 
 async def test_policies_answer_at_the_same_time(rig: Rig) -> None:
@@ -107,9 +119,7 @@ async def test_policies_answer_at_the_same_time(rig: Rig) -> None:
     alone = {name: await greedy(rig, name) for name in names}
     answers = await asyncio.gather(*(greedy(rig, name) for name in names * 3))
     for name, answer in zip(names * 3, answers, strict=True):
-        assert [token for token, _ in answer] == [token for token, _ in alone[name]]
-        for (_, logprob), (_, expected) in zip(answer, alone[name], strict=True):
-            assert logprob == pytest.approx(expected, abs=1e-4)
+        assert are_alike(answer, alone[name])
 
 
 async def test_a_token_has_the_version_of_its_policy(rig: Rig) -> None:

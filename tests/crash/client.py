@@ -110,11 +110,13 @@ class Client:
         await self._once(f"add_sample {name}", do)
         await self.until_ended(name)
 
-    async def decide(self, name: str, decision: Decision, version: int | None = None) -> Ack:
+    async def decide(
+        self, name: str, decision: Decision, version: int | None = None, *, force: bool = False
+    ) -> Ack:
         """Make a decision about a version, and return its record."""
 
         async def do() -> Ack:
-            body = ReleaseRequest(id=name, decision=decision, version=version)
+            body = ReleaseRequest(id=name, decision=decision, version=version, force=force)
             reply = await self._swarm.release_service.decide(body, "")
             assert reply.record is not None, reply.failure_reason
             return {"record": reply.record.model_dump(mode="json")}
@@ -129,16 +131,6 @@ class Client:
             return {"record": reply.record.model_dump(mode="json")}
 
         await self._once(f"decide {name}", do)
-
-    async def newest_version(self, name: str) -> int:
-        """Return the version of the newest weights. It stays the same for the rest of the script,
-        also if a crash gives the weights another version."""
-
-        async def do() -> Ack:
-            await self._until(lambda: True)
-            return {"version": self._swarm.engine.version}
-
-        return (await self._once(f"newest {name}", do))["version"]
 
     async def end_group(self, name: str, *rewards: float) -> None:
         """End a group whose calls were sampled before, and wait until it is trained or dropped."""

@@ -198,8 +198,9 @@ def rows_have_complete_folders(run: RunFiles) -> None:
     is_torn = "tear" in run.acks and "start third" not in run.acks
     torn: list[str] = run.acks["tear"]["torn"] if is_torn else []
     folders = CheckpointFolders(run.run_dir / "checkpoints")
-    query = "SELECT step, folder, version, digest, reward_mean FROM checkpoints"
-    for row in run.rows(query):
+    columns = "step, folder, version, digest, reward_mean"
+    tables = "checkpoints", "side_checkpoints"
+    for row in [row for table in tables for row in run.rows(f"SELECT {columns} FROM {table}")]:
         saved = SavedCheckpoint(*row)
         if saved.folder in torn:
             continue
@@ -212,7 +213,8 @@ def rows_have_complete_folders(run: RunFiles) -> None:
 def folders_have_rows(run: RunFiles) -> None:
     """After a restart, each folder has a row, and the newest is the last step's."""
     known = dict(run.rows("SELECT folder, step FROM checkpoints"))
-    assert {folder.name for folder in run.folders} == set(known)
+    beside = {folder for (folder,) in run.rows("SELECT folder FROM side_checkpoints")}
+    assert {folder.name for folder in run.folders} == {*known, *beside}
     assert max(known.values()) == max(entry.step for entry in run.last_steps)
 
 
@@ -297,6 +299,7 @@ def decisions_are_made_once(run: RunFiles) -> None:
     assert not [group for group in trained if group.startswith("rejected")]
     if "decide roll back while off" in run.acks:
         assert {"released", "kept"} <= trained
+        assert len(run.rows("SELECT 1 FROM side_checkpoints")) == 1, "the version of `try worse`"
 
 
 FILE_INVARIANTS: tuple[Callable[[RunFiles], None], ...] = (

@@ -47,7 +47,8 @@ class RunFiles:
 
     @cached_property
     def lineage(self) -> Lineage:
-        newest = max(folder.name for folder in self.folders)
+        query = "SELECT folder FROM checkpoints ORDER BY step DESC LIMIT 1"
+        ((newest,),) = self.rows(query)
         return read_lineage(self.run_dir / "checkpoints" / newest)
 
     @property

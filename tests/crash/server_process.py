@@ -152,7 +152,7 @@ async def _play_second_half(client: Client, run_dir: Path) -> None:
 
 
 async def _play_releases(client: Client) -> None:
-    """Release a version, reject a later one, and go back to the released one once more."""
+    """Release a version, reject a later one, and return to the rejected and the released one."""
     await client.start("fifth", TASKS_OF_TWO)
     await client.group("released", 0.2, 0.0)
     await client.decide("pause", Decision.HOLD)
@@ -160,18 +160,21 @@ async def _play_releases(client: Client) -> None:
     candidate = await client.decide("try", Decision.CANDIDATE)  # saves a checkpoint
     await client.decide("promote", Decision.RELEASED, candidate["version"])
     await client.group("rejected-0", 0.2, 0.0)
-    worse = await client.newest_version("worse")
+    worse = await client.decide("try worse", Decision.CANDIDATE)
     await client.group("rejected-1", 0.2, 0.0)
     for index in range(2):
         await client.call(SiblingRef("late", index))
-    await client.decide("reject", Decision.REJECTED, worse)
+    await client.decide("reject", Decision.REJECTED, worse["version"])
     await client.end_group("late", 0.2, 0.0)
-    await client.group("rejected-3", 0.2, 0.0)
+    await client.group("rejected-2", 0.2, 0.0)
     await client.stop("fifth")
 
     await client.decide("try while off", Decision.CANDIDATE)
+    await client.decide("promote by force", Decision.RELEASED, worse["version"], force=True)
     await client.start("sixth", TASKS_OF_TWO)
-    await client.group("rejected-2", 0.2, 0.0)
+    await client.group("rejected-3", 0.2, 0.0)
+    await client.roll_back("return to worse", worse["version"])
+    await client.group("rejected-4", 0.2, 0.0)
     await client.stop("sixth")
     await client.roll_back("roll back while off", candidate["version"])
     await client.start("seventh", TASKS_OF_TWO)

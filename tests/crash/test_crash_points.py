@@ -29,8 +29,11 @@ LATER = (
     "meta.after_commit:5",
     "release.before_commit:4",
     "release.after_commit:4",
+    "go_back.restored:2",
     "go_back.before_commit:2",
     "go_back.after_commit:2",
+    "go_back.before_commit:3",
+    "go_back.after_commit:3",
 )
 """Later passes of a crash point.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,30 +52,39 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 DIRECT = "vLLM"
 SIBLINGS = {"N=1": 1, "N=4": 4}
 """Number of siblings by setup with proxy and server."""
+COMPARED = (DIRECT, *SIBLINGS)
+"""The setups whose responses are compared."""
 TIED = "N=4, tied"
 """Setup whose siblings are sampled at temperature 1 and have equal rewards."""
 
 
 @dataclass
 class Setups:
-    """The running setups. Each request is sent once to each setup, and its response is kept."""
+    """The running setups. Each request is sent once to each setup, to all of them at the same time,
+    and its responses are kept."""
 
     urls: dict[str, str]
     """URL by setup."""
     proxies: dict[str, Process]
 
     def __post_init__(self) -> None:
-        self._responses: dict[tuple[str, str], RawResponse] = {}
+        self._responses: dict[tuple[str, str], Future[RawResponse]] = {}
+        self._pool = ThreadPoolExecutor(len(COMPARED))
 
     def send(self, setup: str, request: Request, corpus: dict[str, Request]) -> RawResponse:
         """Return the response. A request that follows another is sent after that one."""
-        key = setup, request.name
-        if key not in self._responses:
+        if (setup, request.name) not in self._responses:
             if request.follows is not None:
-                before = self.send(setup, corpus[request.follows], corpus)
-                request = request.after(before.id)
-            self._responses[key] = send(self.urls[setup], request)
-        return self._responses[key]
+                self.send(setup, corpus[request.follows], corpus)
+            for each in COMPARED:
+                sent = self._pool.submit(self._send, each, request)
+                self._responses[each, request.name] = sent
+        return self._responses[setup, request.name].result()
+
+    def _send(self, setup: str, request: Request) -> RawResponse:
+        if request.follows is not None:
+            request = request.after(self._responses[setup, request.follows].result().id)
+        return send(self.urls[setup], request)
 
 
 @contextmanager

@@ -73,6 +73,11 @@ def list_checkpoints(
             Console().print(_table(rows))
             if message := _change_message(archive, rows[-1]["step"]):
                 print(message)
+            for saved in archive.side_checkpoints():
+                print(
+                    f"{saved.folder} is of version {saved.version}, which training has left: it is "
+                    "kept so that the version can still be released."
+                )
 
     run_server_command(run)
 
@@ -195,6 +200,7 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
 
     known = archive.checkpoints()
     best = archive.best() if known else None
+    state = archive.release_state()
     return [
         {
             "step": checkpoint.step,
@@ -206,6 +212,9 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
             "is_best": best is not None and checkpoint.step == best.step,
             "is_newest": checkpoint is known[0],
             "is_published": checkpoint.is_published,
+            "is_released": checkpoint.saved.version == state.released,
+            "is_candidate": checkpoint.saved.version == state.candidate,
+            "is_pinned": checkpoint.saved.version in state.pinned,
         }
         for checkpoint in reversed(known)
     ]
@@ -239,7 +248,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("")
     table.add_column("published")
     for row in rows:
-        marks = [mark for mark in ("best", "newest") if row[f"is_{mark}"]]
+        names = ("best", "newest", "released", "candidate", "pinned")
+        marks = [mark for mark in names if row[f"is_{mark}"]]
+        if row["is_released"] or row["is_candidate"]:
+            marks.remove("pinned")
         table.add_row(
             str(row["step"]),
             str(row["version"]),
@@ -311,6 +323,9 @@ def _discarded(restore: CheckpointRestore) -> str:
     if restore.newer:
         newer = ", ".join(str(checkpoint.step) for checkpoint in reversed(restore.newer))
         lines.append(f"  the checkpoint{'s'[: len(restore.newer) > 1]} of step {newer}")
+    released = restore.archive.release_state().released
+    if released in [checkpoint.saved.version for checkpoint in restore.newer]:
+        lines.append(f"  the weights of version {released}, which is released and answers apps")
     return "\n".join(lines)
 
 

@@ -26,6 +26,8 @@ from fakevllm_server.run.checkpoints import CheckpointFolders, digest
 from fakevllm_server.run.folder import RunFolder, RunInUse
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.model_identity import identify, read_recorded_model
+from fakevllm_server.run.release_history import ReleaseState
+from fakevllm_server.run.releases import read_state
 from fakevllm_server.training.checkpointing import best_checkpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -133,6 +135,14 @@ class RunArchive:
         """Return the number of the last step that was trained. The newest checkpoint may be
         older."""
         return self._read(reads.log_position).last_step
+
+    def release_state(self) -> ReleaseState:
+        """Return which versions are released, evaluated, rejected and pinned."""
+        return self._read(read_state)
+
+    def side_checkpoints(self) -> list[SavedCheckpoint]:
+        """Return the checkpoints of versions that training has left."""
+        return self._read(reads.side_checkpoints)
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
         """Return the folder of a checkpoint."""

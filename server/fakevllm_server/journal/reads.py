@@ -266,12 +266,19 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def releases(db: Connection) -> list[ReleaseRow]:
-    """Return the history of releases, oldest first."""
+    """Return the history of releases, oldest first. A journal that only an older server has opened
+    has none."""
+    if not _has_releases(db):
+        return []
     query = (
         "SELECT number, id, decision, version, parent, at, decided_by, evidence_json, "
         "request_hash, newest, restored, is_rollback, pinned_json FROM releases ORDER BY number"
     )
     return [_release(row) for row in _rows(db, query)]
+
+
+def _has_releases(db: Connection) -> bool:
+    return bool(_rows(db, "SELECT 1 FROM sqlite_master WHERE name = 'releases'"))
 
 
 def _release(row: Sequence[Any]) -> ReleaseRow:
@@ -311,7 +318,7 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
 def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
     """Return the checkpoints of versions that training has left, by version. A journal that only an
     older server has opened has none."""
-    if not _rows(db, "SELECT 1 FROM sqlite_master WHERE name = 'side_checkpoints'"):
+    if not _has_releases(db):
         return []
     query = (
         "SELECT step, folder, version, digest, reward_mean FROM side_checkpoints ORDER BY version"

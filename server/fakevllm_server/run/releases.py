@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 
+from sqlalchemy import Connection
+
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import ReleaseRow, TrainingReturn
@@ -12,6 +14,17 @@ from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import ReleaseState
 from fakevllm_server.run.version_lineage import VersionLineage
+
+
+def read_state(db: Connection) -> ReleaseState:
+    """Return the state that follows from the history of releases in a journal."""
+    state, lineage = ReleaseState(), VersionLineage()
+    rows = reads.releases(db)
+    for change in reads.version_changes(db, 0) if rows else []:
+        lineage.add(change)
+    for row in rows:
+        state.apply(row, lineage)
+    return state
 
 
 class Releases:

@@ -304,6 +304,7 @@ class TrainLoop:
         except BaseException as error:
             failure = error
         self._actions.popleft()
+        cause, self._restart_cause = self._restart_cause, None
         self._log.record_drops(self._engine.global_step, self._pool.drop_rejected())
         if failure is not None and not done.done():
             is_cancelled = isinstance(failure, asyncio.CancelledError)
@@ -313,7 +314,6 @@ class TrainLoop:
         is_fatal = isinstance(failure, BackendError | asyncio.CancelledError)
         if failure is not None and (is_fatal or (is_partial and not is_refused)):
             raise failure
-        cause, self._restart_cause = self._restart_cause, None
         if cause is not None:
             raise EngineLost(cause)
         if self._engine.status is EngineStatus.WEIGHT_SYNCING:
@@ -349,8 +349,8 @@ class TrainLoop:
             )
             return
         await record()
-        await self._checkpointer.steps_were_discarded()
         self._steps.is_in_sync = False
+        await self._checkpointer.steps_were_discarded()
         self._restart_cause = "training begins again, with the model's own weights"
         log.warning("training goes back to version 0, the model itself")
 

@@ -36,7 +36,7 @@ from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import rejected_by
 from fakevllm_server.run.releases import Releases
 from fakevllm_server.run.version_lineage import MODEL
-from fakevllm_server.types.backend import ActionFailed
+from fakevllm_server.types.backend import ActionFailed, BackendError
 
 GATE_PREFIX = "gate-"
 """Beginning of the ids of requests that the proxy's gate makes, and no operator."""
@@ -176,6 +176,8 @@ class ReleaseService:
                     del self._running[request.id]
 
             running = request_hash, asyncio.create_task(run())
+            # A client that has disconnected does not read the error.
+            running[1].add_done_callback(lambda task: task.cancelled() or task.exception())
             self._running[request.id] = running
         if running[0] != request_hash:
             raise IdempotencyConflict
@@ -299,8 +301,8 @@ class ReleaseService:
             raise ReleaseRefused(
                 f"Version {version} is the newest: there is nothing to go back from."
             )
-        following = path[path.index(lineage.common_version(version)) + 1 :]
-        first = following[0] if following else version
+        # Versions that training leaves for one that it had left before do not descend from it.
+        first = path[path.index(version) + 1] if version in path else None
         row = self._row("rollback", request, Decision.REJECTED, first, decided_by)
         row = _with_restored(row, version, is_rollback=True)
         return await self._go_back(row, control)
@@ -308,7 +310,6 @@ class ReleaseService:
     async def _go_back(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
         assert row.restored is not None, "the caller chooses the version to go back to"
         target = await self._find_target(row.restored)
-
         back = self._return_to(target, row)
 
         async def record() -> None:
@@ -320,6 +321,9 @@ class ReleaseService:
         try:
             await control.go_back(target, record)
         except ActionFailed as failure:
+            if self._releases.find(row.record.id) is not None:
+                # The weights are restored, but not served yet: the engines are started again.
+                raise BackendError(f"the restored weights could not be served: {failure}") from None
             raise ReleaseRefused(
                 f"Version {target.version} could not be restored, and nothing was changed: "
                 f"{failure}."

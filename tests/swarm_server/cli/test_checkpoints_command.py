@@ -23,6 +23,7 @@ from swarm_server.cli.saved_runs import (
     running_server,
 )
 
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest
 from fakevllm_server.cli import checkpoints
 from fakevllm_server.cli.run_archive import Integrity, RunArchive
 from fakevllm_server.journal.rows import SavedCheckpoint
@@ -48,6 +49,39 @@ async def test_the_list_works_while_a_server_runs(tmp_path: Path) -> None:
         for name in GROUPS[:2]:
             await server.train(name)
         assert [row["step"] for row in await asyncio.to_thread(list_json, tmp_path)] == [2]
+
+
+async def test_the_list_marks_the_released_version_and_names_the_one_that_was_left(
+    tmp_path: Path,
+) -> None:
+    async with running_server(tmp_path) as server:
+        for name in GROUPS[:4]:
+            await server.train(name)
+        decide = server.state.release_service.decide
+        for number, decision in enumerate((Decision.RELEASED, Decision.REJECTED), start=1):
+            version = 2 * number
+            request = ReleaseRequest(id=str(number), decision=decision, version=version)
+            assert (await decide(request, "")).success
+        await server.until(lambda: server.state.runlog.last_step == 2)
+        await server.train("again")
+        candidate = ReleaseRequest(id="3", decision=Decision.CANDIDATE)
+        assert (await decide(candidate, "")).success
+        rows = await asyncio.to_thread(list_json, tmp_path)
+        shown = (await asyncio.to_thread(run_command, tmp_path, "list")).stdout
+        verified = (await asyncio.to_thread(run_command, tmp_path, "verify")).stdout
+    marks = [(row["version"], row["is_released"], row["is_candidate"]) for row in rows]
+    assert marks == [(2, True, False), (6, False, True)]
+    assert "released" in shown and "candidate" in shown
+    assert "step-00000004 is of version 4, which training has left" in shown
+    assert "step-00000004" not in verified
+
+
+def test_the_list_works_with_the_journal_of_a_server_without_releases(run_dir: Path) -> None:
+    with open_journal(run_dir) as db:
+        db.execute("DROP TABLE releases")
+        db.execute("DROP TABLE side_checkpoints")
+    assert [row["is_released"] for row in list_json(run_dir)] == [False, False, False]
+    assert run_command(run_dir, "verify").exit_code == 0
 
 
 def test_a_checkpoint_that_was_never_served_is_not_published(run_dir: Path) -> None:

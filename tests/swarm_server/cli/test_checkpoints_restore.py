@@ -158,3 +158,15 @@ def test_restoring_the_current_step_changes_nothing(run_dir: Path) -> None:
 def states(run_dir: Path) -> dict[str, str]:
     with open_journal(run_dir) as db:
         return dict(db.execute("SELECT group_id, state FROM groups ORDER BY group_id").fetchall())
+
+
+def test_the_question_says_that_the_released_version_would_be_discarded(run_dir: Path) -> None:
+    with open_journal(run_dir) as db:
+        db.execute(
+            "INSERT INTO releases (id, request_hash, decision, version, newest, is_rollback, "
+            "pinned_json, at, decided_by, evidence_json) "
+            "VALUES ('1', x'', 'released', 4, 5, 0, '[]', 0, 'gate', '{}')"
+        )
+    shown = run_command(run_dir, "restore", "2", answer="n").stdout
+    assert "the weights of version 4, which is released and answers apps" in shown
+    assert "Nothing was changed" in shown

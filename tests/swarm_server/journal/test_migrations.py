@@ -122,6 +122,24 @@ def test_claims_from_before_the_owner_migration_have_no_owner(
     journal.close()
 
 
+def test_a_journal_from_before_releases_has_no_decisions_and_keeps_its_checkpoints(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [migration.__name__ for migration in MIGRATIONS]
+    with monkeypatch.context() as patch:
+        before = MIGRATIONS[: names.index("m007_releases")]
+        patch.setattr("fakevllm_server.journal.store.MIGRATIONS", before)
+        Journal(path).close()
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("INSERT INTO checkpoints VALUES (4, 'step-00000004', 5, 'digest', 0.5, 1.0)")
+    db.close()
+    journal = Journal(path)
+    assert journal.read(reads.releases) == journal.read(reads.side_checkpoints) == []
+    assert journal.read(reads.checkpoint_folders) == ["step-00000004"]
+    journal.close()
+
+
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     path.touch()
     journal = Journal(path)

@@ -257,6 +257,32 @@ async def test_a_trainer_that_dies_during_a_rejection_is_restarted_and_nothing_h
     await run.rolling()
     assert run.trained_groups == {"a": 1, "b": 2} and len(decisions(run)) == 1
     assert (await run.decide(REJECTED, 2)).success
+    await run.rolling()
+    assert run.backend.num_launched == 2 and run.log.last_step == 1
+    await run.stop()
+
+
+@pytest.mark.parametrize("failure", [BackendError("gone"), ActionFailed("no")])
+async def test_a_publish_that_fails_after_a_rejection_is_made_up_for_by_the_next_start(
+    tmp_path: Path, failure: BackendError
+) -> None:
+    parts = Parts(tmp_path, JOB.model_copy(update={"batch_size": 2}))
+    run = parts.run
+    for name in "abcd":
+        await run.finish_group(name)
+    await run.trained("d")
+    await run.decide(RELEASED, 1)
+    await run.capture("waiting", call(2), call(2))
+    await run.end_group("waiting", 1.0, 0.0)
+    parts.rollout.plan("load_weights", failure)
+    with pytest.raises(BackendError):
+        await run.decide(REJECTED, 2)
+    await run.until(lambda: len(parts.rollout.loaded) > 3)
+    await run.rolling()
+    assert (await run.decide(REJECTED, 2)).success and len(run.releases.reply().records) == 2
+    await run.journal.flush()
+    assert run.log.last_step == 1 and run.pool.num_finished == 0
+    assert run.dropped_groups["waiting"] == "rejected_version"
     await run.stop()
 
 

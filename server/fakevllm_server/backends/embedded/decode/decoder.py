@@ -8,7 +8,7 @@ tokens, and decide which requests join the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,14 @@ MIN_SHARED_TOKENS = 128
 read faster once per row than in two parts."""
 
 
+class _RowSettings(NamedTuple):
+    """The sampling settings of several requests."""
+
+    sampling: SamplingRows
+    processors: list[tuple[int, LogitsProcessor]]
+    """Pairs of index and processor, for the requests that have a processor."""
+
+
 class Decoder:
     """The running requests, with the model and the KV cache. Each request is one row of the
     batch."""
@@ -53,11 +61,8 @@ class Decoder:
         self.cache = cache
         self._eos_ids = eos_ids
         self._forward = forward
-        self._sampling: SamplingRows | None = None
+        self._settings: _RowSettings | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
-        self._processors: list[tuple[int, LogitsProcessor]] = []
-        """Pairs of row index and processor, for the rows that have a processor. The pairs are
-        renewed together with `_sampling`."""
         self.use_model(model)
 
     def use_model(self, model: PreTrainedModel) -> None:
@@ -72,14 +77,18 @@ class Decoder:
             self._step = GraphedForward(self._fused, self.cache.max_length, new_graph)
 
     def start_prefill(
-        self, prompts: dict[bytes, list[int]], known: Sequence[Sequence[CachedPrefix]] = ()
+        self,
+        prompts: dict[bytes, list[int]],
+        known: Sequence[Sequence[CachedPrefix]] = (),
+        last_id: int | None = None,
     ) -> Prefill:
-        return Prefill(self._model, self._fused, self.cache.shape, prompts, known)
+        return Prefill(self._model, self._fused, self.cache.shape, prompts, known, last_id)
 
     def join(self, requests: Sequence[DecodeRequest], parts: Sequence[CachedPrefix]) -> None:
-        """Add requests with equal ids to the batch, each as a new row. The parts together have the
-        keys and values of all ids of a request (prompt and sampled tokens) except the last id. If
-        there are several requests, their rows share these keys and values, if they can."""
+        """Add requests with equal prefixes to the batch, each as a new row. The parts together have
+        the keys and values of the prefix: all ids of a request (prompt and sampled tokens) except
+        the last id. If there are several requests, their rows share these keys and values, if they
+        can."""
         num_tokens = sum(part.num_tokens for part in parts)
         assert all(num_tokens == len(one.ids) - 1 for one in requests), "one id is left"
         shared = None
@@ -91,30 +100,45 @@ class Decoder:
         for request in requests:
             self.cache.add_row(*(parts if shared is None else ()), shared=shared)
             self.rows.append(request)
-        self._sampling = None
+        self._settings = None
 
     def advance(self, version: int) -> list[DecodeRequest]:
         """Sample one token for every row, and return the requests of these rows. `version` is the
         weight version to record with the tokens. Afterwards, remove the rows that have finished."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
-        sampling = self._sampling or self._settings(rows)
-        logits = self.logits()
-        if self._processors:
-            logits = process_logits(logits, self._processors)
-        sampled = sample(logits, sampling, [row.rng.random() for row in rows])
-        for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
-            row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
+        self._settings = self._settings or self._settings_of(rows)
+        self._take(rows, self.logits(), self._settings, version)
         return rows
 
-    def _settings(self, rows: list[DecodeRequest]) -> SamplingRows:
-        self._processors = [
-            (index, row.logits_processor)
-            for index, row in enumerate(rows)
-            if row.logits_processor is not None
-        ]
-        self._sampling = SamplingRows.of([row.sampling for row in rows], self.cache.shape.device)
-        return self._sampling
+    def sample_first(self, requests: Sequence[DecodeRequest], logits: Tensor, version: int) -> None:
+        """Sample the first token of requests with equal prompts, which are not in the batch yet.
+        `logits` are those after the prompt, [1, vocabulary]."""
+        settings = self._settings_of(requests)
+        self._take(requests, logits.expand(len(requests), -1), settings, version)
+
+    def _take(
+        self,
+        requests: Sequence[DecodeRequest],
+        logits: Tensor,
+        settings: _RowSettings,
+        version: int,
+    ) -> None:
+        if settings.processors:
+            logits = process_logits(logits, settings.processors)
+        sampled = sample(logits, settings.sampling, [one.rng.random() for one in requests])
+        for request, token_id, logprob, top, allowed in zip(requests, *sampled, strict=True):
+            request.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
+
+    def _settings_of(self, requests: Sequence[DecodeRequest]) -> _RowSettings:
+        return _RowSettings(
+            SamplingRows.of([one.sampling for one in requests], self.cache.shape.device),
+            [
+                (index, one.logits_processor)
+                for index, one in enumerate(requests)
+                if one.logits_processor is not None
+            ],
+        )
 
     def logits(self) -> Tensor:
         """Run one forward pass on the last id of each row, and store the keys and values of this id
@@ -138,7 +162,7 @@ class Decoder:
             last = self.rows.pop()
             if index < len(self.rows):
                 self.rows[index] = last
-            self._sampling = None
+            self._settings = None
 
     def drop_for_memory(self) -> list[DecodeRequest]:
         """Remove rows until the KV cache has memory for one more token in each remaining row, or
@@ -162,7 +186,11 @@ class Decoder:
 class Prefill:
     """The prefill of several prompts, which computes their keys and values. It runs in parts, so
     that running requests get tokens in between. Equally many of the first tokens of each prompt may
-    be known already: `known` has their keys and values, in parts, for each prompt."""
+    be known already: `known` has their keys and values, in parts, for each prompt.
+
+    A request needs the logits after one more token, its last, which is not a part of its prefix.
+    `last_id` is this token of the only prompt. The same passes then compute these logits too.
+    """
 
     def __init__(
         self,
@@ -171,15 +199,21 @@ class Prefill:
         shape: CacheShape,
         prompts: dict[bytes, list[int]],
         known: Sequence[Sequence[CachedPrefix]] = (),
+        last_id: int | None = None,
     ) -> None:
+        assert last_id is None or len(prompts) == 1, "prompts are padded on the right"
         self._model: Any = model
         self._fused = fused
         self._prompts = prompts
+        self._has_last = last_id is not None
+        self.logits: Tensor | None = None
+        """After the last part: the logits after `last_id`, [1, vocabulary]."""
+        last = [] if last_id is None else [last_id]
         longest = max(map(len, prompts.values()))
         # Padding is on the right, so that under the causal mask no real token attends to it.
-        rows = [prompt + [0] * (longest - len(prompt)) for prompt in prompts.values()]
+        rows = [prompt + last + [0] * (longest - len(prompt)) for prompt in prompts.values()]
         self._ids = torch.tensor(rows, device=shape.device)
-        self._cache = PrefillCache(shape, len(rows), longest)
+        self._cache = PrefillCache(shape, len(rows), self._ids.shape[1])
         for row, parts in enumerate(known):
             self._cache.fill(row, parts)
 
@@ -188,21 +222,35 @@ class Prefill:
         included, but at least one token of each prompt. Return True if it was the last part."""
         begin = self._cache.length
         piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
+        end = begin + piece.shape[1]
+        is_last = end == self._ids.shape[1]
+        needs_logits = is_last and self._has_last
         if self._fused is not None:
-            self._fused.prefill(piece, begin, self._cache.filled)
+            logits = self._fused.prefill(
+                piece, begin, self._cache.filled, needs_logits=needs_logits
+            )
         else:
-            # The logits are unused; one position is the minimum that can be requested.
-            self._model(
+            # The logits of one position are the minimum that can be requested.
+            output = self._model(
                 input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1
             )
-        self._cache.length = begin + piece.shape[1]
-        return self._cache.length == self._ids.shape[1]
+            logits = output.logits[:, -1]
+        if needs_logits:
+            self.logits = logits
+        self._cache.length = end
+        return is_last
 
     def result(self) -> dict[bytes, CachedPrefix]:
+        """Return a copy of the keys and values of each prompt, without those of `last_id`."""
         return {
             key: self._cache.prefix(row, len(prompt))
             for row, (key, prompt) in enumerate(self._prompts.items())
         }
+
+    def with_last(self) -> CachedPrefix:
+        """Return the keys and values of the only prompt and of `last_id`, which share memory with
+        the prefill."""
+        return self._cache.row(0)
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_server.backends.embedded.decode.cuda_graphs import GraphMaker
@@ -99,28 +100,38 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: Forwar
     )
     decoder = Decoder(model, cache, frozenset(), choice)
     worst = 0.0
+
+    def compare(logits: Tensor, ids: list[int]) -> None:
+        nonlocal worst
+        inputs = torch.tensor([ids], device=model.device)
+        plain = network(input_ids=inputs, use_cache=False).logits[0, -1].float()
+        difference = (logits.float() - plain).abs().max() / (plain.abs().max() + 1e-6)
+        is_nan = bool(difference != difference)
+        worst = float("inf") if is_nan else max(worst, difference.item())
+
     for step in range(6):
         if step in joining:
-            _join(decoder, joining[step])
-        logits = decoder.logits().float()
+            prompts = joining[step]
+            first_logits = _join(decoder, prompts)
+            if first_logits is not None:
+                compare(first_logits[0], prompts[0])
+        logits = decoder.logits()
         for index, row in enumerate(decoder.rows):
-            inputs = torch.tensor([row.ids], device=model.device)
-            plain = network(input_ids=inputs, use_cache=False).logits[0, -1].float()
-            difference = (logits[index] - plain).abs().max() / (plain.abs().max() + 1e-6)
-            is_nan = bool(difference != difference)
-            worst = float("inf") if is_nan else max(worst, difference.item())
+            compare(logits[index], row.ids)
             row.ids.append(rng.randrange(vocab_size))
     return worst
 
 
-def _join(decoder: Decoder, prompts: list[list[int]]) -> None:
-    """Prefill equal prompts, and add them to the batch."""
+def _join(decoder: Decoder, prompts: list[list[int]]) -> Tensor | None:
+    """Prefill equal prompts, and add them to the batch. Return the logits after the prompt, [1,
+    vocabulary], or None for a prompt of one token."""
     requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
     key, prefix = requests[0].prefix_key, requests[0].prefix
     if not prefix:
         decoder.join(requests, [])
-        return
-    prefill = decoder.start_prefill({key: prefix})
+        return None
+    prefill = decoder.start_prefill({key: prefix}, last_id=prompts[0][-1])
     while not prefill.advance(max_tokens=max(2, len(prefix) // 2)):
         pass
     decoder.join(requests, [prefill.result()[key]])
+    return prefill.logits

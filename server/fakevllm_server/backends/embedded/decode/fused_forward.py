@@ -95,10 +95,13 @@ class FusedForward:
             hidden = self._after_attention(layer, hidden, attended)
         return functional.linear(self._norm(hidden, self._final_norm), self._head)
 
-    def prefill(self, ids: Tensor, begin: int, known: CachedPrefix) -> None:
+    def prefill(
+        self, ids: Tensor, begin: int, known: CachedPrefix, *, needs_logits: bool = False
+    ) -> Tensor | None:
         """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
         at the position `begin`. `known` has room for all of them: [layers, prompts, heads, tokens,
-        head dim] each."""
+        head dim] each. If `needs_logits`, return the logits after the last token of the part,
+        [prompts, vocabulary]."""
         num_prompts, num_tokens = ids.shape
         end = begin + num_tokens
         positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
@@ -119,17 +122,23 @@ class FusedForward:
             known.keys[index, :, :, begin:end] = keys
             known.values[index, :, :, begin:end] = values
             if layer is self._layers[-1]:
-                return  # Nothing reads its output.
+                # Of the last layer's output, at most that of the last token is read.
+                if not needs_logits:
+                    return None
+                queries = queries[:, :, -1:]
+                hidden = hidden.view(num_prompts, num_tokens, -1)[:, -1]
+                mask = mask[-1:] if mask is not None else mask
             attended = functional.scaled_dot_product_attention(
                 queries,
                 known.keys[index, :, :, :end],
                 known.values[index, :, :, :end],
                 attn_mask=mask,
-                is_causal=mask is None,
+                is_causal=mask is None and queries.shape[2] > 1,
                 scale=self._scaling,
                 enable_gqa=True,
             )
             hidden = self._after_attention(layer, hidden, attended.transpose(1, 2))
+        return functional.linear(self._norm(hidden, self._final_norm), self._head)
 
     def _project(
         self, layer: _Layer, hidden: Tensor, angles: tuple[Tensor, Tensor]

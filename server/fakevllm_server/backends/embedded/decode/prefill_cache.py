@@ -40,13 +40,13 @@ class PrefillCache(Cache):
             begin = end
         self.length = begin
 
+    def row(self, row: int) -> CachedPrefix:
+        """Return the keys and values of a prompt, without a copy."""
+        return CachedPrefix(self.filled.keys[:, row], self.filled.values[:, row])
+
     def prefix(self, row: int, length: int) -> CachedPrefix:
         """Return a copy of the keys and values of a prompt's first tokens."""
-        return (
-            CachedPrefix(self.filled.keys[:, row], self.filled.values[:, row])
-            .part(0, length)
-            .copy()
-        )
+        return self.row(row).part(0, length).copy()
 
 
 class _Layer(CacheLayerMixin):

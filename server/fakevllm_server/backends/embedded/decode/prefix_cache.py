@@ -28,7 +28,7 @@ class PrefixCache:
 
     def __init__(self, max_tokens: int, whole_prompts: bool = False) -> None:
         self._tree = RadixTree[CachedPrefix](max_tokens, _split)
-        self._whole_prompts = whole_prompts
+        self.whole_prompts = whole_prompts
         self.num_reused_tokens = 0
 
     @property
@@ -67,19 +67,19 @@ class PrefixCache:
         With `whole_prompts` nothing is kept, because the keys and values of sampled tokens differ
         in their last bits from those of a prompt.
         """
-        if not self._whole_prompts:
+        if not self.whole_prompts:
             self._tree.insert(array("i", ids), copy)
 
     def clear(self) -> None:
         self._tree.clear()
 
     def _salt(self, key: array[int]) -> bytes:
-        return key.tobytes() if self._whole_prompts else b""
+        return key.tobytes() if self.whole_prompts else b""
 
     def _rounded(self, num_tokens: int, num_matching: int) -> int:
         if num_matching == num_tokens:
             return num_matching
-        return 0 if self._whole_prompts else num_matching // REUSE_STEP * REUSE_STEP
+        return 0 if self.whole_prompts else num_matching // REUSE_STEP * REUSE_STEP
 
 
 def _split(prefix: CachedPrefix, length: int) -> tuple[CachedPrefix, CachedPrefix]:

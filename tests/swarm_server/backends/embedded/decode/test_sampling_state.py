@@ -192,6 +192,78 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
         check_logprobs(model, one)
 
 
+def test_a_prompts_first_token_comes_from_its_prefill_and_is_delivered_at_once(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    short, long = (
+        decode_request(range(7, 107), limit, Sampling(ignore_eos=True)) for limit in (1, 3)
+    )
+    with torch.inference_mode():
+        state.scheduler.add(short)
+        assert state.run_iteration() == [short]
+        assert short.finished and not state.has_work
+        state.scheduler.add(long)
+        long.ids[0] = 5  # another prompt, which is not cached
+        assert state.run_iteration() == [long]
+        assert long.num_sampled == 1
+        assert state.run_iteration() == [long]
+        assert long.num_sampled == 2
+    run_dry(state)
+    for one in (short, long):
+        check_logprobs(model, one)
+
+
+def test_a_first_token_from_a_prefill_does_not_delay_the_rows_that_run(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    running = decode_request([9], 12, Sampling(ignore_eos=True))
+    ended, going_on = (decode_request(range(7, 50 + n), n, Sampling()) for n in (1, 4))
+    with torch.inference_mode():
+        state.scheduler.add(running)
+        state.run_iteration()
+        for num_sampled, one in ((2, ended), (3, going_on)):
+            state.scheduler.add(one)
+            assert set(state.run_iteration()) == {running, one}
+            assert running.num_sampled == num_sampled
+    assert (ended.num_sampled, going_on.num_sampled) == (1, 2)
+
+
+def test_waiting_siblings_get_their_first_tokens_from_one_prefill_and_share_the_prompt(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    prompt = [7 + at % 200 for at in range(MIN_SHARED_TOKENS + 5)]
+    siblings = [decode_request(prompt, 4, Sampling(ignore_eos=True), seed=i) for i in range(3)]
+    siblings[0].limit = 1
+    for one in siblings:
+        state.scheduler.add(one)
+    with torch.inference_mode():
+        assert state.run_iteration() == siblings
+    assert [one.num_sampled for one in siblings] == [1, 1, 1]
+    (shared,) = state.decoder.cache.shared_rows
+    assert shared.num_rows == 2, "the first sibling has ended"
+    run_dry(state)
+    for one in siblings:
+        check_logprobs(model, one)
+
+
+def test_if_only_whole_prompts_are_reused_a_cached_prompt_gives_bit_equal_first_tokens(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    state.prefixes = PrefixCache(1000, whole_prompts=True)
+    first, again = (decode_request(range(7, 107), 2, Sampling(), seed=1) for _ in range(2))
+    for one in (first, again):
+        state.scheduler.add(one)
+        run_dry(state)
+    assert state.prefixes.num_reused_tokens == 99
+    assert [token.logprob for token in first.undelivered] == [
+        token.logprob for token in again.undelivered
+    ]
+
+
 def test_turns_of_a_session_compute_only_what_is_new(model: PreTrainedModel) -> None:
     state = sampling_state(model)
     history = list(range(7, 107))
