@@ -20,6 +20,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from fakevllm.admission.dataset import endless_rows
 from fakevllm.config.model import load
+from fakevllm.demo import gate_settings
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.gate_settings import HELD_OUT_FILE, PLANTED_FILE, release_section
 from fakevllm.demo.gated_outcome import GatedOutcome, gated_outcome
@@ -274,6 +275,8 @@ async def _train(run: Run, model: str) -> None:
         needed_rows = itertools.takewhile(lambda _: run.wants_more, rows)
         async with follow_capacity(run.proxy_url) as capacity:
             concurrency = 1 if run.settings.lockstep else CONCURRENCY
+            if run.settings.is_gated:
+                concurrency = gate_settings.CONCURRENCY
             async for _ in play(
                 needed_rows, player, lambda task: keys[task.task_id], concurrency, capacity
             ):
