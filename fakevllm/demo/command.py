@@ -20,11 +20,10 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from fakevllm.admission.dataset import endless_rows
 from fakevllm.config.model import load
-from fakevllm.demo import gate_settings
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.gate_settings import HELD_OUT_FILE, PLANTED_FILE, release_section
 from fakevllm.demo.gated_outcome import GatedOutcome, gated_outcome
-from fakevllm.demo.release_watch import PlantedTimes, ReleaseWatch
+from fakevllm.demo.release_watch import PausingPlayer, PlantedTimes, ReleaseWatch
 from fakevllm.demo.report import show
 from fakevllm.demo.run_state import (
     EMBEDDED,
@@ -46,7 +45,7 @@ from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm.replay.retry_deadline import RETRY_FOR_S
 from fakevllm.replay.row_runner import play
-from fakevllm.replay.row_senders import EndpointPlayer
+from fakevllm.replay.row_senders import EndpointPlayer, Player
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
@@ -270,13 +269,13 @@ async def _train(run: Run, model: str) -> None:
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
     http = openai.DefaultAioHttpClient()
-    player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
+    player: Player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
+    if run.releases is not None:
+        player = PausingPlayer(player, run.releases.no_candidate)
     try:
         needed_rows = itertools.takewhile(lambda _: run.wants_more, rows)
         async with follow_capacity(run.proxy_url) as capacity:
             concurrency = 1 if run.settings.lockstep else CONCURRENCY
-            if run.settings.is_gated:
-                concurrency = gate_settings.CONCURRENCY
             async for _ in play(
                 needed_rows, player, lambda task: keys[task.task_id], concurrency, capacity
             ):

@@ -12,9 +12,6 @@ PLANTED_FILE = "planted.json"
 MARGIN = 0.1
 """Loss of mean reward that is acceptable. An evaluation takes about 100 pairs with it. With the
 default margin it would take 400, and the demo is too short for that."""
-CONCURRENCY = 4
-"""Requests at a time, fewer than in a demo without the gate. More of them would leave little of two
-cores to the evaluations, and a bad version would have recovered before the next evaluation."""
 NUM_PLANTED = 10
 """Number of planted steps."""
 
@@ -24,7 +21,7 @@ def release_section(folder: Path) -> dict[str, object]:
     return {
         "mode": "gated",
         "eval_dataset": str(folder.absolute() / HELD_OUT_FILE),
-        "canary_share": 0.35,
+        "canary_share": 0.5,
         "baseline_share": 0.1,
         "evaluate_every": 5,
         "eval_samples": 4,

@@ -1,13 +1,20 @@
-"""The releases of a demo with the mode `gated`, as they are polled from the server. This module
-does no I/O."""
+"""The releases of a demo with the mode `gated`, as they are polled from the server, and
+what follows from them. This module does no I/O."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from fakevllm.demo.gate_settings import PlantedSteps
 from fakevllm.release.evidence_text import difference
+from fakevllm.replay.row_senders import Player
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
+
+MAX_PAUSE_S = 60.0
+"""Seconds for which a question waits for the end of an evaluation. If the gate is in trouble, the
+demo goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,25 @@ class PlantedTimes:
 
     began_at: float | None = None
     ended_at: float | None = None
+
+
+class PausingPlayer:
+    """A Player that sends no question while a version is evaluated.
+
+    Two cores cannot answer users and evaluate at the same speed. If the users went on, training
+    would have recovered from bad steps before the next evaluation.
+    """
+
+    def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
+        self._player = player
+        self._no_candidate = no_candidate
+
+    async def play(self, question: str, key: str) -> str:
+        """Send the question, as the Player does that this one wraps."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_PAUSE_S):
+                await self._no_candidate.wait()
+        return await self._player.play(question, key)
 
 
 class ReleaseWatch:
@@ -27,12 +53,19 @@ class ReleaseWatch:
         """Create the watch. `times` are those that an interrupted run has stored."""
         self.history: ReleasesReply | None = None
         self.times = times or PlantedTimes()
+        self.no_candidate = asyncio.Event()
+        """Event that is set while no version is evaluated."""
+        self.no_candidate.set()
         self._planted = planted
 
     def history_read(self, history: ReleasesReply) -> list[str]:
         """Replace the history, and return a line about each new decision."""
         num_known = 0 if self.history is None else len(self.history.records)
         is_first, self.history = self.history is None, history
+        if history.candidate is None:
+            self.no_candidate.set()
+        else:
+            self.no_candidate.clear()
         new = [] if is_first else history.records[num_known:]
         return [line for record in new if (line := describe(record))]
 
