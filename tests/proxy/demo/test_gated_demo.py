@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import json
@@ -17,7 +18,7 @@ from fakevllm.demo.command import run_demo
 from fakevllm.demo.gate_settings import PlantedSteps, release_section
 from fakevllm.demo.gated_outcome import GatedOutcome, arm_change, gated_outcome
 from fakevllm.demo.gated_report import show_gated
-from fakevllm.demo.release_watch import PlantedTimes, ReleaseWatch
+from fakevllm.demo.release_watch import PausingPlayer, PlantedTimes, ReleaseWatch
 from fakevllm.demo.run_state import DemoSettings
 from fakevllm.demo.tasks import all_tasks, held_out_rows, training_tasks
 from fakevllm.errors import UserError
@@ -192,6 +193,31 @@ def test_the_watch_names_each_verdict_once_and_the_planted_steps() -> None:
     assert watch.version_seen(48, 3.0) == []
     assert watch.version_seen(49, 4.0) == ["rewards train with the right sign again"]
     assert watch.times == PlantedTimes(2.0, 4.0)
+
+
+class Recorder:
+    """A Player that records the questions."""
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    async def play(self, question: str, key: str) -> str:
+        self.questions.append(question)
+        return key
+
+
+async def test_questions_wait_while_a_version_is_evaluated() -> None:
+    watch, recorder = ReleaseWatch(), Recorder()
+    player = PausingPlayer(recorder, watch.no_candidate)
+    evaluating = history(*GOOD[:1], released=0, rejected=[]).model_copy(update={"candidate": 20})
+    watch.history_read(evaluating)
+    assert watch.line() == "version 0 answers the app, version 20 is evaluated"
+    waiting = asyncio.create_task(player.play("What is 1 plus 1?", "key"))
+    await asyncio.sleep(0)
+    assert recorder.questions == []
+    watch.history_read(history(*GOOD[:2], released=20, rejected=[]))
+    assert await waiting == "key"
+    assert recorder.questions == ["What is 1 plus 1?"]
 
 
 def test_an_evaluation_is_due_some_versions_after_the_latest_verdict() -> None:
