@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm.demo.gate_settings import MARGIN, PlantedSteps
+from fakevllm.demo.gate_settings import MARGIN, NUM_PLANTED, PlantedSteps
 from fakevllm.demo.release_watch import PlantedTimes
 from fakevllm.release.arm_gains import ArmGains, Gain, GroupOutcome
 from fakevllm.release.arms import Arm
@@ -19,6 +19,9 @@ from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 NUM_COMPARED = 100
 """Number of sessions before the planted steps that the later ones are compared with. Earlier
 sessions were answered by versions that had learnt less."""
+NUM_BAD = 5
+"""Number of planted steps after which a version counts as bad. After fewer, it may still be better
+than the released version, which is older."""
 MIN_RELEASED_PROBE = 0.85
 """Share of right answers that the released version must reach in the probe of a planted run."""
 Z_95 = statistics.NormalDist().inv_cdf(0.975)
@@ -118,18 +121,16 @@ def _planted_outcome(
     ]
     first = returns[0] if returns else None
     change = arm_change(groups, began_at)
-    planted_versions = range(planted.begins_at + 1, planted.ends_at + 1)
+    bad_versions = range(planted.begins_at + NUM_BAD, planted.ends_at + 1)
     released_bad = [
         record.version
         for record in history.records
-        if record.decision is Decision.RELEASED
-        and record.version in planted_versions
-        and record.version not in history.rejected
+        if record.decision is Decision.RELEASED and record.version in bad_versions
     ]
     claims = {
         "the released arm's answers did not fall": change is not None
         and change.difference > -MARGIN,
-        "no version of the planted steps stayed released": not released_bad,
+        f"no version after {NUM_BAD} to {NUM_PLANTED} planted steps was released": not released_bad,
         "training went back": first is not None,
         f"the released version's probe is at least {MIN_RELEASED_PROBE}": after_released
         >= MIN_RELEASED_PROBE,

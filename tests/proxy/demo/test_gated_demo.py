@@ -168,7 +168,7 @@ def test_each_claim_can_fail() -> None:
     assert failed(outcome(shown=never)) == ["training went back"]
     bad = record(5, Decision.RELEASED, 47, 1055.0)
     kept = history(*GOOD, bad, released=47, rejected=[45])
-    assert failed(outcome(shown=kept)) == ["no version of the planted steps stayed released"]
+    assert failed(outcome(shown=kept)) == ["no version after 5 to 10 planted steps was released"]
 
 
 def test_the_change_of_the_released_arm_needs_sessions_on_both_sides() -> None:
