@@ -26,7 +26,7 @@ def release_section(folder: Path) -> dict[str, object]:
         "evaluate_every": 5,
         "eval_samples": 4,
         "margin": MARGIN,
-        "max_samples": 200,
+        "max_samples": 480,
     }
 
 
