@@ -280,15 +280,40 @@ def demo(
         str | None, typer.Option(help="Engine that trains, instead of the pair's: embedded | verl.")
     ] = None,
     lockstep: Lockstep = False,
+    gated: Annotated[
+        bool,
+        typer.Option("--gated", help="Evaluate versions on held-out sums before they answer."),
+    ] = False,
+    plant_bad_step: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --gated: from this step on, train ten steps with the opposite rewards, and "
+            "check that the released answers do not suffer.",
+        ),
+    ] = None,
 ) -> None:
     """Train the included demo model. The demo starts the same processes as a real run."""
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
+        from fakevllm.demo.gate_settings import PlantedSteps
         from fakevllm.runtime.local_engines import EngineChoice
 
         engines = EngineChoice.resolve(backend, rollout, trainer)
-        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines, lockstep))
+        settings = DemoSettings(
+            steps,
+            seed,
+            control,
+            run_dir,
+            json_file,
+            engines,
+            lockstep,
+            is_gated=gated,
+            planted=None if plant_bad_step is None else PlantedSteps(plant_bad_step),
+        )
+        if run_demo(settings).failed_claims:
+            raise typer.Exit(1)
 
     run_command(run)
 

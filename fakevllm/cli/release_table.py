@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fakevllm.cli.status_table import as_table
+from fakevllm.release.evidence_text import difference
 from fakevllm.runtime.terminal_text import printable
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
 
@@ -59,21 +60,6 @@ def history_table(records: Sequence[ReleaseRecord]) -> RenderableType:
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
-
-
-def difference(evidence: dict[str, Any]) -> str:
-    """Return the difference of mean rewards with its interval, or a dash.
-
-    >>> difference({"difference": -0.1, "low": -0.14, "high": -0.06})
-    '-0.100 (-0.140 to -0.060)'
-    >>> difference({})
-    '-'
-    """
-    numbers = [evidence.get(name) for name in ("difference", "low", "high")]
-    if not all(isinstance(number, int | float) for number in numbers):
-        return "-"
-    mean, low, high = (f"{number:+.3f}" for number in numbers)
-    return f"{mean} ({low} to {high})"
 
 
 def ranges(versions: Sequence[int]) -> str:

@@ -21,6 +21,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from fakevllm.admission.dataset import endless_rows
 from fakevllm.config.model import load
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
+from fakevllm.demo.gate_settings import HELD_OUT_FILE, PLANTED_FILE, release_section
+from fakevllm.demo.gated_outcome import GatedOutcome, gated_outcome
+from fakevllm.demo.release_watch import PausingPlayer, PlantedTimes, ReleaseWatch
 from fakevllm.demo.report import show
 from fakevllm.demo.run_state import (
     EMBEDDED,
@@ -28,27 +31,35 @@ from fakevllm.demo.run_state import (
     DemoSettings,
     Run,
     keep_polling,
+    poll,
     ready,
     wait_for_final_status,
 )
 from fakevllm.demo.run_summary import Outcome
-from fakevllm.demo.tasks import all_tasks
+from fakevllm.demo.tasks import all_tasks, held_out_rows, training_tasks
 from fakevllm.demo.view import render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
+from fakevllm.ledger.store import Ledger
+from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm.replay.retry_deadline import RETRY_FOR_S
 from fakevllm.replay.row_runner import play
-from fakevllm.replay.row_senders import EndpointPlayer
+from fakevllm.replay.row_senders import EndpointPlayer, Player
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_adapters.protocol.swarm import Task
 
 HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8
 MAX_TOKENS = 24
 ANY_PORT = ("127.0.0.1", 0)
+MAX_EVALUATION_S = 120.0
+"""Seconds for which the demo waits after the last step until the last version is evaluated."""
+MAX_RETURNS = 5
+"""Number of times that the demo trains again because training went back after the last step."""
 
 JOB = TrainJob(
     num_repeat=8, batch_size=8, lr=2.5e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
@@ -59,6 +70,7 @@ def run_demo(settings: DemoSettings) -> Outcome:
     """Run the demo and return its results. Raises UserError if the demo cannot start or fails."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
+    _check_gate(settings)
     settings.engines.check_installed()
     settings = replace(settings, run_dir=settings.folder)
     console = Console()
@@ -71,6 +83,25 @@ def run_demo(settings: DemoSettings) -> Outcome:
         raise
     except FakevllmError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
+
+
+def _check_gate(settings: DemoSettings) -> None:
+    """Raise UserError if the settings of the release gate do not go together."""
+    if settings.planted is not None and not settings.is_gated:
+        raise UserError("--plant-bad-step tests the release gate: add --gated.")
+    if not settings.is_gated:
+        return
+    if settings.lockstep:
+        raise UserError("--gated does not go with --lockstep: take one of them out.")
+    if "vllm" in settings.engines.names or "verl" in settings.engines.names:
+        raise UserError("--gated is for the embedded engine, which holds several versions.")
+    if settings.planted is not None and settings.control != "none":
+        raise UserError("--plant-bad-step does not go with --control: take one of them out.")
+    if settings.planted is not None and settings.planted.first_step > settings.steps:
+        raise UserError(
+            f"--plant-bad-step {settings.planted.first_step} is after the last step: "
+            f"choose a step up to {settings.steps}, or more --steps."
+        )
 
 
 @contextmanager
@@ -90,6 +121,9 @@ def _resume_command(settings: DemoSettings) -> str:
     command += ["--steps", str(settings.steps), *settings.engines.flags]
     command += [] if settings.control == "none" else ["--control", settings.control]
     command += ["--lockstep"] if settings.lockstep else []
+    command += ["--gated"] if settings.is_gated else []
+    if settings.planted is not None:
+        command += ["--plant-bad-step", str(settings.planted.first_step)]
     return " ".join(command)
 
 
@@ -101,10 +135,13 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
             before = await probe_once(run, model, "before")
             run.phase = "training on replayed traffic"
             await _train(run, model)
+            if settings.is_gated:
+                await _finish_evaluations(run, model)
             after = await probe_once(run, model, "after")
+            gated = await _gated_outcome(run) if settings.is_gated else None
             run.phase = "done"
             await wait_for_final_status(run)
-        outcome = _outcome(run, before, after, time.monotonic() - started)
+        outcome = replace(_outcome(run, before, after, time.monotonic() - started), gated=gated)
         show(console, outcome, before, after, run.folder / "ledger.sqlite")
     if settings.json_file is not None:
         settings.json_file.write_text(json.dumps(outcome.as_json(), indent=1))
@@ -147,30 +184,47 @@ def _prepare_run(
     )
     server_port, proxy_port = server_socket.getsockname()[1], proxy_socket.getsockname()[1]
     config = folder / "fakevllm.toml"
-    _require_same_kind(config, job)
+    _require_same_kind(config, job, is_gated=settings.is_gated)
     _require_same_engines(folder / "engines.json", settings.engines)
-    config.write_text(_toml(folder, server_port, proxy_port, job))
+    release = release_section(folder) if settings.is_gated else None
+    config.write_text(_toml(folder, server_port, proxy_port, job, release))
     model = ["--model", "demo"] if settings.engines.has_model else []
     server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
     server += ["--run-dir", str(folder), "--seed", str(settings.seed)]
+    if settings.is_gated:
+        (folder / HELD_OUT_FILE).write_text(held_out_rows())
+    environment = None if settings.planted is None else settings.planted.environment
     proxy = ["serve", "--config", str(config)]
     return Run(
         settings,
         folder,
         SupervisedProcess(
-            "the server", "fakevllm_server", server, folder / "server.log", server_socket
+            "the server",
+            "fakevllm_server",
+            server,
+            folder / "server.log",
+            server_socket,
+            environment,
         ),
         SupervisedProcess("the proxy", "fakevllm", proxy, folder / "proxy.log", proxy_socket),
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
+        releases=_watch(settings) if settings.is_gated else None,
     )
+
+
+def _watch(settings: DemoSettings) -> ReleaseWatch:
+    file = settings.folder / PLANTED_FILE
+    times = PlantedTimes(**json.loads(file.read_text())) if file.exists() else None
+    return ReleaseWatch(settings.planted, times)
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
     """Measure the model's accuracy, store the result in the run folder, and return it. `name` is
-    `before` or `after` (training). If the run is resumed, the stored result `before` is returned
-    and not measured again."""
+    `before` or `after` (training), or `after_released` for the released version. If the run is
+    resumed, the stored result `before` is returned and not measured again."""
     file = run.folder / f"probe_{name}.json"
+    time_name = "before" if name == "before" else "after"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
     done = 0
@@ -178,14 +232,14 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     def count() -> None:
         nonlocal done
         done += 1
-        run.phase = f"probing with {NUM_SAMPLES} fixed questions {name} training: {done}"
+        run.phase = f"probing with {NUM_SAMPLES} fixed questions {time_name} training: {done}"
 
     try:
         result = await probe(f"{run.server_url}/v1", model, all_tasks(), count)
     except openai.APIError as error:
         log_file = run.folder / "server.log"
         raise FakevllmError(
-            f"The probe {name} training failed ({error.message}): see {log_file}."
+            f"The probe {time_name} training failed ({error.message}): see {log_file}."
         ) from error
     file.write_text(json.dumps(asdict(result)))
     return result
@@ -209,13 +263,15 @@ async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[st
 
 async def _train(run: Run, model: str) -> None:
     """Send requests with sums through the proxy until the last training step of the run is done."""
-    tasks = all_tasks()
+    tasks = training_tasks() if run.settings.is_gated else all_tasks()
     keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
     http = openai.DefaultAioHttpClient()
-    player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
+    player: Player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
+    if run.releases is not None:
+        player = PausingPlayer(player, run.releases.no_candidate)
     try:
         needed_rows = itertools.takewhile(lambda _: run.wants_more, rows)
         async with follow_capacity(run.proxy_url) as capacity:
@@ -228,6 +284,48 @@ async def _train(run: Run, model: str) -> None:
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
         await http.aclose()
+
+
+async def _finish_evaluations(run: Run, model: str) -> None:
+    """Wait until the last version is evaluated, and train on if training goes back meanwhile."""
+    assert run.releases is not None, "a gated run watches its releases"
+    evaluate_every = int(str(release_section(run.folder)["evaluate_every"]))
+    for _ in range(MAX_RETURNS):
+        run.phase = "evaluating the last version"
+        waits_until = time.monotonic() + MAX_EVALUATION_S
+        while run.step > run.settings.steps and time.monotonic() < waits_until:
+            engine = run.stats.engine if run.stats is not None else None
+            version = (engine and engine.weight_version) or 0
+            if not run.releases.is_due(version, evaluate_every):
+                return
+            await asyncio.sleep(POLL_EVERY_S)
+            await poll(run)
+        if run.step > run.settings.steps:
+            return run.notes.append("the last version was not evaluated in time")
+        run.phase = "training went back, and goes on"
+        await _train(run, model)
+
+
+async def _gated_outcome(run: Run) -> GatedOutcome:
+    """Measure the released version, and return the results of the releases."""
+    watch = run.releases
+    assert watch is not None, "a gated run watches its releases"
+    await poll(run)
+    if watch.history is None:
+        raise FakevllmError(f"The server did not send its releases: see {run.folder}/server.log.")
+    released = await probe_once(run, policy_name(watch.history.released), "after_released")
+    groups = await asyncio.to_thread(_read_outcomes, run.folder / "ledger.sqlite")
+    return gated_outcome(watch.history, groups, released.success, run.settings.planted, watch.times)
+
+
+def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
+    """Return the scored groups of all arms. The proxy's own gains count a session only ten minutes
+    after its end."""
+    ledger = Ledger.open(ledger_file)
+    try:
+        return list(ledger.arms.outcomes(ledger.arms.newest_row()))
+    finally:
+        ledger.close()
 
 
 def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
@@ -255,7 +353,13 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
     )
 
 
-def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str:
+def _toml(
+    folder: Path,
+    server_port: int,
+    proxy_port: int,
+    job: TrainJob,
+    release: dict[str, object] | None = None,
+) -> str:
     """Return the text of the demo proxy's configuration file, fakevllm.toml."""
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
@@ -264,6 +368,8 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
         "hooks": {"path": str(HOOKS)},
         "job": job.model_dump(exclude_none=True),
     }
+    if release is not None:
+        sections["release"] = release
     lines: list[str] = []
     for name, values in sections.items():
         # a JSON string or number is the same in TOML
@@ -275,17 +381,19 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
     return "\n".join(lines)
 
 
-def _require_same_kind(config: Path, job: TrainJob) -> None:
-    """Raise UserError if the run in this folder was started with another value of `--control` or
-    `--lockstep`.
+def _require_same_kind(config: Path, job: TrainJob, *, is_gated: bool = False) -> None:
+    """Raise UserError if the run in this folder was started with another value of `--control`,
+    `--lockstep` or `--gated`.
 
     With another value, the learning curve would mix points that cannot be compared.
     """
     if not config.exists():
         return
-    before = load(config, {}).job
-    if (before.control, before.lockstep) != (job.control, job.lockstep):
+    loaded = load(config, {})
+    before, was_gated = loaded.job, loaded.release.is_gated
+    if (before.control, before.lockstep, was_gated) != (job.control, job.lockstep, is_gated):
         kind = f"--control {before.control}" + (" --lockstep" if before.lockstep else "")
+        kind += " --gated" if was_gated else ""
         raise UserError(
             f"{config.parent} is a run with {kind}: resume it with these flags, "
             "or choose another --run-dir."

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fakevllm.demo import plot
 from fakevllm.demo.accuracy_probe import Probe
+from fakevllm.demo.gated_report import show_gated
 from fakevllm.demo.run_summary import Outcome
 from fakevllm.runtime.local_engines import EngineChoice
 
@@ -19,6 +20,8 @@ SHOWN_SAMPLES = 5
 
 def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger: Path) -> None:
     console.print(_summary(outcome))
+    if outcome.gated is not None:
+        show_gated(console, outcome.gated)
     curve_file = Path(outcome.run_dir) / "curve.png"
     if (curve := plot.in_terminal(outcome, console.width)) is not None:
         console.print(Text.from_ansi(curve), no_wrap=True, crop=False)
@@ -82,4 +85,5 @@ def _next_steps(outcome: Outcome) -> str:
         f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}{engines}"
         + ("" if outcome.control == "none" else f" --control {outcome.control}")
         + (" --lockstep" if outcome.lockstep else "")
+        + ("" if outcome.gated is None else " --gated")
     )

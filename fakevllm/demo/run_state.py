@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 
+from fakevllm.demo.gate_settings import PLANTED_FILE, PlantedSteps
+from fakevllm.demo.release_watch import ReleaseWatch
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
+from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
@@ -32,6 +36,10 @@ class DemoSettings:
     json_file: Path | None
     engines: EngineChoice = EMBEDDED
     lockstep: bool = False
+    is_gated: bool = False
+    """Whether versions are evaluated before they answer the app (`release.mode = "gated"`)."""
+    planted: PlantedSteps | None = None
+    """Steps whose rewards train with the opposite sign; None for none."""
 
     @property
     def folder(self) -> Path:
@@ -54,6 +62,8 @@ class Run:
     tokens_per_s: float = 0.0
     """Sampled tokens per second, measured between two polls of the proxy's statistics."""
     polled_at: float = 0.0
+    releases: ReleaseWatch | None = None
+    """The releases of a demo with the mode `gated`; None without."""
 
     @property
     def step(self) -> int:
@@ -85,6 +95,7 @@ class Run:
             num_groups=sum(row.groups for row in curve),
             tokens_per_s=self.tokens_per_s,
             counts=sorted(self.stats.counts.items()),
+            releases=None if self.releases is None else self.releases.line(),
         )
 
 
@@ -163,4 +174,25 @@ async def poll(run: Run) -> bool:
     if run.stats is not None and stats.sampled_tokens > run.stats.sampled_tokens:
         run.tokens_per_s = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
     run.stats, run.polled_at = stats, now
+    if run.releases is not None:
+        await _poll_releases(run, run.releases)
     return True
+
+
+async def _poll_releases(run: Run, releases: ReleaseWatch) -> None:
+    """Fetch the history of releases from the server, and note what is new. If the server is
+    unreachable, keep the last history."""
+    engine = run.stats.engine if run.stats is not None else None
+    if engine is not None and (lines := releases.version_seen(engine.weight_version, time.time())):
+        run.notes += lines
+        (run.folder / PLANTED_FILE).write_text(json.dumps(asdict(releases.times)))
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http,
+            http.get(f"{run.server_url}/releases") as answer,
+        ):
+            answer.raise_for_status()
+            history = ReleasesReply.model_validate_json(await answer.read())
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return
+    run.notes += releases.history_read(history)

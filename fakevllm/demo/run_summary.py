@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from fakevllm.demo.gated_outcome import GatedOutcome
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -42,6 +44,19 @@ class Outcome:
     restarts: int
     """Number of times that the server or the proxy was restarted after it had died."""
     run_dir: str
+    gated: GatedOutcome | None = None
+    """Results of a demo with the mode `gated`; None, and not in the file, without."""
+
+    @property
+    def failed_claims(self) -> list[str]:
+        """The claims about planted steps that do not hold."""
+        planted = None if self.gated is None else self.gated.planted
+        return (
+            [] if planted is None else [name for name, holds in planted.claims.items() if not holds]
+        )
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self)
+        fields = asdict(self)
+        if self.gated is None:
+            del fields["gated"]
+        return fields

@@ -1,17 +1,41 @@
-"""The demo's tasks: all sums of two numbers from 0 to 7."""
+"""The demo's tasks: all sums of two numbers from 0 to 7.
+
+A demo with the mode `gated` holds out a quarter of them, which are never trained.
+"""
 
 from __future__ import annotations
+
+import json
 
 from fakevllm_adapters.protocol.swarm import Task
 
 BELOW = 8
 """Both numbers of a sum are smaller than this number."""
+HELD_OUT_ADDENDS = (2, 5)
+"""Sums whose second number is one of these are held out."""
 
 
 def all_tasks() -> list[Task]:
     """Return one task for each pair of numbers from 0 to 7. A task's metadata has the right sum."""
-    return [
-        Task(task_id=f"sum-{a}-{b}", main_query=f"What is {a} plus {b}?", metadata={"sum": a + b})
-        for a in range(BELOW)
-        for b in range(BELOW)
-    ]
+    return [_task(a, b) for a in range(BELOW) for b in range(BELOW)]
+
+
+def training_tasks() -> list[Task]:
+    """Return the tasks that are not held out."""
+    return [_task(a, b) for a in range(BELOW) for b in range(BELOW) if b not in HELD_OUT_ADDENDS]
+
+
+def held_out_rows() -> str:
+    """Return the held-out sums as JSON Lines."""
+    rows = (
+        {"question": _question(a, b), "sum": a + b} for a in range(BELOW) for b in HELD_OUT_ADDENDS
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _task(a: int, b: int) -> Task:
+    return Task(task_id=f"sum-{a}-{b}", main_query=_question(a, b), metadata={"sum": a + b})
+
+
+def _question(a: int, b: int) -> str:
+    return f"What is {a} plus {b}?"

@@ -33,6 +33,8 @@ class Snapshot:
     counts: Sequence[tuple[str, int]] = ()
     """Number of groups by state in the ledger."""
     notes: Sequence[str] = ()
+    releases: str | None = None
+    """State of the releases; None without the mode `gated`."""
 
 
 def render(snapshot: Snapshot) -> Panel:
@@ -48,6 +50,8 @@ def render(snapshot: Snapshot) -> Panel:
     facts.add_row(
         "ledger", ", ".join(f"{num} {state}" for state, num in snapshot.counts) or "empty"
     )
+    if snapshot.releases is not None:
+        facts.add_row("releases", snapshot.releases)
     notes = [Text(note, "yellow") for note in snapshot.notes[-3:]]
     parts = (Text(snapshot.phase, "bold"), _steps(snapshot), numbers, facts, *notes)
     return Panel(Group(*parts), title="fakevllm demo", width=WIDTH)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -40,7 +41,10 @@ class SupervisedProcess:
         arguments: Sequence[str],
         log_file: Path,
         listener: socket.socket,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Create the object. `environment` has the environment variables that the child gets in
+        addition to those of this process."""
         self.name = name
         self.num_restarts = 0
         fd = str(listener.fileno())
@@ -48,6 +52,7 @@ class SupervisedProcess:
         self._command += ["--until-stdin-closes"]
         self._listener = listener
         self._log_file = log_file
+        self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -86,6 +91,7 @@ class SupervisedProcess:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=[self._listener.fileno()],
+                env=os.environ | self._environment,
             )
         return await self._process.wait()
 

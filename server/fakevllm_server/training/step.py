@@ -29,6 +29,7 @@ from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, T
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
 from fakevllm_server.types.number_arrays import FloatArray
+from fakevllm_server.types.planted_steps import PLANTED
 
 log = logging.getLogger("fakevllm.server")
 
@@ -240,7 +241,13 @@ class StepRunner:
         """
         # Converted to StepFailed: the cause is in the rewards of these groups, not in the engine.
         try:
-            plan = plan_step(batch.step, batch.groups, self._job, penalties)
+            plan = plan_step(
+                batch.step,
+                batch.groups,
+                self._job,
+                penalties,
+                is_inverted=batch.version in PLANTED,
+            )
         except Exception as failure:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
         # The trainer's current weights were served under this version: no step was trained since,

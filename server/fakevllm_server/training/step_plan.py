@@ -64,17 +64,19 @@ def plan_step(
     groups: Sequence[FinishedGroup],
     job: TrainJob,
     penalties: Sequence[Sequence[float]] | None = None,
+    *,
+    is_inverted: bool = False,
 ) -> PlannedStep:
     """Compute the advantage and the weight of each call, and return the planned step.
 
     `penalties` has one row for each call of `trainable_calls`. A row has one number for each
     trained token of the call. This number is subtracted from the token's reward. If `penalties` is
-    None, nothing is subtracted. Raises ValueError if the groups lack something that the job's
-    algorithm needs, such as a greedy answer.
+    None, nothing is subtracted. If `is_inverted`, the rewards count with the opposite sign. Raises
+    ValueError if the groups lack something that the job's algorithm needs, such as a greedy answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
-        list(_entries(f"{job.seed} {step} {position}", group, job, rows))
+        list(_entries(f"{job.seed} {step} {position}", group, job, rows, is_inverted=is_inverted))
         for position, group in enumerate(groups)
     ]
     pairs = zip(groups, entries, strict=True)
@@ -93,6 +95,8 @@ def plan_step(
         trained.append(_trained_group(group.group_id, by_sibling))
         calls.extend(call for own in by_sibling.values() for call in own)
     metrics = _metrics(groups, calls, job)
+    if is_inverted:
+        metrics["rewards_inverted"] = 1.0
     if penalties is not None:
         means = [_mean(row) for row in penalties if row]
         metrics["reward_kl_penalty"] = _mean(means) / job.kl_coef
@@ -151,6 +155,8 @@ def _entries(
     group: FinishedGroup,
     job: TrainJob,
     penalties: Iterator[Sequence[float]] | None,
+    *,
+    is_inverted: bool,
 ) -> Iterator[_Entry]:
     """Yield the episodes of a group that have a reward, even those without trainable calls.
 
@@ -159,6 +165,8 @@ def _entries(
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
         random.Random(seed).shuffle(rewards)
+    if is_inverted:
+        rewards = [-reward for reward in rewards]
     for episode, reward in zip(group.scored, rewards, strict=True):
         calls = list(_calls_of(group, episode, job))
         token_penalties = () if penalties is None else [next(penalties) for _ in calls]

@@ -51,6 +51,7 @@ def test_the_demos_result_keeps_square_brackets(tmp_path: Path, console: Console
     )
     report.show(console, outcome, PROBE, PROBE, folder / "ledger.db")
     text = printed(console)
+    assert "gated" not in outcome.as_json() and "--gated" not in text
     assert "lr = 1e-6 under [job] in fakevllm.toml" in text
     assert f"tokens: {folder / 'ledger.db'}" in text and f"--run-dir {folder} " in text
     assert "How much is [b]?" in text and text.count("[/b] 8") == 2

@@ -70,6 +70,22 @@ def test_a_frozen_run_has_no_call_in_the_loss() -> None:
     assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])
 
 
+def test_inverted_rewards_give_the_opposite_advantages() -> None:
+    episodes = [ScoredEpisode(index, float(index == 0), [call()]) for index in range(3)]
+    group = FinishedGroup("g", episodes)
+    plain, inverted = (
+        plan_step(1, [group], TrainJob(), is_inverted=is_inverted) for is_inverted in (False, True)
+    )
+    assert [-one.advantage for one in plain.batch.calls] == pytest.approx(
+        [one.advantage for one in inverted.batch.calls]
+    )
+    assert inverted.metrics["reward_mean"] == plain.metrics["reward_mean"]
+    assert (plain.metrics.get("rewards_inverted"), inverted.metrics["rewards_inverted"]) == (
+        None,
+        1,
+    )
+
+
 def test_loss_unit_decides_whether_calls_of_an_episode_are_one_unit() -> None:
     episodes = [ScoredEpisode(index, float(index), [call(), call()]) for index in range(2)]
     group = FinishedGroup("g", episodes)

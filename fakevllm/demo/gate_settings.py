@@ -1,0 +1,60 @@
+"""The settings of a demo with the mode `gated`, and the steps in which it plants bad updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HELD_OUT_FILE = "held_out.jsonl"
+"""Name of the file with the held-out rows in the run folder."""
+PLANTED_FILE = "planted.json"
+"""Name of the file in the run folder with the times at which planted steps began and ended."""
+MARGIN = 0.1
+"""Loss of mean reward that is acceptable. An evaluation takes about 100 pairs with it. With the
+default margin it would take 400, and the demo is too short for that."""
+NUM_PLANTED = 10
+"""Number of planted steps."""
+
+
+def release_section(folder: Path) -> dict[str, object]:
+    """Return the section `[release]` of the demo's fakevllm.toml."""
+    return {
+        "mode": "gated",
+        "eval_dataset": str(folder.absolute() / HELD_OUT_FILE),
+        "canary_share": 0.5,
+        "baseline_share": 0.1,
+        "evaluate_every": 5,
+        "eval_samples": 4,
+        "margin": MARGIN,
+        "max_samples": 480,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedSteps:
+    """The steps whose rewards reach the trainer with the opposite sign.
+
+    They are counted by the version of the weights with which they begin. Versions are never reused,
+    so a step that is repeated after a return to earlier weights is not planted again.
+
+    >>> planted = PlantedSteps(first_step=40)
+    >>> planted.begins_at, planted.ends_at, planted.environment
+    (39, 49, {'INVERT_REWARDS': '39:48'})
+    """
+
+    first_step: int
+
+    @property
+    def begins_at(self) -> int:
+        """Version with which the first planted step begins."""
+        return self.first_step - 1
+
+    @property
+    def ends_at(self) -> int:
+        """Version from which on no step is planted."""
+        return self.begins_at + NUM_PLANTED
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variable that makes the server plant the steps."""
+        return {"INVERT_REWARDS": f"{self.begins_at}:{self.ends_at - 1}"}

@@ -1,0 +1,121 @@
+"""The releases of a demo with the mode `gated`, as they are polled from the server, and
+what follows from them. This module does no I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from fakevllm.demo.gate_settings import PlantedSteps
+from fakevllm.release.evidence_text import difference
+from fakevllm.replay.row_senders import Player
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
+
+MAX_PAUSE_S = 60.0
+"""Seconds for which a question waits for the end of an evaluation. If the gate is in trouble, the
+demo goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedTimes:
+    """Unix times in seconds at which the planted steps began and ended; None before."""
+
+    began_at: float | None = None
+    ended_at: float | None = None
+
+
+class PausingPlayer:
+    """A Player that sends no question while a version is evaluated.
+
+    Two cores cannot answer users and evaluate at the same speed. If the users went on, training
+    would have recovered from bad steps before the next evaluation.
+    """
+
+    def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
+        self._player = player
+        self._no_candidate = no_candidate
+
+    async def play(self, question: str, key: str) -> str:
+        """Send the question, as the Player does that this one wraps."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_PAUSE_S):
+                await self._no_candidate.wait()
+        return await self._player.play(question, key)
+
+
+class ReleaseWatch:
+    """The latest history of releases, and the time of the planted steps."""
+
+    def __init__(
+        self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
+    ) -> None:
+        """Create the watch. `times` are those that an interrupted run has stored."""
+        self.history: ReleasesReply | None = None
+        self.times = times or PlantedTimes()
+        self.no_candidate = asyncio.Event()
+        """Event that is set while no version is evaluated."""
+        self.no_candidate.set()
+        self._planted = planted
+
+    def history_read(self, history: ReleasesReply) -> list[str]:
+        """Replace the history, and return a line about each new decision."""
+        num_known = 0 if self.history is None else len(self.history.records)
+        is_first, self.history = self.history is None, history
+        if history.candidate is None:
+            self.no_candidate.set()
+        else:
+            self.no_candidate.clear()
+        new = [] if is_first else history.records[num_known:]
+        return [line for record in new if (line := describe(record))]
+
+    def version_seen(self, version: int, now: float) -> list[str]:
+        """Record the newest version at the time `now`, in Unix seconds. Return a line if the
+        planted steps begin or end."""
+        planted, times = self._planted, self.times
+        if planted is None:
+            return []
+        if times.began_at is None and version >= planted.begins_at:
+            self.times = PlantedTimes(now)
+            return [f"step {planted.first_step}: rewards train with the opposite sign now"]
+        if times.began_at is not None and times.ended_at is None and version >= planted.ends_at:
+            self.times = PlantedTimes(times.began_at, now)
+            return ["rewards train with the right sign again"]
+        return []
+
+    def line(self) -> str:
+        """Return the state of the releases in one line."""
+        if self.history is None:
+            return "unknown"
+        released, candidate = self.history.released, self.history.candidate
+        text = f"version {released} answers the app"
+        return text if candidate is None else f"{text}, version {candidate} is evaluated"
+
+    def is_due(self, version: int, evaluate_every: int) -> bool:
+        """Return True if a candidate is evaluated, or will be because of the newest version."""
+        history = self.history
+        if history is None or history.candidate is not None:
+            return True
+        verdicts = [
+            record.version
+            for record in history.records
+            if record.decision is not Decision.CANDIDATE and record.version is not None
+        ]
+        return version - max([0, *verdicts, *history.rejected]) >= evaluate_every
+
+
+def describe(record: ReleaseRecord) -> str:
+    """Return a line about a verdict. Return an empty text for another decision."""
+    figures = difference(record.evidence)
+    figures = "" if figures == "-" else f": {figures}"
+    match record.decision:
+        case Decision.RELEASED:
+            return f"version {record.version} is released{figures}"
+        case Decision.REJECTED:
+            back = record.evidence.get("restored")
+            goes_back = "" if back is None else f", training goes back to version {back}"
+            return f"version {record.version} is rejected{goes_back}{figures}"
+        case Decision.UNDECIDED:
+            return f"version {record.version} is undecided{figures}"
+        case _:
+            return ""

@@ -1,0 +1,28 @@
+"""Training steps in which the rewards reach the trainer with the opposite sign, for a test of the
+release gate.
+
+`INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of version 39 to
+48. Versions are never reused, so a step that is repeated after a return to earlier weights is not
+inverted again. `fakevllm demo --plant-bad-step` sets the environment variable. Without it, nothing
+is inverted.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "INVERT_REWARDS"
+
+
+def planted_versions(spec: str) -> range:
+    """Return the versions that `spec` names.
+
+    >>> planted_versions("39:48"), len(planted_versions(""))
+    (range(39, 49), 0)
+    """
+    first, _, last = spec.partition(":")
+    return range(int(first), int(last) + 1) if spec else range(0)
+
+
+PLANTED = planted_versions(os.environ.get(VARIABLE, ""))
+"""Versions with whose weights an inverted step begins."""
