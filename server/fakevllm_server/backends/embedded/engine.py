@@ -257,7 +257,7 @@ class EmbeddedEngine:
     async def probe(self) -> ProbeReply:
         ids = self.encode(KNOWN_PROMPT, add_special_tokens=True)
         ids = ids[: min(MAX_TOKENS, self.max_model_len)]
-        log_probs = await self._run(lambda: self._state.decoder.log_probs(ids))
+        log_probs = await self._run_once(lambda: self._state.decoder.log_probs(ids))
         dtype = str(self._dtype).removeprefix("torch.")
         return ProbeReply(ids, log_probs, dtype, self._cache_shape.num_layers)
 

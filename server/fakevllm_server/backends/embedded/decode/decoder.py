@@ -7,7 +7,7 @@ tokens, and decide which requests join the batch.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -147,42 +147,29 @@ class Decoder:
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
         if self._step is not None:
             return self._step.logits(ids, positions, self.cache)
-        return self._own_logits(ids, positions, self.cache)
-
-    def _own_logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Run the model's own forward pass."""
         output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
-            attention_mask=cache.mask(),
-            past_key_values=cache,
+            attention_mask=self.cache.mask(),
+            past_key_values=self.cache,
             use_cache=True,
         )
         return output.logits[:, -1]
 
-    def log_probs(self, ids: Sequence[int]) -> Generator[None, None, list[float]]:
-        """Return the log-probability of each token after the first, as decoding would compute it.
-        Each token is decoded by one part of this generator, in a cache of its own, so that running
-        requests neither wait nor change."""
-        cache = KvCache(self.cache.shape, 1, len(ids), len(ids))
-        log_probs: list[float] = []
-        for position in range(len(ids) - 1):
-            log_probs.append(self._forced_log_prob(cache, ids, position))
-            yield
-        return log_probs
-
     @torch.inference_mode()
-    def _forced_log_prob(self, cache: KvCache, ids: Sequence[int], position: int) -> float:
-        """Decode the token at this position, and return the log-probability of the next one."""
-        if not cache.num_rows:
-            cache.add_row()
-        positions = cache.begin([position])
-        token = torch.tensor([ids[position]], device=positions.device)
+    def log_probs(self, ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token after the first, from one pass with the weights
+        and the forward pass of the sampler. The batch and its cache do not change."""
+        inputs = torch.tensor([ids[:-1]], device=self.cache.shape.device)
         if self._fused is not None:
-            logits = self._fused.logits(token, positions, cache)
+            known = PrefillCache(self.cache.shape, 1, len(ids) - 1).filled
+            logits = self._fused.prefill(inputs, 0, known, num_logits=len(ids) - 1)
+            assert logits is not None, "logits were requested"
         else:
-            logits = self._own_logits(token, positions, cache)
-        return logits[0].float().log_softmax(-1)[ids[position + 1]].item()
+            logits = self._model(input_ids=inputs, use_cache=False).logits
+        log_probs = logits[0].float().log_softmax(-1)
+        following = torch.tensor(ids[1:], device=log_probs.device)
+        return log_probs.gather(1, following[:, None])[:, 0].tolist()
 
     def drop(self, indices: list[int]) -> None:
         for index in sorted(indices, reverse=True):
@@ -255,16 +242,17 @@ class Prefill:
         needs_logits = is_last and self._has_last
         if self._fused is not None:
             logits = self._fused.prefill(
-                piece, begin, self._cache.filled, needs_logits=needs_logits
+                piece, begin, self._cache.filled, num_logits=int(needs_logits)
             )
         else:
             # The logits of one position are the minimum that can be requested.
             output = self._model(
                 input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1
             )
-            logits = output.logits[:, -1]
+            logits = output.logits
         if needs_logits:
-            self.logits = logits
+            assert logits is not None, "logits were requested"
+            self.logits = logits[:, -1]
         self._cache.length = end
         return is_last
 

@@ -96,12 +96,12 @@ class FusedForward:
         return functional.linear(self._norm(hidden, self._final_norm), self._head)
 
     def prefill(
-        self, ids: Tensor, begin: int, known: CachedPrefix, *, needs_logits: bool = False
+        self, ids: Tensor, begin: int, known: CachedPrefix, *, num_logits: int = 0
     ) -> Tensor | None:
         """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
         at the position `begin`. `known` has room for all of them: [layers, prompts, heads, tokens,
-        head dim] each. If `needs_logits`, return the logits after the last token of the part,
-        [prompts, vocabulary]."""
+        head dim] each. Return the logits after the last `num_logits` tokens of each prompt's part,
+        [prompts, num_logits, vocabulary], or None if no logits are needed."""
         num_prompts, num_tokens = ids.shape
         end = begin + num_tokens
         positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
@@ -122,12 +122,14 @@ class FusedForward:
             known.keys[index, :, :, begin:end] = keys
             known.values[index, :, :, begin:end] = values
             if layer is self._layers[-1]:
-                # Of the last layer's output, at most that of the last token is read.
-                if not needs_logits:
+                # Of the last layer's output, only that of the last tokens is read.
+                if not num_logits:
                     return None
-                queries = queries[:, :, -1:]
-                hidden = hidden.view(num_prompts, num_tokens, -1)[:, -1]
-                mask = mask[-1:] if mask is not None else mask
+                queries = queries[:, :, -num_logits:]
+                hidden = hidden.view(num_prompts, num_tokens, -1)[:, -num_logits:].flatten(0, 1)
+                if mask is None and 1 < num_logits < num_tokens:
+                    mask = torch.ones(num_tokens, end, dtype=torch.bool, device=ids.device).tril_()
+                mask = None if mask is None else mask[-num_logits:]
             attended = functional.scaled_dot_product_attention(
                 queries,
                 known.keys[index, :, :, :end],
@@ -138,7 +140,8 @@ class FusedForward:
                 enable_gqa=True,
             )
             hidden = self._after_attention(layer, hidden, attended.transpose(1, 2))
-        return functional.linear(self._norm(hidden, self._final_norm), self._head)
+        logits = functional.linear(self._norm(hidden, self._final_norm), self._head)
+        return logits.view(num_prompts, num_logits, -1)
 
     def _project(
         self, layer: _Layer, hidden: Tensor, angles: tuple[Tensor, Tensor]
