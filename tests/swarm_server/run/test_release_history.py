@@ -39,7 +39,7 @@ class History:
             version=version,
             parent=None,
             time_s=0.0,
-            decided_by="anna",
+            decided_by="gate",
         )
         newest = max(self.lineage.path)
         row = ReleaseRow(record, b"", newest, restored, is_rollback, pinned)
