@@ -320,12 +320,15 @@ def _discarded(restore: CheckpointRestore) -> str:
     if num_groups:
         plural = "s"[: num_groups > 1]
         lines.append(f"  {num_groups} group{plural}, marked as lost and never trained again")
-    if restore.newer:
-        newer = ", ".join(str(checkpoint.step) for checkpoint in reversed(restore.newer))
-        lines.append(f"  the checkpoint{'s'[: len(restore.newer) > 1]} of step {newer}")
-    released = restore.archive.release_state().released
-    if released in [checkpoint.saved.version for checkpoint in restore.newer]:
-        lines.append(f"  the weights of version {released}, which is released and answers apps")
+    state = restore.archive.release_state()
+    deleted = [one.step for one in restore.newer if one.saved.version not in state.pinned]
+    if deleted:
+        newer = ", ".join(map(str, reversed(deleted)))
+        lines.append(f"  the checkpoint{'s'[: len(deleted) > 1]} of step {newer}")
+    if state.released in [checkpoint.saved.version for checkpoint in restore.newer]:
+        lines.append(
+            f"Version {state.released} is released and answers apps: its checkpoint is kept."
+        )
     return "\n".join(lines)
 
 

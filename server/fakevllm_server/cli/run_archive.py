@@ -275,7 +275,8 @@ class CheckpointRestore:
         folders. Raises ConfigError if the journal cannot be written.
         """
         log = RunLog(self._journal)
-        log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back")
+        pinned = self.archive.release_state().pinned
+        log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back", pinned)
         if not self._journal.drain():
             raise ConfigError(
                 f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 from sqlalchemy import Connection
@@ -250,14 +250,19 @@ def rolled_back(entry: LogEntry) -> Change:
     return Change("roll_back", apply)
 
 
-def abandoned(entry: LogEntry) -> Change:
+def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
     """Roll the run back to the end of the step in `entry`, and discard all later steps for good.
-    Their batches and checkpoints are deleted.
+    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept
+    beside those of the run.
 
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
 
-    return Change("abandon", lambda db: abandon(db, entry, entry.step))
+    def apply(db: Connection) -> None:
+        keep_beside(db, entry.step, kept)
+        abandon(db, entry, entry.step)
+
+    return Change("abandon", apply)
 
 
 # --- releases
@@ -276,12 +281,7 @@ def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
 
     def apply(db: Connection) -> None:
         put_release(db, row)
-        db.exec_driver_sql(
-            "INSERT OR REPLACE INTO side_checkpoints "
-            "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
-            "WHERE step > ? AND version IN (SELECT value FROM json_each(?))",
-            (back.common_step, kept),
-        )
+        keep_beside(db, back.common_step, back.kept)
         abandon(db, entry, back.common_step)
         if back.step > back.common_step:
             db.exec_driver_sql(
@@ -321,6 +321,16 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 # --- the SQL of the changes, one function for each kind of row
+
+
+def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
+    """Keep the checkpoints of some versions after `step` beside those of the run."""
+    db.exec_driver_sql(
+        "INSERT OR REPLACE INTO side_checkpoints "
+        "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
+        "WHERE step > ? AND version IN (SELECT value FROM json_each(?))",
+        (step, json.dumps(sorted(versions))),
+    )
 
 
 def abandon(db: Connection, entry: LogEntry, step: int) -> None:

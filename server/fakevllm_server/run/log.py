@@ -6,9 +6,10 @@ read the entries of the log. A proxy keeps a cursor: the number of the last entr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.protocol.reward_changes import RewardChanges
@@ -127,7 +128,7 @@ class RunLog:
         )
         self.version = max(self.version, version)
         self.last_step = step
-        self._add(metrics)
+        _add(self.totals, metrics)
         await self._journal.write(row_changes.trained(entry, checkpoint))
 
     async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
@@ -165,31 +166,41 @@ class RunLog:
         self.version = max(self.version, version)
         await self._journal.write(row_changes.entry_logged(self._next(entry)))
 
-    def record_abandoned(self, step: int, version: int, reason: str) -> None:
+    def record_abandoned(
+        self, step: int, version: int, reason: str, kept: Collection[int] = ()
+    ) -> None:
         """Record that the run continues from the end of `step`, and that the batches of later steps
-        are discarded for good.
+        are discarded for good. The checkpoints of the versions in `kept` are kept beside those of
+        the run.
 
         Groups that were trained in later steps or planned for them are not trained again.
         """
-        self._put(row_changes.abandoned, self._abandon(step, version, reason))
+        entry = self._next(self._abandon(step, version, reason, self._lost_after(step)))
+        self._journal.put(row_changes.abandoned(entry, kept))
 
-    def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
+    async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
         """Queue a decision with which training goes back to an earlier version, and return its
         position in the journal's queue. The batches of the steps that are left are discarded for
         good, and the restored weights get the next version. All changes of the journal must be on
         disk."""
-        entry = self._abandon(back.common_step, self.version + 1, REJECTED_VERSION)
+        # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
+        lost = await asyncio.to_thread(self._lost_after, back.common_step)
+        totals = await asyncio.to_thread(self._read_totals, back.step)
+        entry = self._abandon(back.common_step, self.version + 1, REJECTED_VERSION, lost)
         entry = self._next(entry.model_copy(update={"step": back.step}))
         self.version, self.last_step = entry.version, back.step
-        self._update_totals()
+        self.totals, self._reward_changes = totals
         return self._journal.put(row_changes.went_back(entry, row, back))
 
-    def _abandon(self, step: int, version: int, reason: str) -> LogEntry:
+    def _lost_after(self, step: int) -> list[str]:
+        return self._journal.read(reads.groups_trained_after, step)
+
+    def _abandon(self, step: int, version: int, reason: str, lost: list[str]) -> LogEntry:
         if self._served is not None and self._served.step > step:
             self._served = None
-        entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
-        entry.lost = self._journal.read(reads.groups_trained_after, step)
-        return entry
+        return LogEntry(
+            seq=0, kind="restored", step=step, version=version, reason=reason, lost=lost
+        )
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
         """Drop the groups of a planned batch that the trainer could not train, and delete the
@@ -273,16 +284,16 @@ class RunLog:
     def _update_totals(self) -> None:
         """Recompute the run's totals, and the known origins of its rewards, from all steps up to
         `last_step`."""
-        self.totals.clear()
-        for metrics in self._journal.read(reads.step_metrics, self.last_step):
-            self._add(metrics)
-        self._reward_changes = RewardChanges()
-        for hooks, job in self._journal.read(reads.step_sources, self.last_step):
-            self._reward_changes.observe(hooks, [job])
+        self.totals, self._reward_changes = self._read_totals(self.last_step)
 
-    def _add(self, metrics: Mapping[str, float]) -> None:
-        for name, value in additive_metrics(metrics).items():
-            self.totals[name] += value
+    def _read_totals(self, last_step: int) -> tuple[defaultdict[str, float], RewardChanges]:
+        totals: defaultdict[str, float] = defaultdict(float)
+        for metrics in self._journal.read(reads.step_metrics, last_step):
+            _add(totals, metrics)
+        changes = RewardChanges()
+        for hooks, job in self._journal.read(reads.step_sources, last_step):
+            changes.observe(hooks, [job])
+        return totals, changes
 
     def _put(self, change: Callable[[LogEntry], Change], entry: LogEntry) -> None:
         """Give an entry the next sequence number, and queue the journal change that stores the
@@ -293,6 +304,11 @@ class RunLog:
         """Return a copy of a log entry with the next sequence number."""
         self._seq += 1
         return entry.model_copy(update={"seq": self._seq})
+
+
+def _add(totals: defaultdict[str, float], metrics: Mapping[str, float]) -> None:
+    for name, value in additive_metrics(metrics).items():
+        totals[name] += value
 
 
 def _plan_change(batch: PlannedBatch) -> Change:

@@ -92,7 +92,7 @@ class Releases:
         """Append a decision with which training goes back to an earlier version, and return when it
         is on disk."""
         await self._journal.write()
-        position = self._log.put_return(row, back)
+        position = await self._log.put_return(row, back)
         self._add(row)
         await self._journal.wait_written(position, None)
 

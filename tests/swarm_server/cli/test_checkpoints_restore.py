@@ -160,13 +160,21 @@ def states(run_dir: Path) -> dict[str, str]:
         return dict(db.execute("SELECT group_id, state FROM groups ORDER BY group_id").fetchall())
 
 
-def test_the_question_says_that_the_released_version_would_be_discarded(run_dir: Path) -> None:
+def test_the_checkpoint_of_the_released_version_is_kept_beside_those_of_the_run(
+    run_dir: Path,
+) -> None:
     with open_journal(run_dir) as db:
         db.execute(
             "INSERT INTO releases (id, request_hash, decision, version, newest, is_rollback, "
             "pinned_json, at, decided_by, evidence_json) "
             "VALUES ('1', x'', 'released', 4, 5, 0, '[]', 0, 'gate', '{}')"
         )
-    shown = run_command(run_dir, "restore", "2", answer="n").stdout
-    assert "the weights of version 4, which is released and answers apps" in shown
-    assert "Nothing was changed" in shown
+        (folder,) = db.execute("SELECT folder FROM checkpoints WHERE version = 4").fetchone()
+    shown = run_command(run_dir, "restore", "2", answer="y").stdout
+    assert "Version 4 is released and answers apps: its checkpoint is kept" in shown
+    with open_journal(run_dir) as db:
+        assert db.execute("SELECT version, folder FROM side_checkpoints").fetchall() == [
+            (4, folder)
+        ]
+        assert db.execute("SELECT max(step) FROM checkpoints").fetchone() == (2,)
+    assert (run_dir / "checkpoints" / folder).is_dir()

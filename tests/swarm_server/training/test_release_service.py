@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swarm_server.local_backend import LocalBackend
@@ -493,4 +496,24 @@ async def test_pins_end_with_an_empty_list_also_after_a_restart(tmp_path: Path) 
     assert run.releases.state.pinned == {0, 1}
     await run.decide(RELEASED, 2, pinned=[])
     assert run.releases.state.pinned == {0, 2}
+    await run.stop()
+
+
+async def test_the_run_log_is_not_parsed_on_the_event_loop_when_training_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    read, on_loop = run.journal.read, list[str]()
+
+    def observe(query: Callable[..., Any], *arguments: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(query.__name__)
+        return read(query, *arguments)
+
+    monkeypatch.setattr(run.journal, "read", observe)
+    assert (await run.roll_back(1)).success
+    slow = {"groups_trained_after", "step_metrics", "step_sources"}
+    assert on_loop and slow.isdisjoint(on_loop)
+    await run.rolling()
     await run.stop()

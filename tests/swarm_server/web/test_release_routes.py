@@ -93,6 +93,9 @@ class Server:
         assert response.status_code == 200, response.text
         return response.json()
 
+    async def weights_of(self, version: int) -> dict[str, Any]:
+        return (await self.http.get(f"/get_weights?version={version}")).json()
+
     async def history(self) -> ReleasesReply:
         return ReleasesReply.model_validate((await self.http.get("/releases")).json())
 
@@ -248,3 +251,20 @@ async def test_evidence_is_bounded_and_cannot_name_the_restored_version(
             response = await server.http.post("/release", json=body)
             assert response.status_code == 422 and "evidence" in response.json()["detail"]
         assert (await server.post("/release", **body | {"evidence": {"pairs": 3}}))["success"]
+
+
+async def test_a_restored_version_has_the_digest_of_the_weights_that_it_copies(
+    open_server: OpenServer,
+) -> None:
+    async with open_server() as server:
+        await server.start()
+        await server.train("a")
+        await server.train("b")
+        await server.post("/release", id="1", decision="released", version=1)
+        await server.post("/rollback", id="back")
+        await server.rolling()
+        assert server.state.engine.version == 3
+        await server.train("c")
+        one, restored, newest = [await server.weights_of(version) for version in (1, 3, 4)]
+        assert one["digest"] is not None and restored == one | {"version": 3}
+        assert (one["checkpoint_step"], newest["checkpoint_step"]) == (1, 2)

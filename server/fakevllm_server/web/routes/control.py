@@ -235,12 +235,12 @@ def router(state: ServerState) -> APIRouter:
         )
 
     @routes.get("/get_weights")
-    def get_weights(version: int) -> WeightsReply:
-        """Return the digest of a version of the current run. FastAPI runs this function in a
-        thread, because it reads the journal."""
-        saved = next(
-            (one for one in state.journal.read(reads.checkpoints) if one.version == version), None
-        )
+    async def get_weights(version: int) -> WeightsReply:
+        """Return the digest of a version of the current run. A version that was restored has the
+        digest of the version with the same weights."""
+        copies = state.run.releases.lineage().copies_of(version)
+        known = state.journal.read(reads.checkpoints) + state.journal.read(reads.side_checkpoints)
+        saved = next((one for one in known if one.version in copies), None)
         return WeightsReply(
             run_id=state.run_id,
             version=version,
