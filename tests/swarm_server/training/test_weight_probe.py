@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from fakevllm_server.training import loop, stop_and_restart, weight_probe
 from fakevllm_server.training.weight_probe import UNIT_ROUNDOFF, compare, limit_of
 from fakevllm_server.types.backend import ActionFailed, Call, PolicyName
 from fakevllm_server.types.known_prompt import ProbeReply
-from fakevllm_server.types.number_arrays import FloatArray
+from fakevllm_server.types.number_arrays import FloatArray, float_array
 
 STALE = 100.0
 """Value of theta that no step of these tests reaches."""
@@ -264,7 +263,8 @@ async def test_a_trainer_whose_numbers_are_not_finite_once_is_asked_again(
 
     async def not_finite(calls: Sequence[Call], policy: PolicyName) -> list[FloatArray]:
         monkeypatch.setattr(run.trainer, "log_probs", answered)
-        return [array("d", [math.nan for _ in row]) for row in await answered(calls, policy)]
+        rows = await answered(calls, policy)
+        return [float_array([math.nan] * len(row)) for row in rows]
 
     monkeypatch.setattr(run.trainer, "log_probs", not_finite)
     await run.train("b")
