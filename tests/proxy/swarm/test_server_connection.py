@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -21,6 +22,7 @@ from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
@@ -376,3 +378,28 @@ async def test_a_start_with_the_job_of_another_client_is_logged(
             await link.reached.wait()
     assert swarm.calls["/start_engine"] == 1
     assert "with another job: experiment_name = theirs, not None" in caplog.text
+
+
+async def test_a_decision_names_the_run_of_the_history_that_was_read_last(ledger: Ledger) -> None:
+    decisions: list[dict[str, object]] = []
+
+    async def releases(_: web.Request) -> web.Response:
+        reply = ReleasesReply(
+            run_id="run-1", records=[], released=0, candidate=None, rejected=[], is_held=False
+        )
+        return web.json_response(reply.model_dump())
+
+    async def release(request: web.Request) -> web.Response:
+        decisions.append(await request.json())
+        return web.json_response({"success": True})
+
+    app = web.Application()
+    app.add_routes([web.get("/releases", releases), web.post("/release", release)])
+    async with TestServer(app) as server:
+        link = SwarmLink(str(server.make_url("")), None, TrainJob(), ledger)
+        request = ReleaseRequest(id="1", decision=Decision.HOLD)
+        await link.decide(request)
+        await link.releases()
+        await link.decide(request)
+        await link.close()
+    assert [decision["run_id"] for decision in decisions] == [None, "run-1"]

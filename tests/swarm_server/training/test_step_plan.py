@@ -1,6 +1,7 @@
 import statistics
 from dataclasses import replace
 from itertools import chain
+from typing import cast
 
 import pytest
 from swarm_server.samples import call
