@@ -52,9 +52,12 @@ def commits_before_the_rename() -> None:
     unnamed: list[Path] = []
 
     async def write(
-        self: CheckpointFolders, step: int, save: Callable[[Path], Awaitable[None]]
+        self: CheckpointFolders,
+        step: int,
+        save: Callable[[Path], Awaitable[None]],
+        suffix: str = "",
     ) -> tuple[str, str]:
-        name, digest = await original_write(self, step, save)
+        name, digest = await original_write(self, step, save, suffix)
         folder = self.find(SavedCheckpoint(step, name, 0, digest, None))
         unnamed.append(folder.rename(folder.with_suffix(".tmp")))
         return name, digest
