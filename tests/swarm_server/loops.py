@@ -74,7 +74,7 @@ class Run(Generic[AnyBackend]):
                 self.folders,
                 self.journal,
                 job.save_freq,
-                lambda: self.releases.state.pinned,
+                lambda: self.releases.pinned,
             ),
             self._connect,
             vocabulary,

@@ -240,7 +240,7 @@ class ServerState:
             self.run.checkpoints,
             self.journal,
             save_freq,
-            lambda: releases.state.pinned,
+            lambda: releases.pinned,
         )
         self.policies = PolicyLoader(
             backend,
