@@ -74,7 +74,7 @@ class Run(Generic[AnyBackend]):
                 self.folders,
                 self.journal,
                 job.save_freq,
-                lambda: self.releases.pinned,
+                lambda: self.releases.state.pinned,
             ),
             self._connect,
             vocabulary,

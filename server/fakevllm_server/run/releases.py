@@ -12,7 +12,6 @@ from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import ANSWERING, ReleaseRow, TrainingReturn
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.run.answering_versions import AnsweringVersions
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import ReleaseState
 from fakevllm_server.run.version_lineage import MODEL, VersionLineage
@@ -82,11 +81,6 @@ class Releases:
         position = self._journal.put(row_changes.release_decided(row))
         self._add(row)
         await self._journal.wait_written(position, None)
-
-    @property
-    def pinned(self) -> set[int]:
-        """Versions whose checkpoints are kept now."""
-        return self.state.pinned | self.answering.versions()
 
     def pinned_after(self, row: ReleaseRow) -> set[int]:
         """Return the versions that a decision will pin."""

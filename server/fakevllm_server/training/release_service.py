@@ -358,7 +358,7 @@ class ReleaseService:
         """Return what a return of training does to the checkpoints. Those of the versions that are
         pinned before or after it, and of a version that is rejected now, are kept: they may still
         be released by force."""
-        kept = self._releases.pinned | self._releases.pinned_after(row)
+        kept = self._releases.state.pinned | self._releases.pinned_after(row)
         if row.record.version is not None and not row.is_rollback:
             kept.add(row.record.version)
         lineage = self._releases.lineage()

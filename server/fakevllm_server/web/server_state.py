@@ -240,7 +240,7 @@ class ServerState:
             self.run.checkpoints,
             self.journal,
             save_freq,
-            lambda: releases.pinned,
+            lambda: releases.state.pinned,
         )
         self.policies = PolicyLoader(
             backend,

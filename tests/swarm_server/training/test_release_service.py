@@ -320,21 +320,6 @@ async def test_the_checkpoints_of_the_released_version_and_of_pinned_ones_are_ke
     await run.stop()
 
 
-async def test_the_checkpoint_of_a_version_that_answers_apps_is_kept_without_any_decision(
-    tmp_path: Path,
-) -> None:
-    run = start(tmp_path)
-    await train(run, *"abc")
-    run.releases.answering.requested(2)
-    await train(run, *"defgh")
-    assert 2 in run.saved_steps and 1 not in run.saved_steps
-    assert (await run.decide(RELEASED, 8)).success
-    run.releases.answering.unloaded(2)
-    await train(run, "i")
-    assert 2 not in run.saved_steps
-    await run.stop()
-
-
 async def test_a_rejected_version_can_be_released_by_force_and_training_can_go_back_to_it(
     tmp_path: Path,
 ) -> None:

@@ -158,32 +158,6 @@ async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenS
         assert other.status_code == 409
 
 
-class AnyVersion:
-    """A loader whose engine holds each version that is requested."""
-
-    endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
-
-    async def load(self, version: int, endpoint: Endpoint, *, pinned: bool = False) -> str:
-        return f"policy-{version}"
-
-    async def unload(self, version: int, *, pinned: bool = False) -> None: ...
-
-
-async def test_the_checkpoint_of_a_version_that_a_proxy_pins_is_kept(
-    open_server: OpenServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_server() as server:
-        monkeypatch.setattr(server.state, "policies", AnyVersion())
-        monkeypatch.setattr(ServerState, "serving_engine", lambda _: AnyVersion())
-        releases = server.state.run.releases
-        await server.post("/load_policy", version=1)
-        assert 1 not in releases.pinned
-        assert (await server.post("/load_policy", version=1, pinned=True))["success"]
-        assert 1 in releases.pinned
-        await server.post("/unload_policy", version=1, pinned=True)
-        assert 1 not in releases.pinned
-
-
 async def test_a_decision_names_the_key_of_the_operator_and_needs_an_admins_key(
     open_server: OpenServer,
 ) -> None:

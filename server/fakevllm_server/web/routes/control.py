@@ -173,16 +173,12 @@ def router(state: ServerState) -> APIRouter:
         except BackendError as failure:
             log.error("version %d could not be loaded: %s", request.version, failure)
             raise unavailable(f"Version {request.version} could not be loaded.") from None
-        if request.pinned:
-            state.run.releases.answering.requested(request.version)
         return LoadPolicyReply(success=True, model=model)
 
     @routes.post("/unload_policy")
     async def unload_policy(request: LoadPolicyRequest) -> SuccessReply:
         state.serving_engine()
         assert state.policies is not None, "an engine that serves has a loader"
-        if request.pinned:
-            state.run.releases.answering.unloaded(request.version)
         try:
             await state.policies.unload(request.version, pinned=request.pinned)
         except BackendError as failure:
