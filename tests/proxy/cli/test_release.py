@@ -83,6 +83,7 @@ def test_status_and_history_print_json() -> None:
         "candidate": None,
         "rejected": [20, 21, 22],
         "is_held": True,
+        "run_id": None,
         "latest": REJECTION.model_dump(mode="json"),
     }
     assert json.loads(history) == [REJECTION.model_dump(mode="json")]

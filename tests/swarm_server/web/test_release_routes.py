@@ -199,9 +199,9 @@ async def test_retention_keeps_the_checkpoint_of_a_version_that_answers_apps(
     rollout = LocalRollout()
     endpoint = replace(await rollout.launch(), holds_policies=True)
     monkeypatch.setattr("fakevllm_server.training.policies.PolicyLoader._export", export)
-    monkeypatch.setattr(LocalBackend, "rollout", property(lambda self: rollout))
     async with open_server() as server:
         await server.start()
+        monkeypatch.setattr(HoldingBackend, "rollout", property(lambda self: rollout))
         await server.train("first")
         assert server.state.policies is not None
         assert await server.state.policies.load(1, endpoint, pinned=True) == "policy-1"
