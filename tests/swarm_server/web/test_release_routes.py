@@ -139,12 +139,16 @@ class AnyVersion:
     async def unload(self, version: int, *, pinned: bool = False) -> None: ...
 
 
+def engine_of(_: ServerState) -> AnyVersion:
+    return AnyVersion()
+
+
 async def test_the_checkpoint_of_a_version_that_a_proxy_pins_is_kept(
     open_server: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_server() as server:
         monkeypatch.setattr(server.state, "policies", AnyVersion())
-        monkeypatch.setattr(ServerState, "serving_engine", lambda _: AnyVersion())
+        monkeypatch.setattr(ServerState, "serving_engine", engine_of)
         releases = server.state.run.releases
         await server.post("/load_policy", version=1)
         assert 1 not in releases.pinned
