@@ -14,6 +14,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
 from fakevllm_server.types.backend import BackendStart, Endpoint
+from fakevllm_server.types.known_prompt import ProbeReply
 
 JOB = TrainJob(
     num_repeat=2,
@@ -51,6 +52,12 @@ class EngineBackend:
 
     async def publish(self, version: int) -> None:
         await self.engine.publish(version)
+
+    async def probe(self) -> ProbeReply:
+        return await self.engine.probe()
+
+    async def close_rollout(self) -> None:
+        raise AssertionError("the engine has the trainer's weights after each publish")
 
     async def lost(self) -> str:
         return await asyncio.get_running_loop().create_future()
