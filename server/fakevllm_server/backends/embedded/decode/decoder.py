@@ -220,7 +220,7 @@ class Prefill:
         self._model: Any = model
         self._fused = fused
         self._prompts = prompts
-        self._has_last = last_id is not None
+        self.last_id = last_id
         self.logits: Tensor | None = None
         """After the last part: the logits after `last_id`, [1, vocabulary]."""
         last = [] if last_id is None else [last_id]
@@ -239,7 +239,7 @@ class Prefill:
         piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
         end = begin + piece.shape[1]
         is_last = end == self._ids.shape[1]
-        needs_logits = is_last and self._has_last
+        needs_logits = is_last and self.last_id is not None
         if self._fused is not None:
             logits = self._fused.prefill(
                 piece, begin, self._cache.filled, num_logits=int(needs_logits)

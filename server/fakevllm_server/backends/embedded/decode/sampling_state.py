@@ -180,13 +180,25 @@ class SamplingState:
             prefix = prefixes[key]
             self.prefixes.put(requests[0].prefix, prefix)
             waiting = [request for request in requests if not request.cancelled]
-            if waiting and prefill.logits is not None:
-                self.decoder.sample_first(waiting, prefill.logits, self.version)
-                prefix, begun = prefill.with_last(), waiting
-                waiting = [request for request in waiting if not request.finished]
+            if prefill.logits is not None:
+                # Prompts that differ only in their last id have the same prefix.
+                begun = [request for request in waiting if request.ids[-1] == prefill.last_id]
+                waiting = [request for request in waiting if request.ids[-1] != prefill.last_id]
+                self._begin(begun, prefill)
             if waiting:
                 self.decoder.join(waiting, [prefix])
         return begun
+
+    def _begin(self, requests: list[DecodeRequest], prefill: Prefill) -> None:
+        """Sample the first token of requests whose prompt was prefilled with its last id, and add
+        those that go on to the batch."""
+        if not requests:
+            return
+        assert prefill.logits is not None, "the last part has run"
+        self.decoder.sample_first(requests, prefill.logits, self.version)
+        going_on = [request for request in requests if not request.finished]
+        if going_on:
+            self.decoder.join(going_on, [prefill.with_last()])
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:

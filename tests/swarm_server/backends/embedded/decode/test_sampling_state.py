@@ -249,6 +249,20 @@ def test_waiting_siblings_get_their_first_tokens_from_one_prefill_and_share_the_
         check_logprobs(model, one)
 
 
+def test_prompts_that_differ_only_in_their_last_token_begin_with_their_own_tokens(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    prompts = [[*range(7, 40), last] for last in (50, 51, 50, 52)]
+    requests = [decode_request(ids, 3, Sampling(ignore_eos=True)) for ids in prompts]
+    for one in requests:
+        state.scheduler.add(one)
+    run_dry(state)
+    for one in requests:
+        check_logprobs(model, one)
+    assert requests[0].ids == requests[2].ids, "both have the same seed"
+
+
 def test_if_only_whole_prompts_are_reused_a_cached_prompt_gives_bit_equal_first_tokens(
     model: PreTrainedModel,
 ) -> None:
