@@ -74,6 +74,12 @@ class TorchBackend:
     async def publish(self, version: int) -> None:
         pass
 
+    async def probe(self) -> None:
+        return None
+
+    async def close_rollout(self) -> None:
+        raise AssertionError("an engine that cannot be probed is not stopped")
+
     async def lost(self) -> str:
         return await self.trainer.lost()
 
