@@ -417,6 +417,19 @@ async def test_weights_that_are_loaded_again_give_the_same_answer(rig: Rig) -> N
     assert again[0] == ids and again[1] == pytest.approx(logprobs, abs=1e-3)
 
 
+async def test_the_known_prompt_tells_which_weights_an_engine_has(rig: Rig) -> None:
+    first = await rig.rollout.probe()
+    if rig.name == "vllm":
+        assert first is None, "vLLM is not asked yet"
+        return
+    assert first is not None and len(first.log_probs) == len(first.ids) - 1 > 0
+    assert first.num_layers > 0
+    for folder, version, is_first in ((rig.folders[1], 13, False), (rig.folders[0], 14, True)):
+        await rig.rollout.load_weights(folder, version)
+        reply = await rig.rollout.probe()
+        assert reply is not None and (list(reply.log_probs) == list(first.log_probs)) is is_first
+
+
 async def test_no_call_is_refused_while_weights_change(rig: Rig) -> None:
     calls = [asyncio.create_task(rig.capture({"seed": seed})) for seed in range(4)]
     await rig.rollout.load_weights(rig.folders[0], 12)

@@ -137,7 +137,7 @@ class ChildEngine:
         return await self._call("GET", "policies")
 
     async def probe(self) -> ProbeReply:
-        reply = await self._call("POST", "probe")
+        reply = await self._call("POST", "probe", {})
         log_probs = unpack_floats(reply["log_probs"])
         return ProbeReply(reply["ids"], log_probs, reply["dtype"], reply["num_layers"])
 
