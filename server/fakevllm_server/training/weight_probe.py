@@ -2,8 +2,7 @@
 
 The engine and the trainer compute the log-probabilities of one known prompt. With equal weights
 these differ by rounding only. A larger difference means that the engine has old weights, or only a
-part of the new ones. Weights that differ by less than rounding cannot be told apart, and need not
-be.
+part of the new ones. The probe does not notice a smaller difference, which does no harm.
 """
 
 from __future__ import annotations
@@ -135,8 +134,10 @@ class WeightProbe:
         if result is None:
             reason = "it does not report log-probabilities that can be compared"
             return self.switch_off(reason, logging.INFO)
-        self.has_passed = self.has_passed or result.is_same
-        log.debug("version %d: %s (%.0f ms)", version, result, _ms_since(started))
+        is_first = result.is_same and not self.has_passed
+        level = logging.INFO if is_first else logging.DEBUG
+        log.log(level, "version %d: %s (%.0f ms)", version, result, _ms_since(started))
+        self.has_passed = self.has_passed or is_first
         return result
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
