@@ -39,7 +39,7 @@ class PlantedSteps:
 
     >>> planted = PlantedSteps(first_step=40)
     >>> planted.begins_at, planted.ends_at, planted.environment
-    (39, 49, {'INVERT_REWARDS': '39:48'})
+    (39, 49, {'FAKEVLLM_INVERT_REWARDS': '39:48'})
     """
 
     first_step: int
@@ -57,4 +57,4 @@ class PlantedSteps:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variable that makes the server plant the steps."""
-        return {"INVERT_REWARDS": f"{self.begins_at}:{self.ends_at - 1}"}
+        return {"FAKEVLLM_INVERT_REWARDS": f"{self.begins_at}:{self.ends_at - 1}"}

@@ -1,17 +1,17 @@
 """Training steps in which the rewards reach the trainer with the opposite sign, for a test of the
 release gate.
 
-`INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of version 39 to
-48. Versions are never reused, so a step that is repeated after a return to earlier weights is not
-inverted again. `fakevllm demo --plant-bad-step` sets the environment variable. Without it, nothing
-is inverted.
+`FAKEVLLM_INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of
+version 39 to 48. Versions are never reused, so a step that is repeated after a return to earlier
+weights is not inverted again. `fakevllm demo --plant-bad-step` sets the environment variable.
+Without it, nothing is inverted.
 """
 
 from __future__ import annotations
 
 import os
 
-VARIABLE = "INVERT_REWARDS"
+VARIABLE = "FAKEVLLM_INVERT_REWARDS"
 
 
 def planted_versions(spec: str) -> range:
