@@ -11,6 +11,8 @@ from fakevllm.cli.options import ConfigFile, SwarmKey
 from fakevllm_runtime.commands import run_command
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from fakevllm.cli.release_requests import ReleaseRequests
 
 app = typer.Typer(
@@ -40,16 +42,11 @@ def status(
     """Show the released version, the candidate and the rejected ones."""
 
     def run() -> None:
-        from rich.console import Console
-
         from fakevllm.cli.release_table import status_json, status_table
 
         with _server(swarm, swarm_key, config) as server:
             history = server.history()
-            if as_json:
-                print(status_json(history))
-            else:
-                Console().print(status_table(server.url, history))
+            _show(status_json(history) if as_json else status_table(server.url, history))
 
     run_command(run)
 
@@ -64,16 +61,11 @@ def history(
     """List all decisions about versions, with their figures."""
 
     def run() -> None:
-        from rich.console import Console
-
         from fakevllm.cli.release_table import history_json, history_table
 
         with _server(swarm, swarm_key, config) as server:
             records = server.history().records
-            if as_json:
-                print(history_json(records))
-            else:
-                Console().print(history_table(records))
+            _show(history_json(records) if as_json else history_table(records))
 
     run_command(run)
 
@@ -149,6 +141,16 @@ def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFil
             print("Releases are not on hold.")
 
     run_command(run)
+
+
+def _show(output: RenderableType) -> None:
+    """Print JSON as it is, and a table in the width of the terminal."""
+    from rich.console import Console
+
+    if isinstance(output, str):
+        print(output)
+    else:
+        Console().print(output)
 
 
 def _rejected(first: int | None, restored: object) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 from fastapi import APIRouter, HTTPException, Request
@@ -193,21 +193,13 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/release")
     async def release(request: ReleaseRequest, http: Request) -> ReleaseReply:
-        before = set(state.run.releases.state.rejected)
-        with _decisions():
-            decided_by = caller_of(state, http.scope)
-            reply = await state.release_service.decide(request, decided_by)
-        await _unload_rejected(state, before)
-        return reply
+        async with _decision(state):
+            return await state.release_service.decide(request, caller_of(state, http.scope))
 
     @routes.post("/rollback")
     async def roll_back(request: RollbackRequest, http: Request) -> ReleaseReply:
-        before = set(state.run.releases.state.rejected)
-        with _decisions():
-            decided_by = caller_of(state, http.scope)
-            reply = await state.release_service.roll_back(request, decided_by)
-        await _unload_rejected(state, before)
-        return reply
+        async with _decision(state):
+            return await state.release_service.roll_back(request, caller_of(state, http.scope))
 
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
@@ -256,10 +248,14 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-@contextmanager
-def _decisions() -> Generator[None]:
-    """Raise WireError (503) if a decision was not carried out yet, or failed with an engine. The
-    same request may be sent again, and takes effect once."""
+@asynccontextmanager
+async def _decision(state: ServerState) -> AsyncGenerator[None]:
+    """Make a decision in the `with` block, and unload the policies of the versions that it rejects.
+
+    Raises WireError (503) if the decision was not carried out yet, or failed with an engine. The
+    same request may be sent again, and takes effect once.
+    """
+    before = set(state.run.releases.state.rejected)
     try:
         yield
     except DecisionPending:
@@ -270,6 +266,7 @@ def _decisions() -> Generator[None]:
     except BackendError as failure:
         log.error("a decision about a version failed: %s", failure)
         raise unavailable("The engine failed: send the same request again.") from None
+    await _unload_rejected(state, before)
 
 
 async def _unload_rejected(state: ServerState, before: Collection[int]) -> None:

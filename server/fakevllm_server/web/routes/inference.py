@@ -45,7 +45,7 @@ from fakevllm_adapters.protocol.errors import (
 )
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.policy_names import is_policy_name, version_of_policy
+from fakevllm_adapters.protocol.policy_names import is_policy_name, policy_name, version_of_policy
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
@@ -207,21 +207,18 @@ async def _answer_call(
     job = None
     if episode is None:
         checked = CheckedBody(body, json_object(body))
-        if siblings is not None:
-            _refuse_policy(state, checked.body)
     else:
         job, model = state.job, state.attached_engine().info.model
         checked = _with_model(check_body(body, LIMITS), model)
+    policy_version = _policy_version(state, checked.body)
+    if policy_version is not None:
+        _check_policy(state, policy_version, is_captured=siblings is not None)
     _check_media_urls(state, checked.raw, checked.body)
     store = None
     if adapter.has_previous_response:
         key = key_fingerprint(headers)
         _check_previous_response(state, key, checked)
         store = partial(state.responses.store, key)
-    is_of_policy = _names_policy(state, checked.body)
-    policy_version = version_of_policy((checked.body or {})["model"]) if is_of_policy else None
-    if policy_version in state.run.releases.state.rejected:
-        _refuse_policy(state, checked.body)  # the engine may hold it still
     call = ClientCall(
         adapter,
         checked.raw,
@@ -267,17 +264,21 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
             raise refusal
 
 
-def _refuse_policy(state: ServerState, body: Json | None) -> None:
-    """Raise WireError (404) if a call names a policy that must not answer it. A call that is
-    captured for training would be trained as an answer of the served weights."""
-    if _names_policy(state, body):
-        raise unknown_model((body or {})["model"], state.attached_engine().info.model or "")
-
-
-def _names_policy(state: ServerState, body: Json | None) -> bool:
-    """Return True if a call names a policy beside the served weights."""
+def _policy_version(state: ServerState, body: Json | None) -> int | None:
+    """Return the version of the policy that a call names. Return None if it names the served
+    weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
-    return isinstance(name, str) and is_policy_name(name) and name != served
+    if not isinstance(name, str) or not is_policy_name(name) or name == served:
+        return None
+    return version_of_policy(name)
+
+
+def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
+    """Raise WireError (404) if the policy of this version must not answer a call. A call that is
+    captured for training would be trained as an answer of the served weights. The engine may still
+    hold the policy of a rejected version."""
+    if is_captured or version in state.run.releases.state.rejected:
+        raise unknown_model(policy_name(version), state.attached_engine().info.model or "")
 
 
 def _is_of_proxy(headers: dict[bytes, bytes]) -> bool:

@@ -101,8 +101,10 @@ class FusedForward:
         """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
         at the position `begin`. `known` has room for all of them: [layers, prompts, heads, tokens,
         head dim] each. Return the logits after the last `num_logits` tokens of each prompt's part,
-        [prompts, num_logits, vocabulary], or None if no logits are needed."""
+        [prompts, num_logits, vocabulary], or None if no logits are needed. `num_logits` is 0, 1 or
+        the number of tokens."""
         num_prompts, num_tokens = ids.shape
+        assert num_logits in (0, 1, num_tokens), "the mask of another number is not made"
         end = begin + num_tokens
         positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
         angles = self._angles(positions, end)
@@ -127,8 +129,6 @@ class FusedForward:
                     return None
                 queries = queries[:, :, -num_logits:]
                 hidden = hidden.view(num_prompts, num_tokens, -1)[:, -num_logits:].flatten(0, 1)
-                if mask is None and 1 < num_logits < num_tokens:
-                    mask = torch.ones(num_tokens, end, dtype=torch.bool, device=ids.device).tril_()
                 mask = None if mask is None else mask[-num_logits:]
             attended = functional.scaled_dot_product_attention(
                 queries,
