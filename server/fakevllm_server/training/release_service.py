@@ -43,8 +43,9 @@ GATE_PREFIX = "gate-"
 OPERATOR = "operator"
 """Value of `decided_by` for an operator whose key has no name, or if the server needs no key."""
 REPLY_WITHIN_S = 60.0
-"""Seconds after which a request is told to come again, because its decision still waits for the end
-of a training step. The decision is carried out meanwhile."""
+"""Seconds after which a request is refused with 503, because its decision still waits for the end
+of a training step. The decision is carried out all the same, and the same request then gets its
+result."""
 
 
 class DecisionPending(Exception):

@@ -26,7 +26,7 @@ from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRef
 
 CANDIDATE, RELEASED, REJECTED, UNDECIDED, HOLD, RESUME = Decision
 YES, NO = (ord("y"), 6), (ord("n"), 6)
-SELDOM = JOB.model_copy(update={"save_freq": 100})
+RARELY_SAVED = JOB.model_copy(update={"save_freq": 100})
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
 async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
     tmp_path: Path,
 ) -> None:
-    run = start(tmp_path, SELDOM)
+    run = start(tmp_path, RARELY_SAVED)
     await train(run, "a", "b")
     assert run.saved_steps == []
     reply = await run.decide(CANDIDATE, id="gate-1", evidence={"why": "20 steps"})
@@ -474,7 +474,7 @@ async def test_failures_of_a_step_that_was_left_do_not_count_for_the_next_one(
 
 
 async def test_a_stop_waits_for_the_save_of_a_candidate(tmp_path: Path) -> None:
-    run = start(tmp_path, SELDOM)
+    run = start(tmp_path, RARELY_SAVED)
     await train(run, "a")
     deciding = asyncio.create_task(run.decide(CANDIDATE))
     await run.until(lambda: run.engine.status is EngineStatus.WEIGHT_SYNCING)
