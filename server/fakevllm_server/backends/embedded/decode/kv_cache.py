@@ -116,6 +116,7 @@ class KvCache(Cache):
         self._has_static_width = has_static_width
         self.num_rows = 0
         self.width = 0
+        """Number of positions that hold every row's own tokens."""
         self.length = 0
         """Number of tokens of the longest row, shared prefix included."""
         self._shared: list[SharedPrefix | None] = []
@@ -151,7 +152,10 @@ class KvCache(Cache):
     def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
         """Append a row that holds the keys and values of the shared prefix and of the parts, one
         after another. The row is empty if there are none."""
-        self.reserve(self.num_rows + 1, sum(part.num_tokens for part in parts) + 1)
+        num_tokens = sum(part.num_tokens for part in parts)
+        self.reserve(self.num_rows + 1, num_tokens + 1)
+        # A row that joins or leaves before the next forward pass must not cut this one.
+        self.width = max(self.width, num_tokens)
         begin = 0
         for part in parts:
             end = begin + part.num_tokens
