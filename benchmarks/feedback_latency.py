@@ -186,11 +186,21 @@ async def run(folder: Path, seed: int, steps: int, *, is_gated: bool) -> list[La
             demo.kill()
             await demo.wait()
         app.cancel()
-        # The demo stops its proxy at its end, perhaps in the middle of an answer.
-        with contextlib.suppress(asyncio.CancelledError, ExceptionGroup):
-            await app
+        await _end_of_app(app, run_dir)
     assert code == 0, log_file.read_text()
     return _read(run_dir / "ledger.sqlite", answers, "--gated" if is_gated else "ungated")
+
+
+async def _end_of_app(app: asyncio.Task[None], run_dir: Path) -> None:
+    """Wait for the end of the cancelled app. Raises its errors, except those after the last probe:
+    the demo stops its proxy then."""
+    try:
+        await app
+    except asyncio.CancelledError:
+        pass
+    except ExceptionGroup:
+        if not (run_dir / "probe_after.json").exists():
+            raise
 
 
 def _read(ledger_file: Path, answers: Sequence[Answer], name: str) -> list[Latencies]:
