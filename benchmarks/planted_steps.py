@@ -28,7 +28,7 @@ from fakevllm.demo.gate_settings import PLANTED_FILE, release_section
 
 TITLE = "planted_steps"
 SEEDS = 10
-STEPS = 45
+STEPS = 60
 FIRST_PLANTED = 25
 DEMO_TIMEOUT_S = 1200.0
 EXCESS = 0.02
