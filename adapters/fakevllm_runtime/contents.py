@@ -141,10 +141,11 @@ def _unchanged(data: bytes) -> bytes:
 
 
 class ContentStore:
-    """Stores contents as slices of pieces. Every content is stored inside `transaction`.
+    """Stores contents, such as prompts, so that equal parts of them are stored once.
 
-    `compress` and `decompress` are applied to each piece. If pieces are compressed, SQL cannot put
-    the slices together.
+    A content is a list of slices, and each slice is a part of a stored piece of bytes. Call all
+    methods that store inside a `with` block of `transaction`. `compress` and `decompress` are
+    applied to each piece. Compressed pieces cannot be cut by SQL, so a view must not do it.
     """
 
     def __init__(

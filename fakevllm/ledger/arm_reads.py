@@ -1,4 +1,5 @@
-"""Queries about the arms of sessions: the scored groups of each arm.
+"""Queries about arms: the scored groups of the sessions of each arm. An arm decides which version
+of the weights answers a session (release/arms.py).
 
 The methods block the thread, so do not call them on the event loop.
 """

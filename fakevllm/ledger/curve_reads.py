@@ -48,8 +48,9 @@ def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
 
 
 def curve_ends(db: Connection, run_id: str) -> CurveEnds:
-    """Return the ends of a run's curve. Each end has at least MIN_END_GROUPS groups with a reward
-    of the policy, and as many whose best answer was served, if the run has so many."""
+    """Return the first and the last steps of a run's curve. Each of the two parts has enough steps
+    for MIN_END_GROUPS groups with a mean reward, and for as many groups whose best answer was
+    served. A short run has fewer."""
     num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
     start, changed = _last_change(db, run_id)
     num_before = 0

@@ -167,9 +167,9 @@ class Ledger:
         self._writer.put(partial(change, run_id=run_id, job_hash=job_hash))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
-        """Queue entries of the server's run log to be applied to the ledger. The run log reports
-        which groups were trained, dropped or lost. Entries that were already applied have no
-        effect."""
+        """Let the writer apply entries of the server's run log to the ledger. The run log
+        reports which groups were trained, dropped or lost. Entries that were already applied have
+        no effect."""
         self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:

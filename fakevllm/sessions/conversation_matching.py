@@ -117,8 +117,8 @@ class SessionLookup:
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
         """Find the session of a request whose history does not begin with messages of an earlier
-        group. The evidence may be an answer in the middle of the history, a name, the cache key or
-        a quote."""
+        group. The evidence may be an answer in the middle of the history, the session's name
+        in a header, the cache key or a quote."""
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE

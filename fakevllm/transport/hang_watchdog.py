@@ -33,8 +33,8 @@ class SentAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NothingSent:
-    """A SentAnswer for a response that is sent only when it is complete: nothing has been sent
-    yet."""
+    """Describes a response of which nothing has been sent yet, because it is sent only when it is
+    complete. It has the attributes of SentAnswer."""
 
     num_answer_chunks: int = 0
     has_answer_data: bool = False

@@ -293,12 +293,13 @@ def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
 
 
 def _differs_in_a_stream(body: Json) -> bool:
-    """Return True if vLLM's whole answer to this body may have other contents than its stream. A
-    shared call is always streamed.
+    """Return True if vLLM may answer this body differently with and without a stream. Siblings then
+    cannot share one call, because a shared call is always streamed, also for apps that want a whole
+    answer.
 
     vLLM's parsers read some tool calls of a stream differently. Without a generation prompt, a
     whole answer has the role of the last message, and a stream has the role `assistant`. If tokens
-    are returned as ids, the text offsets of a completion count other texts.
+    are returned as ids, the text offsets of a streamed completion differ.
     """
     return (
         (bool(body.get("tools")) and body.get("tool_choice") != "none")

@@ -161,8 +161,7 @@ class Pool:
         return self._open.with_shared_prompt(group_id, call)
 
     def sweep(self, now: float) -> None:
-        """Drop the open groups whose client has disappeared, and open groups beyond the limits of
-        the pool."""
+        """Drop each open group whose client has disappeared or that exceeds the pool's limits."""
         for group_id, reason in self._open.pop_expired(now).items():
             self.dropped[group_id] = reason
             self._ended.remember(group_id, reason)

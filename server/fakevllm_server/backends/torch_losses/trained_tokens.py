@@ -141,8 +141,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return True if a micro-batch contains all tokens of the step that count in the loss. The test
-    uses the token shares, which add up to 1 over the whole step. The result is also True if no
-    token of the micro-batch counts, because then the micro-batch adds nothing to the loss."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss. Each
+    token's share in the loss is known, and the shares of a whole step add up to 1. The result is
+    also True if no token of the micro-batch counts, because then it adds nothing to the loss."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)
