@@ -502,7 +502,7 @@ async def test_a_request_with_the_key_of_a_held_out_row_is_not_trained(tmp_path:
     ("held_out", "message"),
     [
         ("\n", "has no rows"),
-        ('{"question": "1 plus 1?"}', "1 rows of the dataset .* are held out by"),
+        ('{"question": "1 plus 1?"}', "1 row of the dataset .* is held out by"),
         ('{"text": "1 plus 1?"}', "no text field 'question'"),
     ],
 )
