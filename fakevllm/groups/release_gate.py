@@ -76,6 +76,10 @@ MAX_PUBLISHES = 1000
 """Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
 
 
+async def _nothing() -> None:
+    """Do nothing."""
+
+
 class ReleaseServer(Protocol):
     """The part of the connection to the server that the gate uses."""
 
@@ -137,6 +141,7 @@ class ReleaseGate:
         arm_trouble: Callable[[], str | None] = lambda: None,
         hook_hash: Callable[[], str] = lambda: "",
         check_rows: Callable[[], str | None] = lambda: None,
+        flush: Callable[[], Awaitable[object]] = _nothing,
         *,
         pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
@@ -147,8 +152,9 @@ class ReleaseGate:
         answers the released arm, and `unload` with a version that no evaluation needs any more.
         `arm_trouble` returns the reason if the released arm's version cannot be sampled, and
         `hook_hash` the content hash of the hooks that score the rows. `check_rows` returns the
-        reason if the rows measure nothing, and may block the thread. `pinned` are further versions
-        whose checkpoints are kept, such as the baseline."""
+        reason if the rows measure nothing, and may block the thread. `flush` waits until the ledger
+        has all rows that were sampled. `pinned` are further versions whose checkpoints are kept,
+        such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
@@ -159,6 +165,7 @@ class ReleaseGate:
         self._arm_trouble = arm_trouble
         self._hook_hash = hook_hash
         self._check_rows = check_rows
+        self._flush = flush
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
@@ -299,6 +306,8 @@ class ReleaseGate:
 
     async def _decide(self, decision: Decide) -> float:
         """Send a decision to the server, and read the history, which then contains it."""
+        # The rows on which it is based, so that the next process makes the same decision.
+        await self._flush()
         reply = await self._server.decide(
             ReleaseRequest(
                 id=decision.id,

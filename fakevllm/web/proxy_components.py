@@ -293,8 +293,8 @@ def _open_arms(
     versions = {Arm.BASELINE: release.baseline_version} if release.baseline_share else {}
     if release.is_gated:
         advice = (
-            'The mode "gated" needs an engine that holds several versions, such as the embedded '
-            'one: use such an engine, or set release.mode to "continuous".'
+            "Release another version with `fakevllm release promote`, or, if the engine cannot "
+            'hold several versions, set release.mode to "continuous".'
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)
@@ -362,6 +362,7 @@ async def _open_gate(
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
         hook_hash=lambda: evaluator.hook_hash,
         check_rows=check_rows,
+        flush=ledger.flush,
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored

@@ -43,6 +43,7 @@ class FakeServer:
     is_away: bool = False
     num_lost_replies: int = 0
     num_requests: int = 0
+    on_decide: Callable[[], None] = lambda: None
 
     @property
     def status(self) -> EngineStatusReply | None:
@@ -63,6 +64,7 @@ class FakeServer:
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         self._answer()
+        self.on_decide()
         self.state.decide(request.id, request.decision, request.version)
         record = next(one for one in self.state.records if one.id == request.id)
         if self.num_lost_replies:
@@ -86,6 +88,8 @@ class GateRig:
     evaluated: list[EvaluatedRewards] = field(default_factory=list[EvaluatedRewards])
     """Rows in the ledger."""
     eval_ids: set[str] = field(default_factory=set[str])
+    num_flushed: int = 0
+    """Number of rows that are in the ledger's file."""
     num_outages: int = 0
     retry_every_s: float = PAUSE_S
     most_rows: int | None = None
@@ -112,6 +116,7 @@ class GateRig:
             lambda: self.arm_trouble,
             lambda: self.hook_hash,
             lambda: self.unusable,
+            self._flush,
             retry_every_s=self.retry_every_s,
             check_every_s=PAUSE_S,
         )
@@ -136,6 +141,10 @@ class GateRig:
         rewards = [] if reward is None else [reward] * 2
         self.evaluated.append(EvaluatedRewards(version, task.task_id, rewards))
         return SampledRow(rewards, "hook_failed: KeyError: 'answer'" if reward is None else None)
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)
+        self.num_flushed = len(self.evaluated)
 
     async def _unload(self, version: int) -> None:
         self.unloaded.append(version)
@@ -192,6 +201,14 @@ async def test_a_decision_whose_reply_is_lost_is_made_once(rig: GateRig) -> None
         await until(lambda: len(rig.decisions) == 2)
         await until(lambda: rig.released[-1] == 10)
     assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_a_decision_is_sent_when_its_rows_are_in_the_ledgers_file(rig: GateRig) -> None:
+    rig.server.on_decide = lambda: num_missing.append(len(rig.evaluated) - rig.num_flushed)
+    num_missing: list[int] = []
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    assert num_missing == [0, 0]
 
 
 async def test_decisions_wait_while_the_server_is_away(rig: GateRig) -> None:
