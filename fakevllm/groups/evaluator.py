@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from fakevllm.gate.loaded_versions import LoadedVersions
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
-from fakevllm.groups.loaded_versions import LoadedVersions
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome

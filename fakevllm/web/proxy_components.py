@@ -16,9 +16,10 @@ from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
-from fakevllm.groups.arm_policies import ArmPolicies
+from fakevllm.gate.arm_policies import ArmPolicies
+from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
+from fakevllm.gate.release_gate import ReleaseGate
 from fakevllm.groups.evaluator import Evaluator, row_draft
-from fakevllm.groups.release_gate import ReleaseGate, SampledRow
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_arms import RequestArms
@@ -353,16 +354,18 @@ async def _open_gate(
             alpha=release.alpha,
             max_samples=release.max_samples,
         ),
-        rows,
+        EvaluationRows(
+            rows,
+            sample,
+            ledger.evaluated_rows,
+            evaluator.unload,
+            hook_hash=lambda: evaluator.hook_hash,
+            check=check_rows,
+            flush=ledger.flush,
+        ),
         link,
-        sample,
-        ledger.evaluated_rows,
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
-        unload=evaluator.unload,
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
-        hook_hash=lambda: evaluator.hook_hash,
-        check_rows=check_rows,
-        flush=ledger.flush,
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored

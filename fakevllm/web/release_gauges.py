@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fakevllm.groups.release_gate import GateView
+from fakevllm.gate.release_gate import GateView
 from fakevllm.metrics import Metrics
 
 

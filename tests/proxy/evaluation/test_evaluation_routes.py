@@ -19,7 +19,7 @@ from aiohttp import web
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH
-from fakevllm.groups.loaded_versions import IDLE_S
+from fakevllm.gate.loaded_versions import IDLE_S
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm.groups.release_gate import GateView
+from fakevllm.gate.release_gate import GateView
 from fakevllm.metrics import Metrics
 from fakevllm.web.release_gauges import add_release_gauges
 

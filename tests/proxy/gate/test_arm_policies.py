@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm.groups import arm_policies
-from fakevllm.groups.arm_policies import OLD_SERVER, ArmPolicies
+from fakevllm.gate import arm_policies
+from fakevllm.gate.arm_policies import OLD_SERVER, ArmPolicies
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arms import Arm
 from fakevllm.swarm.errors import VERSIONS_NEED_ADMIN_KEY
@@ -72,7 +72,7 @@ async def test_a_version_is_pinned_at_the_start(ledger: Ledger) -> None:
 async def test_trouble_is_logged_once_and_the_version_is_not_requested_for_each_request(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, answer: object, trouble: str
 ) -> None:
-    caplog.set_level(logging.WARNING, "fakevllm.groups.arm_policies")
+    caplog.set_level(logging.WARNING, "fakevllm.gate.arm_policies")
     async with ScriptedSwarm() as swarm:
         swarm.answers["/load_policy"] = answer
         async with policies_of(swarm, ledger) as policies:

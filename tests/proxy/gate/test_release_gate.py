@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from fakevllm.groups.release_gate import NUM_UNSCORED, ReleaseGate, SampledRow
+from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
+from fakevllm.gate.release_gate import NUM_UNSCORED, ReleaseGate
 from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
@@ -107,16 +108,18 @@ class GateRig:
     async def running(self) -> AsyncGenerator[ReleaseGate]:
         gate = ReleaseGate(
             RULES,
-            ROWS,
+            EvaluationRows(
+                ROWS,
+                self._sample,
+                lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
+                self._unload,
+                lambda: self.hook_hash,
+                lambda: self.unusable,
+                self._flush,
+            ),
             self.server,
-            self._sample,
-            lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
             self.released.append,
-            self._unload,
             lambda: self.arm_trouble,
-            lambda: self.hook_hash,
-            lambda: self.unusable,
-            self._flush,
             retry_every_s=self.retry_every_s,
             check_every_s=PAUSE_S,
         )

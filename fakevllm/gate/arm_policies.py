@@ -24,7 +24,7 @@ from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.server_connection import LOAD_TIMEOUT_S, SwarmLink
 from fakevllm_adapters.protocol.policy_names import policy_name
 
-log = logging.getLogger("fakevllm.groups.arm_policies")
+log = logging.getLogger("fakevllm.gate.arm_policies")
 
 KEEP_EVERY_S = 60.0
 """Seconds between two requests to keep a version. The server keeps it for ten minutes."""

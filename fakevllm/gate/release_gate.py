@@ -9,32 +9,28 @@ the comparison of live sessions begins anew.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
 
 from fakevllm.evaluation.messages import HOW_TO_SCORE
-from fakevllm.ledger.records import EvaluatedRewards
+from fakevllm.gate.held_out_evaluation import EvaluationRows, HeldOutEvaluation
+from fakevllm.gate.live_sessions import LiveSessions
 from fakevllm.release.arm_gains import GroupOutcome
-from fakevllm.release.arms import Arm
 from fakevllm.release.controller import (
     Action,
     Decide,
     Evaluate,
     GateController,
     GateRules,
-    ScoredPair,
-    ScoredSession,
     Wait,
 )
-from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm.swarm.errors import (
     NETWORK_ERRORS,
     RELEASES_NEED_ADMIN_KEY,
@@ -51,9 +47,9 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseRequest,
     ReleasesReply,
 )
-from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
-log = logging.getLogger("fakevllm.groups.release_gate")
+log = logging.getLogger("fakevllm.gate.release_gate")
 
 CHECK_EVERY_S = 1.0
 """Seconds between two looks at the newest version, which is known from the server's status."""
@@ -70,14 +66,6 @@ next row waits for RETRY_EVERY_S. The reason may pass, such as an outage of a ju
 calls, or it may be the rows."""
 MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
-MAX_SESSIONS = 100_000
-"""Maximum number of live sessions that are recognized by their later groups."""
-MAX_PUBLISHES = 1000
-"""Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
-
-
-async def _nothing() -> None:
-    """Do nothing."""
 
 
 class ReleaseServer(Protocol):
@@ -92,21 +80,6 @@ class ReleaseServer(Protocol):
     async def releases(self) -> ReleasesReply: ...
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRow:
-    """The rewards of a row that was sampled with one version."""
-
-    rewards: Sequence[float]
-    reason: str | None = None
-    """Reason why there are no rewards; None if there are any."""
-
-
-SampleRow = Callable[[Task, int, str], Awaitable[SampledRow]]
-"""A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version, and the evaluation's id. It raises
-WireError if the row cannot be sampled now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,40 +105,23 @@ class ReleaseGate:
     def __init__(
         self,
         rules: GateRules,
-        rows: Sequence[Task],
+        rows: EvaluationRows,
         server: ReleaseServer,
-        sample: SampleRow,
-        read_evaluated: Callable[[str], list[EvaluatedRewards]],
         on_released: Callable[[int], None],
-        unload: Callable[[int], Awaitable[None]],
         arm_trouble: Callable[[], str | None] = lambda: None,
-        hook_hash: Callable[[], str] = lambda: "",
-        check_rows: Callable[[], str | None] = lambda: None,
-        flush: Callable[[], Awaitable[object]] = _nothing,
         *,
         pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
-        rows from the ledger, blocking the thread. `on_released` is called with the version that
-        answers the released arm, and `unload` with a version that no evaluation needs any more.
-        `arm_trouble` returns the reason if the released arm's version cannot be sampled, and
-        `hook_hash` the content hash of the hooks that score the rows. `check_rows` returns the
-        reason if the rows measure nothing, and may block the thread. `flush` waits until the ledger
-        has all rows that were sampled. `pinned` are further versions whose checkpoints are kept,
-        such as the baseline."""
+        """Create the gate. `on_released` is called with the version that answers the released arm,
+        and `arm_trouble` returns the reason if that version cannot be sampled. `pinned` are further
+        versions whose checkpoints are kept, such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
-        self._sample = sample
-        self._read_evaluated = read_evaluated
         self._on_released = on_released
-        self._unload = unload
         self._arm_trouble = arm_trouble
-        self._hook_hash = hook_hash
-        self._check_rows = check_rows
-        self._flush = flush
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
@@ -173,7 +129,7 @@ class ReleaseGate:
         self._run_id = ""
         self._history: ReleasesReply | None = None
         self._num_decisions: Counter[str] = Counter()
-        self._evaluation: _HeldOutEvaluation | None = None
+        self._evaluation: HeldOutEvaluation | None = None
         self._num_refused = 0
         """Number of times that the present row was refused, one after the other."""
         self._unusable: str | None = None
@@ -182,7 +138,7 @@ class ReleaseGate:
         """Number of rows without any reward, one after the other."""
         self._num_outages = 0
         """Number of attempts that failed because of an outage, one after the other."""
-        self._live = _LiveSessions()
+        self._live = LiveSessions()
         self._trouble: str | None = None
 
     async def run(self) -> None:
@@ -213,7 +169,7 @@ class ReleaseGate:
     async def _check(self) -> None:
         """Find out whether the held-out rows can measure anything."""
         try:
-            self._unusable = await asyncio.to_thread(self._check_rows)
+            self._unusable = await asyncio.to_thread(self._rows.check)
         except Exception:  # isolates: the versions are evaluated without the check
             log.exception("the held-out rows could not be checked")
         if self._unusable is not None:
@@ -274,7 +230,7 @@ class ReleaseGate:
         """Record the newest version, and the hooks."""
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
-        self._controller.scorer_changed(self._hook_hash())
+        self._controller.scorer_changed(self._rows.hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the known history is that of the server, which may have decisions of
@@ -294,7 +250,7 @@ class ReleaseGate:
             self._controller = GateController(self._rules)
             if self._unusable is not None:
                 self._controller.rows_unusable(self._unusable)
-            self._live = _LiveSessions()
+            self._live = LiveSessions()
         before, self._history = self._history, history
         self._num_decisions = Counter(record.decision.value for record in history.records)
         self._controller.history_read(history)
@@ -302,12 +258,12 @@ class ReleaseGate:
         self._on_released(history.released)
         ended = None if before is None else before.candidate
         if ended is not None and ended not in (history.candidate, history.released):
-            await self._unload(ended)
+            await self._rows.unload(ended)
 
     async def _decide(self, decision: Decide) -> float:
         """Send a decision to the server, and read the history, which then contains it."""
         # The rows on which it is based, so that the next process makes the same decision.
-        await self._flush()
+        await self._rows.flush()
         reply = await self._server.decide(
             ReleaseRequest(
                 id=decision.id,
@@ -337,8 +293,8 @@ class ReleaseGate:
         evaluation = self._evaluation
         eval_id = self._eval_id(due.candidate)
         if evaluation is None or evaluation.eval_id != eval_id:
-            known = await asyncio.to_thread(self._read_evaluated, eval_id)
-            evaluation = _HeldOutEvaluation(eval_id, self._rows, self._sample, known)
+            known = await asyncio.to_thread(self._rows.read_evaluated, eval_id)
+            evaluation = HeldOutEvaluation(eval_id, self._rows, known)
             self._evaluation, self._num_refused, self._num_unscored = evaluation, 0, 0
         sampling = asyncio.create_task(evaluation.pair(due.draw, due.released, due.candidate))
         try:
@@ -364,7 +320,7 @@ class ReleaseGate:
     def _eval_id(self, candidate: int) -> str:
         """Return the id of an evaluation. It names the hooks, because the rewards of different
         hooks cannot be compared."""
-        hooks = self._hook_hash()[:8]
+        hooks = self._rows.hook_hash()[:8]
         return "-".join(filter(None, (GATE, str(candidate), hooks, self._run_id)))[:100]
 
     def _is_still_due(self, due: Evaluate) -> bool:
@@ -397,94 +353,6 @@ class ReleaseGate:
             else:
                 log.warning("no version can be released or rejected now: %s; retrying", trouble)
         self._trouble = trouble
-
-
-class _HeldOutEvaluation:
-    """The rows of one evaluation: those that the ledger has, and those that are sampled."""
-
-    def __init__(
-        self,
-        eval_id: str,
-        rows: Sequence[Task],
-        sample: SampleRow,
-        known: Sequence[EvaluatedRewards],
-    ) -> None:
-        self.eval_id = eval_id
-        self._rows = rows
-        self._sample = sample
-        self._draws = HeldOutDraws(eval_id, len(rows))
-        self._sampled: defaultdict[tuple[int, str], list[Sequence[float]]] = defaultdict(list)
-        """By version and row, the rewards of each time that the row was sampled."""
-        self.reason: str | None = None
-        """Reason why the row that was sampled last without rewards has none."""
-        for row in known:
-            self._sampled[row.version, row.task_id].append(row.rewards)
-
-    async def pair(self, number: int, released: int, candidate: int) -> ScoredPair:
-        """Return the rewards of a draw, after the row was sampled by the versions that lack it.
-        Raises WireError if it cannot be sampled."""
-        draw = self._draws.get(number)
-        task = self._rows[draw.row]
-        parts = [
-            asyncio.create_task(self._rewards(version, task, draw.occurrence))
-            for version in (released, candidate)
-        ]
-        try:
-            return ScoredPair(*await asyncio.gather(*parts))
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-
-    async def _rewards(self, version: int, task: Task, occurrence: int) -> Sequence[float]:
-        known = self._sampled[version, task.task_id]
-        while len(known) <= occurrence:
-            sampled = await self._sample(task, version, self.eval_id)
-            known.append(sampled.rewards)
-            self.reason = sampled.reason or self.reason
-        return known[occurrence]
-
-
-class _LiveSessions:
-    """Makes one outcome of each live session: the mean reward of its first scored group since the
-    latest decision."""
-
-    def __init__(self) -> None:
-        self._comparison = 0
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._publishes: list[tuple[float, int]] = []
-        """Unix time at which each version was first seen, with the version."""
-
-    def published(self, version: int, now: float) -> None:
-        """Record the newest version at the time `now`, in Unix seconds."""
-        if not self._publishes or self._publishes[-1][1] != version:
-            self._publishes.append((now, version))
-            del self._publishes[:-MAX_PUBLISHES]
-
-    def begin(self, comparison: int) -> None:
-        """Let each session count once more if another comparison begins. `comparison` is the number
-        of the decision with which it began."""
-        if comparison != self._comparison:
-            self._comparison = comparison
-            self._seen.clear()
-
-    def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session. Return None if the session was counted
-        already, if it takes no part, or if it is not known which version answered it."""
-        if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
-            return None
-        version = None
-        if group.arm is Arm.TRAINING:
-            # A version that was published while the group was sampled may have answered too. The
-            # older one counts, so that no rejected version passes for its successor.
-            position = bisect.bisect_right(self._publishes, (group.received_at, 1 << 62))
-            if position == 0:
-                return None
-            version = self._publishes[position - 1][1]
-        self._seen[group.root] = None
-        if len(self._seen) > MAX_SESSIONS:
-            self._seen.popitem(last=False)
-        return ScoredSession(version, group.mean)
 
 
 def _needs_released_arm(action: Action) -> bool:
