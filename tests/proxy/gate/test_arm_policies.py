@@ -94,6 +94,27 @@ async def test_trouble_that_passes_ends(ledger: Ledger, monkeypatch: pytest.Monk
             await until(lambda: policies.trouble(Arm.BASELINE) is None)
 
 
+async def test_after_a_restart_of_the_engine_a_version_is_requested_again_soon(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arm_policies, "FIRST_RETRY_S", 0.01)
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/load_policy"] = LOADED
+        async with policies_of(swarm, ledger) as policies:
+            await policies.wait_loaded(Arm.BASELINE)
+            swarm.answers["/load_policy"] = 503
+            assert await policies.reload(Arm.BASELINE, "policy-7") is not None
+            num = swarm.calls["/load_policy"]
+            await until(lambda: swarm.calls["/load_policy"] >= num + 2)
+            swarm.answers["/load_policy"] = LOADED
+            await until(lambda: policies.trouble(Arm.BASELINE) is None)
+            swarm.answers["/load_policy"] = 503
+            policies.set_version(Arm.BASELINE, 9)
+            await until(lambda: policies.trouble(Arm.BASELINE) not in (None, "not loaded yet"))
+            swarm.answers["/load_policy"] = LoadPolicyReply(success=True, model="policy-9")
+            await until(lambda: policies.trouble(Arm.BASELINE) is None)
+
+
 async def test_a_version_that_is_loaded_answers_also_if_it_cannot_be_requested_again(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
