@@ -63,6 +63,8 @@ class DecisionRelay:
         """Create a relay to the server at this port."""
         self.url = ""
         self._port = port
+        self._own_port = 0
+        self._listener: asyncio.Server | None = None
         self._stop: Stop | None = None
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -74,6 +76,14 @@ class DecisionRelay:
         """Let the next request with this decision stand still."""
         self._stop = Stop(decision, side)
         return self._stop
+
+    def refuse(self) -> None:
+        """Refuse new connections, as the port of a server that has ended does."""
+        asyncio.run_coroutine_threadsafe(self._refuse(), self._loop).result(LIMIT_S)
+
+    def accept(self) -> None:
+        """Accept new connections again."""
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(LIMIT_S)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -96,14 +106,24 @@ class DecisionRelay:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await self._listen()
         self._ready.set()
         await self._ended.wait()
-        server.close()
+        await self._refuse()
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        if self._listener is None:
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self._own_port)
+            self._own_port = self._listener.sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{self._own_port}"
+
+    async def _refuse(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     async def _accept(self, near: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

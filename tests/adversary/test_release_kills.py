@@ -30,7 +30,7 @@ GATED = """
 mode = "gated"
 canary_share = 0.5
 eval_dataset = "{rows}"
-evaluate_every = 4
+evaluate_every = 3
 eval_samples = 2
 margin = 0.2
 alpha = 0.4
@@ -46,6 +46,8 @@ def on_compute_relative_reward(siblings, answers):
 """
 """A hook that always wants yes from apps' requests, and from held-out rows what a file says."""
 NUM_TURNS = 2
+PAUSE_S = 0.05
+"""Seconds between two requests of the app, so that it leaves time to the processes that start."""
 VERDICTS = ("released", "rejected", "undecided")
 
 
@@ -82,7 +84,6 @@ REJECTIONS = [
     Kill(Victim.ENGINE, "candidate", Side.AFTER),
     Kill(Victim.SERVER, *EVALUATION),
     Kill(Victim.PROXY, "rejected", Side.AFTER),
-    Kill(Victim.ENGINE, "rejected", Side.DURING),
 ]
 """Kills while each candidate is worse, so that training goes back again and again."""
 RELEASES = [
@@ -119,6 +120,7 @@ class App:
         messages = [{"role": "user", "content": f"Question {number}?"}]
         groups: list[str] = []
         for turn in range(NUM_TURNS):
+            self.is_over.wait(PAUSE_S)
             try:
                 body = {"model": "fake", "messages": messages}
                 reply = http.post(f"{self.url}/v1/chat/completions", json=body)
@@ -181,17 +183,19 @@ class Stack:
             self.app.proxy_runs.clear()
             self.proxy.kill()
         else:
+            self.relay.refuse()
             self.server.kill()
 
     def restart(self, victim: Victim) -> None:
         """Start the victim again. The server starts an engine by itself."""
         if victim is Victim.SERVER:
             self.server.start()
+            self.server.wait_until_healthy()
+            self.relay.accept()
         elif victim is Victim.PROXY:
             self.proxy.start()
         self.proxy.wait_until_healthy()
         self.app.proxy_runs.set()
-        self.server.wait_until_healthy()
 
     def carry_out(self, kill: Kill) -> None:
         """Kill a process at the next such moment, start it again, and check the history."""
@@ -302,10 +306,11 @@ def test_decisions_are_made_once_and_apps_are_answered_whatever_is_killed(
 
 
 def roll_back_with_kills(stack: Stack, threads: ThreadPoolExecutor) -> None:
-    """Kill the server while it carries out an operator's rollback."""
+    """Kill the engine and then the server while an operator's rollback is carried out."""
     stop = stack.relay.stop_at(ROLLBACK, Side.DURING)
     command = threads.submit(release, stack.relay.url, "rollback")
     stop.wait()
+    stack.kill(Victim.ENGINE)
     stack.kill(Victim.SERVER)
     stack.restart(Victim.SERVER)
     code, output = command.result(LIMIT_S)
