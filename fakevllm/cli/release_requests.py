@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -62,17 +63,27 @@ class ReleaseRequests:
     def roll_back(self, version: int | None) -> ReleaseRecord:
         """Let training go back to a version, or to the released one. Raises UserError if the server
         refuses."""
-        return self._post("/rollback", RollbackRequest(id=_new_id(), version=version))
+        return self._post(
+            "/rollback",
+            lambda run_id: RollbackRequest(id=_new_id(), run_id=run_id, version=version),
+        )
 
     def _decide(
         self, decision: Decision, version: int | None = None, *, force: bool = False
     ) -> ReleaseRecord:
-        request = ReleaseRequest(id=_new_id(), decision=decision, version=version, force=force)
-        return self._post("/release", request)
+        return self._post(
+            "/release",
+            lambda run_id: ReleaseRequest(
+                id=_new_id(), run_id=run_id, decision=decision, version=version, force=force
+            ),
+        )
 
-    def _post(self, path: str, message: BaseModel) -> ReleaseRecord:
-        self.history()  # fails at once if the server does not answer or knows no releases
-        request = ServerRequest(path, message.model_dump(mode="json"), TIMEOUT_S)
+    def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
+        """Send a decision. `message` returns it for the server's present run. If the server changes
+        to another run meanwhile, it refuses the decision, because its versions are others."""
+        history = self.history()  # fails at once if the server does not answer or knows no releases
+        body = message(history.run_id).model_dump(mode="json")
+        request = ServerRequest(path, body, TIMEOUT_S)
         reply = self._run(request, ReleaseReply, is_decision=True)
         if not reply.success or reply.record is None:
             raise UserError(reply.failure_reason or f"The server at {self.url} made no decision.")

@@ -21,6 +21,7 @@ from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.session_reads import SessionGroup, SessionRow
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 
 ID_CHARS = 12
@@ -77,6 +78,9 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
         table.add_column(name, no_wrap=True, min_width=8)
     for name in ("turns", "groups", "reward"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    has_arms = any(row.arm is not None for row in sessions)
+    if has_arms:
+        table.add_column("arm", no_wrap=True, min_width=8)
     table.add_column("last seen", no_wrap=True, min_width=14)
     table.add_column("begins with", no_wrap=True, overflow="ellipsis")
     for row in sessions:
@@ -89,6 +93,7 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
             str(row.turns),
             str(row.num_groups),
             _number(row.reward),
+            *([printable(row.arm or "–")] if has_arms else []),
             _time(row.seen_at),
             question,
         )
@@ -174,6 +179,8 @@ def _group_line(group: SessionGroup, turn_before: int) -> Text:
     text.append(f" N={group.num_siblings:<2}{_number(group.reward):>6}  ")
     question = _line(group.question) if is_new_turn else "(a tool's result)"
     text.append(question, "" if is_new_turn else "dim")
+    if group.arm is not None:
+        text.append(f"  {printable(group.arm)}", "magenta")
     text.append(f"  {group.reason or group.state}", "dim")
     return text.append(f", by {group.evidence}, {_time(group.received_at)}", "dim")
 
@@ -192,11 +199,7 @@ def _feedback_line(row: FeedbackRecord) -> Text:
 
 def _summary(groups: Sequence[SessionGroup]) -> str:
     turns = max(group.turn for group in groups)
-    return f"{_count(turns, 'turn')}, {_count(len(groups), 'group')}; {REWARD_NOTE}"
-
-
-def _count(num: int, name: str) -> str:
-    return f"{num} {name}" if num == 1 else f"{num} {name}s"
+    return f"{counted(turns, 'turn')}, {counted(len(groups), 'group')}; {REWARD_NOTE}"
 
 
 def _app(app_key: str | None, names: Mapping[str, str]) -> str:

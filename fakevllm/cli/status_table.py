@@ -14,6 +14,7 @@ from fakevllm.runtime.admin_client import (
     fetch_json,
     proxy_root,
 )
+from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
     yield "released", f"{text}{held}"
     if release["candidate"] is not None:
         figures: Json = release["evaluation"]
-        text = f"version {release['candidate']}, {figures.get('pairs', 0)} pairs"
+        text = f"version {release['candidate']}, {counted(figures.get('pairs', 0), 'pair')}"
         if figures.get("difference") is not None:
             low, high = figures["low"], figures["high"]
             text += f", difference {figures['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
@@ -117,12 +118,14 @@ def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]
     """Yield the rows of the table of arms as (name, value). `arms` is a part of the JSON of
     `/fakevllm/stats`. `is_gated` says whether the proxy has a release gate."""
     for arm, num in arms["sessions"].items():
-        yield f"{arm} arm", f"{num} sessions, mean reward {arms['means'][arm]:.3f}"
-    yield "open", f"{arms['open_sessions']} sessions, counted ten minutes after their last request"
+        yield f"{arm} arm", f"{counted(num, 'session')}, mean reward {arms['means'][arm]:.3f}"
+    num_open = counted(arms["open_sessions"], "session")
+    whose = "its" if arms["open_sessions"] == 1 else "their"
+    yield "open", f"{num_open}, counted ten minutes after {whose} last request"
     # A release gate may have no baseline, without which this gain stays unknown.
     if not is_gated or "baseline" in arms["sessions"]:
-        yield "gain of the policy", _gain(arms["policy_gain"], "pairs of sessions")
-    yield "gain of choosing", _gain(arms["choice_gain"], "sessions")
+        yield "gain of the policy", _gain(arms["policy_gain"], "pair", " of sessions")
+    yield "gain of choosing", _gain(arms["choice_gain"], "session")
     if (outside := arms.get("reward_outside")) is not None:
         yield (
             "no intervals",
@@ -133,13 +136,13 @@ def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]
         yield f"{arm} arm", f"cannot be sampled: {trouble}"
 
 
-def _gain(gain: Json | None, unit: str) -> str:
+def _gain(gain: Json | None, noun: str, suffix: str = "") -> str:
     if gain is None:
         return "not known yet"
-    mean = f"{gain['mean']:+.3f}"
+    mean, num = f"{gain['mean']:+.3f}", f"{counted(gain['num'], noun)}{suffix}"
     if gain["low"] is None:
-        return f"{mean}, from {gain['num']} {unit}"
-    return f"{mean} ({gain['low']:+.3f} to {gain['high']:+.3f}), from {gain['num']} {unit}"
+        return f"{mean}, from {num}"
+    return f"{mean} ({gain['low']:+.3f} to {gain['high']:+.3f}), from {num}"
 
 
 def _fan_out(stats: Json) -> str:

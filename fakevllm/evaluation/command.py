@@ -16,13 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.row_requests import check_requests
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.evaluation.messages import MAX_VERSIONS, NO_HOOKS, RowReply, RowRequest
+from fakevllm.evaluation.messages import (
+    HOW_TO_SCORE,
+    MAX_VERSIONS,
+    NO_HOOKS,
+    RowReply,
+    RowRequest,
+    trained_text,
+)
 from fakevllm.evaluation.proxy_requests import ProxyRequests
 from fakevllm.evaluation.report import EvalReport, RowResult
 from fakevllm.evaluation.results import UNIT_RANGE
 from fakevllm.evaluation.table import render
 from fakevllm.replay.proxy_queries import checked_url
 from fakevllm.runtime.bounded_tasks import run_bounded
+from fakevllm.runtime.plurals import counted
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.swarm import Task
@@ -106,10 +114,9 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
 
 
 def _overlap(settings: EvalSettings, tasks: Sequence[Task]) -> str:
+    trained = trained_text(settings.dataset, [task.main_query for task in tasks])
     return (
-        f"{len(tasks)} rows of {settings.dataset} were trained (the first: "
-        f"{tasks[0].main_query[:60]!r}), so they cannot show what the model has learnt: evaluate "
-        "other rows, and name them as release.eval_dataset before you train."
+        f"{trained}: evaluate other rows, and name them as release.eval_dataset before you train."
     )
 
 
@@ -131,19 +138,17 @@ async def _run_rows(
                 is_last = len(results) == len(tasks)
                 if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):
                     reason, num = reasons.most_common(1)[0]
-                    raise UserError(_nothing_scored(results, f"{num} times: {reason}"))
+                    raise UserError(_nothing_scored(results, f"{counted(num, 'time')}: {reason}"))
     # Rows end in any order.
     order = {task.task_id: position for position, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[result.task.task_id])
 
 
 def _nothing_scored(results: Sequence[RowResult], cause: str) -> str:
+    num_rows = counted(len(results), "row")
     if not any(result.has_answers for result in results):
-        return f"The engine answered none of {len(results)} rows ({cause}): see its log."
-    return (
-        f"The hook scored none of {len(results)} rows ({cause}): try it with "
-        "`fakevllm check-hook`, and check that the rows have the fields that it reads."
-    )
+        return f"The engine answered none of {num_rows} ({cause}): see its log."
+    return f"The hook scored none of {num_rows} ({cause}): {HOW_TO_SCORE}."
 
 
 async def _evaluate_row(settings: EvalSettings, proxy: ProxyRequests, task: Task) -> RowResult:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from pydantic import BaseModel, Field
 
+from fakevllm.runtime.plurals import counted
 from fakevllm_adapters.protocol.swarm import Task
 
 MAX_SAMPLES = 64
@@ -11,6 +15,12 @@ MAX_SAMPLES = 64
 MAX_VERSIONS = 4
 """Maximum number of versions in one evaluation. An engine holds as many further sets of weights."""
 NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hooks FOLDER."
+HOW_TO_SCORE = (
+    "try the hook with `fakevllm check-hook`, and check that the rows have the fields that it reads"
+)
+"""What to do if a hook scores no row."""
+MAX_SHOWN_CHARS = 60
+"""Number of characters of a row that a message shows."""
 CHECK_PATH = "/fakevllm/eval/check"
 ROW_PATH = "/fakevllm/eval"
 END_PATH = "/fakevllm/eval/end"
@@ -84,3 +94,12 @@ class RowReply(BaseModel):
     samples: list[Sample]
     reason: str | None
     """Reason why there are no rewards; None if there are any."""
+
+
+def trained_text(file: Path, texts: Sequence[str]) -> str:
+    """Return the beginning of a message about rows of a dataset that were trained."""
+    was, they = ("was", "it cannot") if len(texts) == 1 else ("were", "they cannot")
+    return (
+        f"{counted(len(texts), 'row')} of {file} {was} trained (the first: "
+        f"{texts[0][:MAX_SHOWN_CHARS]!r}), so {they} show what the model has learnt"
+    )

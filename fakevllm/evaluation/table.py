@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.evaluation.report import EvalReport
+from fakevllm.runtime.plurals import counted
 from fakevllm.statistics.confidence_sequence import Interval
 
 
@@ -23,7 +24,8 @@ def render(report: EvalReport) -> Group:
 
 
 def _means(report: EvalReport) -> Table:
-    title = Text(f"{report.dataset}: {len(report.rows)} rows, {report.num_samples} samples each")
+    num_rows, num_samples = counted(len(report.rows), "row"), counted(report.num_samples, "sample")
+    title = Text(f"{report.dataset}: {num_rows}, {num_samples} each")
     table = Table(title=title)
     table.add_column("version", no_wrap=True)
     for name in ("rows", "mean reward", "95 % interval", "greedy"):
@@ -57,16 +59,16 @@ def _interval_cells(interval: Interval | None, sign: str = "") -> list[str]:
 
 
 def _remarks(report: EvalReport) -> Text:
-    lines = [
-        f"{len(report.unsolved)} rows have no sample with a reward of {report.solved_at:g} or more"
-    ]
+    have = counted(len(report.unsolved), "row", "have", "has")
+    lines = [f"{have} no sample with a reward of {report.solved_at:g} or more"]
     if unscored := report.unscored:
         reasons = Counter(row.reason for row in unscored)
         reason, _ = reasons.most_common(1)[0]
-        effect = "and do not count"
+        have = counted(len(unscored), "row", "have no reward", "has no reward")
+        effect = "and {} not count".format("does" if len(unscored) == 1 else "do")
         if len(report.labels) > 1:
-            effect = "with at least one version, and do not count there"
-        lines.append(f"{len(unscored)} rows have no reward {effect} ({reason})")
+            effect = f"with at least one version, {effect} there"
+        lines.append(f"{have} {effect} ({reason})")
     if (rewards := report.rewards) != report.declared_range:
         lines.append(
             f"rewards from {rewards.low:g} to {rewards.high:g} were seen, and the interval assumes "

@@ -9,9 +9,8 @@ sibling 0, the answer to the app's own, unchanged request.
   sibling to serve.
 * `group_record` builds the group's row for the ledger.
 * `resend_cache` answers retries of a request with the answer to the first attempt.
-* `evaluator` samples and scores a held-out row, and `loaded_versions` decides when the versions of
-  an ended evaluation are unloaded.
-* `request_arms` assigns requests to arms, and `arm_policies` keeps the versions of the arms loaded.
+* `evaluator` samples and scores a held-out row.
+* `request_arms` assigns requests to arms, and lets the arm's version answer.
 * `reproducible_lockstep` runs groups one after another, so that a run can be reproduced.
 
 Every request gets exactly one answer or error, even if a hook, the engine or code of the proxy

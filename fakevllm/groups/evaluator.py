@@ -15,8 +15,8 @@ import aiohttp
 import orjson
 
 from fakevllm.admission.row_requests import request_of
+from fakevllm.gate.loaded_versions import LoadedVersions
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
-from fakevllm.groups.loaded_versions import LoadedVersions
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome

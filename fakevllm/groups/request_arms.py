@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from fakevllm.groups.arm_policies import ArmPolicies
+from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.ledger.arm_reads import ArmReads
 from fakevllm.ledger.records import GroupRecord

@@ -25,14 +25,15 @@ _PLACED = """
 """
 _SESSIONS = """
     SELECT c.session_id, c.parent_session_id, c.app_key, c.turns, c.num_groups, c.seen_at,
-           c.reward_sum / NULLIF(c.num_rewards, 0), COALESCE(g.question, '')
+           c.reward_sum / NULLIF(c.num_rewards, 0), COALESCE(g.question, ''),
+           CASE WHEN g.arm_propensity IS NOT NULL THEN g.arm END
     FROM (SELECT * FROM session_counters ORDER BY seen_at DESC, session_id LIMIT ?) AS c
     LEFT JOIN groups AS g ON g.group_id = c.first_group_id
     ORDER BY c.seen_at DESC, c.session_id
 """
 _GROUPS = """
     SELECT g.group_id, g.parent_id, g.turn, g.kind, g.evidence, g.received_at, g.question,
-           g.num_siblings, s.reward, g.state, g.reason, g.app_key, g.parent_session_id
+           g.num_siblings, s.reward, g.state, g.reason, g.app_key, g.parent_session_id, g.arm
     FROM groups AS g LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
     WHERE g.session_id = ? ORDER BY g.received_at, g.group_id
 """
@@ -70,6 +71,9 @@ class SessionRow:
     """Mean reward of the served answers."""
     question: str
     """The first question of the session."""
+    arm: str | None = None
+    """Arm that the session was assigned to. None without arms, and if the arm's version could not
+    answer the first request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class SessionGroup:
     reason: str | None
     app_key: str | None
     parent_session_id: str | None
+    arm: str | None = None
+    """Arm whose version answered. None without arms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,9 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
         state.append("  claims are paused", "bold yellow")
     yield state
     if snapshot.seen_at is not None:
-        facts = [_step(snapshot), f"version {snapshot.version}", clean(snapshot.model or "")]
+        released = "" if snapshot.released is None else f"released {snapshot.released}"
+        facts = [_step(snapshot), f"version {snapshot.version}", released]
+        facts.append(clean(snapshot.model or ""))
         yield Text(" · ".join(filter(None, [*facts, clean(snapshot.run_id)[:8]])))
     yield Text(clean(snapshot.url), "dim")
     if snapshot.booting_s is not None:

@@ -143,6 +143,8 @@ class Snapshot:
     """Reason why the run takes no more training steps; None while the run takes steps."""
     step: int | None = None
     version: int = 0
+    released: int | None = None
+    """Version that passed its evaluation. None if no decision about a version was made."""
     model: str | None = None
     run_id: str = ""
     is_paused: bool = False
@@ -216,6 +218,7 @@ def build_snapshot(
         closed=status.closed,
         step=status.global_step,
         version=status.weight_version,
+        released=status.released if status.num_releases else None,
         model=status.model,
         run_id=status.run_id,
         is_paused=status.claims_paused,

@@ -124,6 +124,7 @@ class GateController:
         self._live = _LiveTest(rules)
         self._scorer = ""
         self._outside: float | None = None
+        self._unusable: str | None = None
 
     def history_read(self, history: ReleasesReply) -> None:
         """Replace the known history by the one that the server has now."""
@@ -157,6 +158,11 @@ class GateController:
             if self._outside is None and not low <= reward <= high:
                 self._outside = reward
 
+    def rows_unusable(self, reason: str) -> None:
+        """Record that the held-out rows measure nothing, for good. Nothing is evaluated or released
+        then. Live sessions can still reject."""
+        self._unusable = reason
+
     def give_up(self, candidate: int, reason: str) -> None:
         """End the evaluation of a version that cannot be sampled. It is then undecided."""
         evaluation = self._evaluation
@@ -189,7 +195,7 @@ class GateController:
             return self._decide(Decision.REJECTED, worse, evidence)
         if evaluation is not None:
             return self._next_of(evaluation, history)
-        if self._outside is not None:
+        if self._is_stopped:
             return Wait()
         is_due = self._newest - self._base >= self._rules.evaluate_every
         if is_due and not history.is_held:
@@ -200,13 +206,18 @@ class GateController:
     def trouble(self) -> str | None:
         """Reason why no version is evaluated or released, and what to do; None if there is none."""
         if self._outside is None:
-            return None
+            return self._unusable
         rewards = self._rules.rewards
         return (
             f"the hook returned the reward {self._outside:g}, outside of release.reward_range, "
             f"from {rewards.low:g} to {rewards.high:g}: set it to the range of your hook's "
             "rewards, and restart the proxy"
         )
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether no version is evaluated or released."""
+        return self._outside is not None or self._unusable is not None
 
     @property
     def latest_verdict(self) -> int:
@@ -222,10 +233,11 @@ class GateController:
         """Return what is due for the candidate."""
         candidate, released = evaluation.versions
         verdict = evaluation.verdict
-        is_outside = self._outside is not None
         if verdict is None:
-            return Wait() if is_outside else Evaluate(candidate, released, evaluation.num_draws)
-        if verdict is Decision.RELEASED and (history.is_held or is_outside):
+            if self._is_stopped:
+                return Wait()
+            return Evaluate(candidate, released, evaluation.num_draws)
+        if verdict is Decision.RELEASED and (history.is_held or self._is_stopped):
             return Wait()
         return self._decide(verdict, candidate, evaluation.evidence())
 

@@ -16,9 +16,11 @@ from fakevllm.admission.row_requests import check_requests
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
-from fakevllm.groups.arm_policies import ArmPolicies
+from fakevllm.evaluation.messages import trained_text
+from fakevllm.gate.arm_policies import ArmPolicies
+from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
+from fakevllm.gate.release_gate import ReleaseGate
 from fakevllm.groups.evaluator import Evaluator, row_draft
-from fakevllm.groups.release_gate import ReleaseGate
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_arms import RequestArms
@@ -33,6 +35,7 @@ from fakevllm.metrics import Metrics
 from fakevllm.release.arm_gains import ArmGains
 from fakevllm.release.arms import Arm, ArmAssigner, Shares
 from fakevllm.release.controller import GateRules
+from fakevllm.runtime.plurals import counted
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.feedback_service import FeedbackService
@@ -48,6 +51,8 @@ from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
+from fakevllm.web.release_gauges import add_release_gauges
+from fakevllm.web.trained_rows import trained_rows
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
@@ -195,7 +200,10 @@ async def open_proxy(
         arms = _open_arms(config, ledger, link, metrics, stack)
         gate = None
         if arms is not None and evaluator is not None and config.release.is_gated:
-            gate = await _open_gate(config, ledger, link, evaluator, model_names, arms, stack)
+            gate = await _open_gate(
+                config, ledger, tasks, link, evaluator, model_names, arms, stack
+            )
+            add_release_gauges(metrics, gate.view)
         pipeline = Pipeline(
             config,
             upstream,
@@ -287,8 +295,8 @@ def _open_arms(
     versions = {Arm.BASELINE: release.baseline_version} if release.baseline_share else {}
     if release.is_gated:
         advice = (
-            'The mode "gated" needs an engine that holds several versions, such as the embedded '
-            'one: use such an engine, or set release.mode to "continuous".'
+            "Release another version with `fakevllm release promote`, or, if the engine cannot "
+            'hold several versions, set release.mode to "continuous".'
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)
@@ -310,6 +318,7 @@ def _open_arms(
 async def _open_gate(
     config: Config,
     ledger: Ledger,
+    tasks: TaskIndex,
     link: SwarmLink,
     evaluator: Evaluator,
     model_names: ModelNames,
@@ -320,11 +329,22 @@ async def _open_gate(
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
 
-    async def sample(task: Task, version: int, eval_id: str) -> list[float]:
+    file, rows = release.eval_dataset, read_tasks(release.eval_dataset, config.dataset.field)
+
+    async def sample(task: Task, version: int, eval_id: str) -> SampledRow:
         draft = row_draft(task, model_names.reported(), link.engine)
         row = await evaluator.evaluate(draft, release.eval_samples, eval_id, version)
         samples = row.group.siblings[1:]  # the first one is greedy
-        return [sibling.reward for sibling in samples if sibling.reward is not None]
+        rewards = [sibling.reward for sibling in samples if sibling.reward is not None]
+        return SampledRow(rewards, row.reason)
+
+    def check_rows() -> str | None:
+        texts = [task.main_query for task in rows]
+        trained = [texts[position] for position in trained_rows(ledger, tasks, texts)]
+        if not trained:
+            return None
+        advice = "take them out of the file, or name another file, and restart the proxy"
+        return f"{trained_text(file, trained)}: {advice}"
 
     gate = ReleaseGate(
         GateRules(
@@ -335,14 +355,18 @@ async def _open_gate(
             alpha=release.alpha,
             max_samples=release.max_samples,
         ),
-        read_tasks(release.eval_dataset, config.dataset.field),
+        EvaluationRows(
+            rows,
+            sample,
+            ledger.evaluated_rows,
+            evaluator.unload,
+            hook_hash=lambda: evaluator.hook_hash,
+            check=check_rows,
+            flush=ledger.flush,
+        ),
         link,
-        sample,
-        ledger.evaluated_rows,
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
-        unload=evaluator.unload,
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
-        hook_hash=lambda: evaluator.hook_hash,
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored
@@ -405,17 +429,19 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
     check_requests(tasks, file)
     held_out = HeldOutRows(tasks)
     if overlap := held_out.overlapping(rows):
+        are, them = ("is", "it") if len(overlap) == 1 else ("are", "them")
         raise ConfigError(
-            f"{len(overlap)} rows of the dataset {config.dataset.file} are held out by "
-            f"release.eval_dataset {file} (the first: {overlap[0].main_query[:60]!r}): take them "
-            "out of one of the two files."
+            f"{counted(len(overlap), 'row')} of the dataset {config.dataset.file} {are} held out "
+            f"by release.eval_dataset {file} (the first: {overlap[0].main_query[:60]!r}): take "
+            f"{them} out of one of the two files."
         )
     if short := held_out.short:
         log.warning(
-            "%d rows of the held-out dataset %s have less than %d characters (the first: %r): no "
+            "%s of the held-out dataset %s %s less than %d characters (the first: %r): no "
             "request that contains such a text is trained, so write longer rows",
-            len(short),
+            counted(len(short), "row"),
             file,
+            "has" if len(short) == 1 else "have",
             NUM_SAFE_CHARS,
             short[0],
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,14 @@ import httpx
 import orjson
 import pytest
 
-from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.release_stack import proxy_flags, stats, wait_for_arms
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-[job]
-batch_size = 2
-lr = 2.0
-num_repeat = 4
-
+BASELINE = """
 [serve.routes.completions]
 policy = "lead"
 
@@ -37,16 +32,8 @@ MEANS = """
 """
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Generator[Processes]:
-    with Processes(tmp_path) as started:
-        yield started
-
-
-def proxy_flags(folder: Path, *, version: int = 0) -> list[str]:
-    (folder / "fakevllm.toml").write_text(CONFIG.format(version=version))
-    hooks = write_hooks(folder / "hooks", PREFER_YES)
-    return ["--config", str(folder / "fakevllm.toml"), "--hooks", str(hooks)]
+def baseline_flags(folder: Path, *, version: int = 0) -> list[str]:
+    return proxy_flags(folder, BASELINE.format(version=version))
 
 
 def ask(proxy: Process, messages: list[dict[str, str]]) -> dict[str, str]:
@@ -73,14 +60,10 @@ def ended(proxy: Process, num: int) -> list[Any]:
 def test_sessions_of_the_baseline_are_answered_by_version_0_and_never_trained(
     processes: Processes, tmp_path: Path
 ) -> None:
-    flags = proxy_flags(tmp_path)
+    flags = baseline_flags(tmp_path)
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags)
-    wait_until(
-        lambda: not httpx.get(f"{proxy.url}/fakevllm/stats").json()["arms"]["trouble"],
-        30.0,
-        "version 0",
-    )
+    wait_for_arms(proxy)
     talks = [[{"role": "user", "content": f"Question {n}?"}] for n in range(NUM_SESSIONS)]
     for talk in talks:
         talk.append(ask(proxy, talk))
@@ -97,11 +80,7 @@ def test_sessions_of_the_baseline_are_answered_by_version_0_and_never_trained(
 
     assert proxy.kill() == -signal.SIGKILL
     proxy = processes.proxy(server, *flags, folder="proxy")
-    wait_until(
-        lambda: not httpx.get(f"{proxy.url}/fakevllm/stats").json()["arms"]["trouble"],
-        30.0,
-        "version 0",
-    )
+    wait_for_arms(proxy)
     arms_before = arms_by_session(proxy)
     for talk in talks:
         ask(proxy, [*talk, {"role": "user", "content": "And now?"}])
@@ -113,8 +92,8 @@ def test_sessions_of_the_baseline_are_answered_by_version_0_and_never_trained(
     assert means["baseline"] < means["training"]
     assert_never_captured(proxy)
 
-    stats = httpx.get(f"{proxy.url}/fakevllm/stats").json()["arms"]
-    assert (stats["open_sessions"], stats["reward_outside"]) == (NUM_SESSIONS, None)
+    arms = stats(proxy)["arms"]
+    assert (arms["open_sessions"], arms["reward_outside"]) == (NUM_SESSIONS, None)
     assert "fakevllm_arm_sessions" in httpx.get(f"{proxy.url}/metrics").text
 
     streamed_model_names(proxy)
@@ -167,7 +146,7 @@ def test_apps_are_answered_if_the_version_of_the_baseline_cannot_be_sampled(
     processes: Processes, tmp_path: Path
 ) -> None:
     server = processes.server("--backend", "fake")
-    proxy = processes.proxy(server, *proxy_flags(tmp_path, version=999))
+    proxy = processes.proxy(server, *baseline_flags(tmp_path, version=999))
     for number in range(12):
         ask(proxy, [{"role": "user", "content": f"Question {number}?"}])
     groups = ended(proxy, 12)
@@ -207,10 +186,7 @@ def test_the_embedded_engine_answers_the_baseline_with_version_0_after_training(
     flags = ("--config", str(tmp_path / "fakevllm.toml"), "--hooks", str(hooks))
     proxy = processes.proxy(server, *flags)
 
-    def arms() -> Any:
-        return httpx.get(f"{proxy.url}/fakevllm/stats").json()["arms"]
-
-    wait_until(lambda: not arms()["trouble"], 120.0, "version 0")
+    wait_until(lambda: not stats(proxy)["arms"]["trouble"], 120.0, "version 0")
     before = greedy_log_probs(proxy, "before")
     number = 0
 

@@ -118,7 +118,7 @@ def test_rows_without_a_reward_do_not_count_and_are_shown(proxy: Process, tmp_pa
     file = write_rows(tmp_path, [*SAYS[:2], {"question": "What?"}])
     done = run(tmp_path, *PROXY, "eval", "--dataset", str(file), "--url", proxy.url)
     assert done.returncode == 0, done.stderr
-    assert "1.000" in done.stdout and "1 rows have no reward and do not count" in done.stdout
+    assert "1.000" in done.stdout and "1 row has no reward and does not count" in done.stdout
 
 
 def test_rows_that_cannot_be_evaluated_are_refused_in_one_line(
@@ -142,7 +142,7 @@ def test_rows_that_cannot_be_evaluated_are_refused_in_one_line(
     reply = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
     assert reply.status_code == 200
     wait_for_groups(proxy, 1, states="pooled trained")
-    assert_mistake(run(tmp_path, *command, str(file)), "1 rows of")
+    assert_mistake(run(tmp_path, *command, str(file)), "1 row of")
 
 
 def test_an_unreachable_proxy_is_named(tmp_path: Path) -> None:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.hook_files import PREFER_YES
 from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.release_stack import (
+    history,
+    proxy_flags,
+    release,
+    stats,
+    wait_for_arms,
+    write_held_out,
+)
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-[job]
-batch_size = 2
-lr = 2.0
-num_repeat = 4
-
+GATED = """
 [release]
 mode = "gated"
 canary_share = 0.5
@@ -39,42 +39,10 @@ def on_compute_relative_reward(siblings, answers):
 """
 """A hook whose rewards of apps' requests can rise while the answers to the held-out rows get worse.
 """
-HELD_OUT = [f"Is the held-out row number {number} answered with yes?" for number in range(6)]
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Generator[Processes]:
-    with Processes(tmp_path) as started:
-        yield started
-
-
-def proxy_flags(folder: Path, hook: str = PREFER_YES) -> list[str]:
-    held_out = folder / "held_out.jsonl"
-    held_out.write_text("".join(json.dumps({"question": text}) + "\n" for text in HELD_OUT))
-    (folder / "fakevllm.toml").write_text(CONFIG.format(rows=held_out))
-    hooks = write_hooks(folder / "hooks", hook)
-    return ["--config", str(folder / "fakevllm.toml"), "--hooks", str(hooks)]
-
-
-def release(server: Process, *arguments: str) -> tuple[int, str]:
-    """Run `fakevllm release` and return its exit code and its output."""
-    result = subprocess.run(
-        [sys.executable, "-m", "fakevllm", "release", *arguments, "--swarm", server.url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return result.returncode, result.stdout + result.stderr
-
-
-def history(server: Process) -> list[dict[str, Any]]:
-    code, output = release(server, "history", "--json")
-    assert code == 0, output
-    return json.loads(output)
-
-
-def stats(proxy: Process) -> dict[str, Any]:
-    return httpx.get(f"{proxy.url}/fakevllm/stats").json()
+def gated_flags(folder: Path, hook: str = PREFER_YES) -> list[str]:
+    return proxy_flags(folder, GATED.format(rows=write_held_out(folder)), hook)
 
 
 class Talk:
@@ -108,8 +76,7 @@ class Talk:
 
         def decided() -> bool:
             self.ask()
-            shown = httpx.get(f"{server.url}/releases").json()["records"]
-            return any(record["decision"] == decision for record in shown)
+            return any(record["decision"] == decision for record in history(server))
 
         wait_until(decided, 120.0, f"a version that is {decision}")
         return next(one for one in history(server) if one["decision"] == decision)
@@ -118,7 +85,7 @@ class Talk:
 def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart(
     processes: Processes, tmp_path: Path
 ) -> None:
-    flags = proxy_flags(tmp_path)
+    flags = gated_flags(tmp_path)
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags)
     talk = Talk(proxy)
@@ -127,7 +94,7 @@ def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart
     assert record["evidence"]["low"] > -0.05
     version = record["version"]
     wait_until(lambda: stats(proxy)["release"]["released"] >= version, 20.0, "the release")
-    wait_until(lambda: not stats(proxy)["arms"]["trouble"], 30.0, "the versions of the arms")
+    wait_for_arms(proxy)
     talk.ask_until_answered_by_the_released_arm()
     query = "SELECT COUNT(*) FROM groups WHERE eval_id LIKE ? AND eval_version = ?"
     sampled = [rows(proxy, query, f"gate-{version}-%", one)[0][0] for one in (0, version)]
@@ -135,8 +102,8 @@ def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart
     query = "SELECT DISTINCT state FROM groups WHERE kind = 'eval' OR arm = 'released'"
     assert [row[0] for row in rows(proxy, query)] == ["served"]
 
-    assert release(server, "hold")[0] == 0  # later versions are better still
-    code, output = release(server, "status", "--json")
+    assert release(server.url, "hold")[0] == 0  # later versions are better still
+    code, output = release(server.url, "status", "--json")
     released = json.loads(output)["released"]
     assert (code, released >= version) == (0, True)
     assert proxy.kill() == -signal.SIGKILL
@@ -149,25 +116,27 @@ def test_a_version_that_got_worse_is_rejected_and_training_goes_back(
     processes: Processes, tmp_path: Path
 ) -> None:
     server = processes.server("--backend", "fake")
-    proxy = processes.proxy(server, *proxy_flags(tmp_path, GAMEABLE))
+    proxy = processes.proxy(server, *gated_flags(tmp_path, GAMEABLE))
     talk = Talk(proxy)
     record = talk.ask_until_decided(server, "rejected")
     assert record["decided_by"] == "gate"
     assert record["evidence"]["source"] == "held_out"
     assert record["evidence"]["high"] < -0.05
     assert record["evidence"]["restored"] == 0
-    code, output = release(server, "status", "--json")
+    code, output = release(server.url, "status", "--json")
     state = json.loads(output)
     assert (code, state["released"], state["candidate"]) == (0, 0, None)
     assert record["version"] in state["rejected"]
 
-    code, output = release(server, "promote", str(record["version"]))
+    code, output = release(server.url, "promote", str(record["version"]))
     assert code == 2
     assert "was rejected" in output
-    code, output = release(server, "hold")
+    code, output = release(server.url, "hold")
     assert code == 0, output
     wait_until(lambda: stats(proxy)["release"]["is_held"], 20.0, "the hold")
+    code, output = release(server.url, "history", "--json")
+    assert json.loads(output) == history(server)
     assert history(server)[-1]["decided_by"] == "operator"
-    code, output = release(server, "resume")
+    code, output = release(server.url, "resume")
     assert code == 0, output
     talk.ask()

@@ -8,7 +8,6 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from fakevllm.admission.task_index import normalised
 from fakevllm.evaluation.messages import (
     CHECK_PATH,
     END_PATH,
@@ -27,6 +26,7 @@ from fakevllm.ledger.records import SiblingRecord
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
+from fakevllm.web.trained_rows import trained_rows
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.credentials import api_key_of
@@ -89,7 +89,7 @@ async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
 
 async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
     """Check the rows, and load the versions if the rows can be evaluated."""
-    trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
+    trained = await asyncio.to_thread(trained_rows, proxy.ledger, proxy.tasks, rows.texts)
     if proxy.evaluator is None or trained:
         # The command ends, so no version is needed.
         return CheckReply(has_hooks=proxy.evaluator is not None, trained=trained)
@@ -98,17 +98,6 @@ async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
     except WireError as error:
         return CheckReply(has_hooks=True, trained=trained, refusal=error.message)
     return CheckReply(has_hooks=True, trained=trained)
-
-
-def _trained_rows(proxy: ProxyComponents, texts: list[str]) -> list[int]:
-    """Return the positions of the texts that were trained, or wait to be trained. A text was
-    trained if a trained request has this text as its question, or belongs to a task with this text.
-    """
-    keys = [normalised(text) for text in texts]
-    tasks = proxy.tasks.texts_by_id(set(keys))
-    questions, task_ids = proxy.ledger.trained(texts, list(tasks))
-    trained = {normalised(question) for question in questions} | {tasks[id] for id in task_ids}
-    return [position for position, key in enumerate(keys) if key in trained]
 
 
 async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) -> RowReply:

@@ -227,7 +227,7 @@ class ReleaseService:
         if self._releases.state.is_held:
             raise ReleaseRefused(
                 "Releases are on hold, so no version becomes a candidate and none is released: "
-                "send the decision `resume` first."
+                "run `fakevllm release resume`, or send the decision `resume`, first."
             )
 
     async def _version_with_checkpoint(
@@ -242,7 +242,8 @@ class ReleaseService:
             self._check_known(version)
         if version in self._releases.state.rejected and not request.force:
             raise ReleaseRefused(
-                f"Version {version} was rejected: name another version, or send `force`."
+                f"Version {version} was rejected: name another version, or send `force` "
+                "(`fakevllm release promote --force`)."
             )
         newest = self._releases.lineage().newest
         if version in (None, newest) and newest != MODEL and control is not None:
@@ -314,8 +315,8 @@ class ReleaseService:
         self._check_known(version)
         if version in self._releases.state.rejected:
             raise ReleaseRefused(
-                f"Version {version} was rejected: name another version, or release it with `force` "
-                "before."
+                f"Version {version} was rejected: name another version, or release it before, with "
+                "`force` (`fakevllm release promote --force`)."
             )
         lineage = self._releases.lineage()
         path, twins = lineage.path, lineage.twins_of(version)

@@ -107,6 +107,7 @@ def test_promote_sends_the_version_and_whether_it_is_forced() -> None:
     assert code == 0
     assert "Version 20 is released" in output
     assert (body["decision"], body["version"], body["force"]) == ("released", 20, True)
+    assert body["run_id"] is None  # the server has not named its run
     assert body["id"].startswith("operator-")
 
 
@@ -122,7 +123,8 @@ def test_a_hold_and_its_end_are_decisions_without_a_version(command: str, decisi
 
 def test_a_rollback_names_the_version_to_which_training_goes_back() -> None:
     reply = ReleaseReply(success=True, record=REJECTION)
-    with serving(releases=HISTORY, rollback=reply) as swarm:
+    history = HISTORY.model_copy(update={"run_id": "run-a"})
+    with serving(releases=history, rollback=reply) as swarm:
         code, output = run(swarm, "rollback", "10")
         body = swarm.bodies["/rollback"]
         run(swarm, "rollback")
@@ -130,6 +132,7 @@ def test_a_rollback_names_the_version_to_which_training_goes_back() -> None:
     assert code == 0
     assert "from version 10" in output
     assert (body["version"], default["version"]) == (10, None)
+    assert body["run_id"] == default["run_id"] == "run-a"
     assert body["id"] != default["id"]
 
 

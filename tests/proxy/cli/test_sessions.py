@@ -123,6 +123,20 @@ def test_the_list_has_the_names_of_keys_and_short_ids(tmp_path: Path) -> None:
     assert tree[0] == "0123456789abcdef  0a1b2c3d"
 
 
+def test_the_arm_is_shown_if_sessions_have_arms(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    ledger = Ledger.open(file)
+    assigned = {"arm": "released", "arm_propensity": 0.8}
+    unavailable = replace(placed("b", "bb"), arm="training", reason="arm_unavailable: gone")
+    put(ledger, replace(placed("a", "aa"), **assigned), unavailable)
+    ledger.close()
+    head, *shown = (line.split() for line in lines_of(render(file, None, 10, {})))
+    assert head[5] == "arm"
+    assert {row[0]: row[-4] for row in shown[:2]} == {"aa": "released", "bb": "–"}
+    assert "  released  " in lines_of(render(file, "aa", 10, {}))[1]
+    assert "  training  arm_unavailable" in lines_of(render(file, "bb", 10, {}))[1]
+
+
 def test_a_missing_ledger_and_ambiguous_ids_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "ledger.sqlite"
     with pytest.raises(UserError, match="There is no ledger"):

@@ -19,7 +19,7 @@ from aiohttp import web
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH
-from fakevllm.groups.loaded_versions import IDLE_S
+from fakevllm.gate.loaded_versions import IDLE_S
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app
@@ -520,7 +520,7 @@ async def test_a_request_with_the_key_of_a_held_out_row_is_not_trained(tmp_path:
     ("held_out", "message"),
     [
         ("\n", "has no rows"),
-        ('{"question": "1 plus 1?"}', "1 rows of the dataset .* are held out by"),
+        ('{"question": "1 plus 1?"}', "1 row of the dataset .* is held out by"),
         ('{"text": "1 plus 1?"}', "no text field 'question'"),
         (
             '{"question": "3 plus 4?", "messages": []}',

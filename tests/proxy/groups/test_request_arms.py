@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest_asyncio
 
-from fakevllm.groups.arm_policies import ArmPolicies
+from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.request_arms import ADDED_AT_ONCE, MODEL_UNKNOWN, RequestArms
 from fakevllm.ledger.store import Ledger

@@ -67,6 +67,12 @@ def lowest_row(text: str) -> str:
     return lines[caption - 1].strip("│ ").partition(" ")[2].strip()
 
 
+def test_the_released_version_is_shown_once_a_decision_was_made() -> None:
+    assert "released" not in rendered_text(snapshot(status(released=0)), 80)
+    shown = rendered_text(snapshot(status(released=8, num_releases=3)), 80)
+    assert "version 12 · released 8 · my_model" in shown
+
+
 def test_control_characters_of_others_are_escaped() -> None:
     evil = "\x1b]0;mine\x07[red]\nnext\x9b2J"
     evil_snapshot = snapshot(

@@ -23,7 +23,7 @@ from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 REFUSED = LoadPolicyReply(success=False, failure_reason="Version 0 is gone.")
-OPEN = "1 sessions, counted ten minutes after their last request"
+OPEN = "1 session, counted ten minutes after its last request"
 
 
 @asynccontextmanager
@@ -65,11 +65,11 @@ async def test_the_gains_of_earlier_processes_are_shown(tmp_path: Path) -> None:
         stats = arm_stats(arms).model_dump(mode="json")
         text = proxy.metrics.text().decode()
     assert list(arm_rows(stats)) == [
-        ("baseline arm", "1 sessions, mean reward 0.250"),
-        ("training arm", "1 sessions, mean reward 0.750"),
+        ("baseline arm", "1 session, mean reward 0.250"),
+        ("training arm", "1 session, mean reward 0.750"),
         ("open", OPEN),
-        ("gain of the policy", "+0.500 (-1.000 to +1.000), from 1 pairs of sessions"),
-        ("gain of choosing", "+0.250 (-1.000 to +1.000), from 1 sessions"),
+        ("gain of the policy", "+0.500 (-1.000 to +1.000), from 1 pair of sessions"),
+        ("gain of choosing", "+0.250 (-1.000 to +1.000), from 1 session"),
         ("baseline arm", f"cannot be sampled: {stats['trouble']['baseline']}"),
     ]
     assert 'fakevllm_arm_sessions{arm="baseline"} 1.0' in text
@@ -84,7 +84,7 @@ async def test_a_reward_outside_of_the_range_hides_the_intervals(tmp_path: Path)
         assert arms is not None
         await until(lambda: bool(arms.summary().sessions))
         shown = dict(arm_rows(arm_stats(arms).model_dump(mode="json")))
-    assert shown["gain of the policy"] == "+1.000, from 1 pairs of sessions"
+    assert shown["gain of the policy"] == "+1.000, from 1 pair of sessions"
     assert "a reward of 2 is outside of release.reward_range" in shown["no intervals"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from fakevllm.cli.status_table import status_rows
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.ledger.store import Ledger
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_adapters.protocol.swarm import LoadPolicyReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 HISTORY = ReleasesReply(records=[], released=7, candidate=None, rejected=[], is_held=True)
@@ -93,6 +96,27 @@ async def test_a_server_that_does_not_know_releases_is_named_in_the_status(tmp_p
             gate = proxy.gate
             assert gate is not None
             await until(lambda: "update fakevllm-server" in (gate.view().trouble or ""))
+
+
+async def test_held_out_rows_that_were_trained_are_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger.open(tmp_path / "run" / "ledger.sqlite")
+    ledger.record(replace(group("g1", state="trained"), question="a held-out  ROW?"))
+    assert ledger.drain()
+    ledger.close()
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/releases"] = HISTORY
+        swarm.answers["/load_policy"] = LoadPolicyReply(success=True, model="policy-7")
+        async with gated(tmp_path, swarm) as proxy:
+            gate = proxy.gate
+            assert gate is not None
+            await until(lambda: "was trained" in (gate.view().trouble or ""))
+            shown = dict(status_rows(await stats(proxy)))
+    assert shown["release gate"].startswith("1 row of ")
+    assert "(the first: 'A held-out row?')" in shown["release gate"]
+    (line,) = [line for line in caplog.messages if "was trained" in line]
+    assert "take them out of the file, or name another file, and restart the proxy" in line
 
 
 async def test_a_held_out_file_without_rows_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from fakevllm.groups.release_gate import ReleaseGate
+from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
+from fakevllm.gate.release_gate import NUM_UNSCORED, ReleaseGate
 from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
@@ -43,6 +44,7 @@ class FakeServer:
     is_away: bool = False
     num_lost_replies: int = 0
     num_requests: int = 0
+    on_decide: Callable[[], None] = lambda: None
 
     @property
     def status(self) -> EngineStatusReply | None:
@@ -63,6 +65,7 @@ class FakeServer:
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         self._answer()
+        self.on_decide()
         self.state.decide(request.id, request.decision, request.version)
         record = next(one for one in self.state.records if one.id == request.id)
         if self.num_lost_replies:
@@ -81,18 +84,23 @@ class GateRig:
     """A gate with its server, and what it samples."""
 
     server: FakeServer
-    rewards: Callable[[int], float] = lambda version: float(version > 0)
-    """Reward of all samples of a version."""
+    rewards: Callable[[int], float | None] = lambda version: float(version > 0)
+    """Reward of all samples of a version; None if the hook gives none."""
     evaluated: list[EvaluatedRewards] = field(default_factory=list[EvaluatedRewards])
     """Rows in the ledger."""
     eval_ids: set[str] = field(default_factory=set[str])
+    num_flushed: int = 0
+    """Number of rows that are in the ledger's file."""
     num_outages: int = 0
+    retry_every_s: float = PAUSE_S
     most_rows: int | None = None
     """Number of sampled rows after which the engine does not answer any more."""
     released: list[int] = field(default_factory=list[int])
     unloaded: list[int] = field(default_factory=list[int])
     arm_trouble: str | None = None
     hook_hash: str = ""
+    unusable: str | None = None
+    """Reason why the held-out rows measure nothing."""
     is_damaged: bool = False
     """Whether the server refuses to load the candidate."""
 
@@ -100,15 +108,19 @@ class GateRig:
     async def running(self) -> AsyncGenerator[ReleaseGate]:
         gate = ReleaseGate(
             RULES,
-            ROWS,
+            EvaluationRows(
+                ROWS,
+                self._sample,
+                lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
+                self._unload,
+                lambda: self.hook_hash,
+                lambda: self.unusable,
+                self._flush,
+            ),
             self.server,
-            self._sample,
-            lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
             self.released.append,
-            self._unload,
             lambda: self.arm_trouble,
-            lambda: self.hook_hash,
-            retry_every_s=PAUSE_S,
+            retry_every_s=self.retry_every_s,
             check_every_s=PAUSE_S,
         )
         task = asyncio.create_task(gate.run())
@@ -118,7 +130,7 @@ class GateRig:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _sample(self, task: Task, version: int, eval_id: str) -> list[float]:
+    async def _sample(self, task: Task, version: int, eval_id: str) -> SampledRow:
         if self.num_outages:
             self.num_outages -= 1
             raise unavailable("The engine is away.", OutageReason.ENGINE_NOT_READY)
@@ -128,9 +140,14 @@ class GateRig:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
         self.eval_ids.add(eval_id)
-        rewards = [self.rewards(version)] * 2
+        reward = self.rewards(version)
+        rewards = [] if reward is None else [reward] * 2
         self.evaluated.append(EvaluatedRewards(version, task.task_id, rewards))
-        return rewards
+        return SampledRow(rewards, "hook_failed: KeyError: 'answer'" if reward is None else None)
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)
+        self.num_flushed = len(self.evaluated)
 
     async def _unload(self, version: int) -> None:
         self.unloaded.append(version)
@@ -189,6 +206,14 @@ async def test_a_decision_whose_reply_is_lost_is_made_once(rig: GateRig) -> None
     assert rig.decisions == DECISIONS_OF_A_RELEASE
 
 
+async def test_a_decision_is_sent_when_its_rows_are_in_the_ledgers_file(rig: GateRig) -> None:
+    rig.server.on_decide = lambda: num_missing.append(len(rig.evaluated) - rig.num_flushed)
+    num_missing: list[int] = []
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    assert num_missing == [0, 0]
+
+
 async def test_decisions_wait_while_the_server_is_away(rig: GateRig) -> None:
     rig.server.is_away = True
     async with rig.running() as gate:
@@ -217,6 +242,56 @@ async def test_a_row_is_sampled_again_after_an_outage_of_the_engine(rig: GateRig
     async with rig.running():
         await until(lambda: len(rig.decisions) == 2)
     assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_after_an_outage_the_first_attempts_follow_soon(rig: GateRig) -> None:
+    rig.retry_every_s, rig.num_outages = 60.0, 3
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    rig.server.state.means.append(0.5)
+    rig.server.is_away = True
+    async with rig.running() as gate:
+        await until(lambda: rig.server.num_requests > 3)
+        rig.server.is_away = False
+        await until(lambda: gate.view().released == 10)
+
+
+async def test_rows_that_get_no_reward_are_reported_once_and_sampled_slowly(
+    rig: GateRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.rewards = lambda version: None
+    rig.retry_every_s = 0.05
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble is not None)
+        trouble = gate.view().trouble
+        assert len(rig.evaluated) == 2 * NUM_UNSCORED
+        await until(lambda: len(rig.evaluated) == 2 * NUM_UNSCORED + 4)
+        assert gate.view().trouble == trouble
+        rig.rewards = lambda version: float(version > 0)
+        await until(lambda: len(rig.decisions) == 2)
+        await until(lambda: gate.view().trouble is None)
+    assert trouble is not None and "(hook_failed: KeyError: 'answer')" in trouble
+    assert "`fakevllm check-hook`" in trouble
+    assert len([line for line in caplog.messages if "held-out" in line]) == 1
+
+
+async def test_nothing_is_evaluated_on_rows_that_were_trained_but_live_sessions_can_reject(
+    rig: GateRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.unusable = "1 row of rows.jsonl was trained: take it out, and restart the proxy"
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble == rig.unusable)
+        rig.server.state, rig.server.run_id = SimulatedServer([0.5] * 11), "other"
+        num_requests = rig.server.num_requests
+        await until(lambda: rig.server.num_requests > num_requests)
+        assert rig.decisions == [] and gate.view().trouble == rig.unusable
+        for number in range(40):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
+        await until(lambda: rig.decisions == [Decision.REJECTED])
+    assert rig.evaluated == []
+    lines = [line for line in caplog.messages if "rows.jsonl" in line]
+    assert lines == [f"no version is evaluated or released: {rig.unusable}"]
 
 
 async def test_another_run_of_the_server_has_its_own_evaluations(rig: GateRig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.groups.loaded_versions import LoadedVersions
+from fakevllm.gate.loaded_versions import LoadedVersions
 
 uses = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(0, 300)), max_size=12)
 

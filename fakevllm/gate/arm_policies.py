@@ -13,6 +13,7 @@ new one is first loaded as an evaluation's version, and kept for apps after the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,12 +25,16 @@ from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.server_connection import LOAD_TIMEOUT_S, SwarmLink
 from fakevllm_adapters.protocol.policy_names import policy_name
 
-log = logging.getLogger("fakevllm.groups.arm_policies")
+log = logging.getLogger("fakevllm.gate.arm_policies")
 
 KEEP_EVERY_S = 60.0
 """Seconds between two requests to keep a version. The server keeps it for ten minutes."""
 RETRY_EVERY_S = 15.0
 """Seconds after a failure before the version is requested again."""
+FIRST_RETRY_S = 1.0
+"""Seconds after a failure without a refusal, such as a restart of the server or the engine, before
+the version is requested again. Each pause is twice as long as the one before, up to RETRY_EVERY_S.
+Meanwhile, other weights answer the arm's sessions."""
 MAX_WAIT_S = 10.0
 """Seconds for which a request of an app waits until its version is loaded. Then the served weights
 answer. Loading may take minutes, because a process of its own reads the checkpoint."""
@@ -46,10 +51,11 @@ class _ArmPolicy:
         version: int,
         advice: str,
         unload_old: Callable[[], Awaitable[None]],
+        on_failed: Callable[[], None],
     ) -> None:
         """Create the policy. `unload_old` unloads the versions that answer apps no more. It is
         called before the version is requested for apps, because the server keeps only few such
-        versions."""
+        versions. `on_failed` is called when the version could not be loaded."""
         self.version = version
         self.stand_in: int | None = None
         """Version that answers the arm until this one is loaded. None if this one does, or, until
@@ -57,6 +63,7 @@ class _ArmPolicy:
         self.is_leaving = False
         """Whether another version replaces this one, so that its trouble needs no remedy."""
         self._unload_old = unload_old
+        self._on_failed = on_failed
         self.trouble: str | None = "not loaded yet"
         """Reason why the policy cannot be sampled; None if it can."""
         self._link = link
@@ -66,6 +73,8 @@ class _ArmPolicy:
         self._started_at = 0.0
         """Time at which the last load began."""
         self._failed_at: float | None = None
+        self._num_outages = 0
+        """Number of loads that failed without a refusal, one after the other."""
         self._reported: str | None = None
         """Trouble that was logged last."""
 
@@ -73,7 +82,7 @@ class _ArmPolicy:
         """Wait until the version is loaded, until `max_s` seconds after the load began. Return the
         reason if it cannot be sampled, else None."""
         now_s, failed_at = time.monotonic(), self._failed_at
-        is_failing = failed_at is not None and now_s - failed_at < RETRY_EVERY_S
+        is_failing = failed_at is not None and now_s - failed_at < self.retry_s
         if self.trouble is not None and not is_failing:
             loading = self.start()
             # Only the first requests wait for a load that takes long.
@@ -81,6 +90,13 @@ class _ArmPolicy:
             if wait_s > 0:
                 await asyncio.wait({loading}, timeout=wait_s)
         return self.trouble
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds after a failure before the version is requested again."""
+        if self._num_outages == 0:
+            return RETRY_EVERY_S
+        return min(RETRY_EVERY_S, FIRST_RETRY_S * 2.0 ** min(self._num_outages - 1, 10))
 
     def start(self) -> asyncio.Task[None]:
         """Start to load the version, if it is not being loaded. Return the task that loads it."""
@@ -116,6 +132,9 @@ class _ArmPolicy:
             return  # the engine still holds the version; if it does not, `mark_lost` says so
         self.trouble = trouble
         self._failed_at = None if trouble is None else time.monotonic()
+        self._num_outages = 0 if trouble is None or is_final else self._num_outages + 1
+        if trouble is not None:
+            self._on_failed()
         if trouble is None:
             self._reported = None
         elif self.is_leaving:
@@ -162,6 +181,8 @@ class ArmPolicies:
         tells the owner which settings to change if a version cannot be sampled."""
         self._link = link
         self._advice = advice
+        self._failed = asyncio.Event()
+        """Event that is set when a version could not be loaded."""
         self._policies = {arm: self._policy(arm, version) for arm, version in versions.items()}
         self._next: dict[Arm, _ArmPolicy] = {}
         """The policies that replace those of their arms as soon as they are loaded."""
@@ -183,9 +204,26 @@ class ArmPolicies:
             for arm in list(self._next):
                 await asyncio.wait({self._start_change(arm)})
             await self._unload_old()
-            is_failing = any(policy.trouble for policy in self._policies.values())
-            is_failing = is_failing or bool(self._next or self._old)
-            await asyncio.sleep(RETRY_EVERY_S if is_failing else KEEP_EVERY_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the versions must be requested again. A version that cannot be loaded
+        meanwhile makes the pause shorter."""
+        is_failing = any(policy.trouble for policy in self._policies.values())
+        is_failing = is_failing or bool(self._next or self._old)
+        end = time.monotonic() + (self._retry_s() if is_failing else KEEP_EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self._failed.clear()
+                async with asyncio.timeout(end - time.monotonic()):
+                    await self._failed.wait()
+                end = min(end, time.monotonic() + self._retry_s())
+
+    def _retry_s(self) -> float:
+        """Return the seconds until the versions that could not be loaded are requested again."""
+        policies = [*self._policies.values(), *self._next.values()]
+        pauses = [policy.retry_s for policy in policies if policy.trouble is not None]
+        return min(pauses, default=RETRY_EVERY_S)
 
     async def close(self) -> None:
         for change in self._changes.values():
@@ -239,7 +277,9 @@ class ArmPolicies:
         return await self.wait_loaded(arm)
 
     def _policy(self, arm: Arm, version: int) -> _ArmPolicy:
-        return _ArmPolicy(self._link, arm, version, self._advice, self._unload_old)
+        return _ArmPolicy(
+            self._link, arm, version, self._advice, self._unload_old, self._failed.set
+        )
 
     def _start_change(self, arm: Arm) -> asyncio.Task[None]:
         """Start to load the arm's next policy, if it is not being loaded. Return the task."""

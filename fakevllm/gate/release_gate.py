@@ -9,36 +9,34 @@ the comparison of live sessions begins anew.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import logging
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
 
-from fakevllm.ledger.records import EvaluatedRewards
+from fakevllm.evaluation.messages import HOW_TO_SCORE
+from fakevllm.gate.held_out_evaluation import EvaluationRows, HeldOutEvaluation
+from fakevllm.gate.live_sessions import LiveSessions
 from fakevllm.release.arm_gains import GroupOutcome
-from fakevllm.release.arms import Arm
 from fakevllm.release.controller import (
     Action,
     Decide,
     Evaluate,
     GateController,
     GateRules,
-    ScoredPair,
-    ScoredSession,
     Wait,
 )
-from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm.swarm.errors import (
     NETWORK_ERRORS,
     RELEASES_NEED_ADMIN_KEY,
     RELEASES_NEED_NEWER_SERVER,
     describe_error,
+    one_line,
 )
 from fakevllm.swarm.server_connection import RELEASE_TIMEOUT_S
 from fakevllm_adapters.protocol.errors import WireError
@@ -49,24 +47,25 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseRequest,
     ReleasesReply,
 )
-from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
-log = logging.getLogger("fakevllm.groups.release_gate")
+log = logging.getLogger("fakevllm.gate.release_gate")
 
 CHECK_EVERY_S = 1.0
 """Seconds between two looks at the newest version, which is known from the server's status."""
 RETRY_EVERY_S = 15.0
-"""Seconds after an error before the next attempt."""
+"""Seconds after an error before the next attempt. After an outage of the server or the engine, the
+first attempts come sooner, because a restart takes only seconds."""
 MAX_REFUSALS = 20
 """Number of times that a row is refused, one after the other, before the candidate is undecided. A
 refusal is no outage: the checkpoint may be damaged, for example. With RETRY_EVERY_S, it takes five
 minutes at least."""
+NUM_UNSCORED = 10
+"""Number of rows without any reward, one after the other, after which this is reported, and the
+next row waits for RETRY_EVERY_S. The reason may pass, such as an outage of a judge that the hook
+calls, or it may be the rows."""
 MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
-MAX_SESSIONS = 100_000
-"""Maximum number of live sessions that are recognized by their later groups."""
-MAX_PUBLISHES = 1000
-"""Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
 
 
 class ReleaseServer(Protocol):
@@ -83,15 +82,9 @@ class ReleaseServer(Protocol):
     async def decide(self, request: ReleaseRequest) -> ReleaseReply: ...
 
 
-SampleRow = Callable[[Task, int, str], Awaitable[Sequence[float]]]
-"""A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version, and the evaluation's id. It raises
-WireError if the row cannot be sampled now."""
-
-
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """The state of the gate, for `fakevllm status`."""
+    """The state of the gate, for `fakevllm status` and for the metrics."""
 
     released: int | None
     """Version that answers the released arm; None while the server has not sent the history."""
@@ -102,6 +95,8 @@ class GateView:
     """Figures of the current evaluation; empty without a candidate."""
     trouble: str | None
     """Reason why nothing is decided now; None if there is none."""
+    num_decisions: Mapping[str, int]
+    """Number of decisions in the history of the server's run, by their kind."""
 
 
 class ReleaseGate:
@@ -110,52 +105,50 @@ class ReleaseGate:
     def __init__(
         self,
         rules: GateRules,
-        rows: Sequence[Task],
+        rows: EvaluationRows,
         server: ReleaseServer,
-        sample: SampleRow,
-        read_evaluated: Callable[[str], list[EvaluatedRewards]],
         on_released: Callable[[int], None],
-        unload: Callable[[int], Awaitable[None]],
         arm_trouble: Callable[[], str | None] = lambda: None,
-        hook_hash: Callable[[], str] = lambda: "",
         *,
         pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
-        rows from the ledger, blocking the thread. `on_released` is called with the version that
-        answers the released arm, and `unload` with a version that no evaluation needs any more.
-        `arm_trouble` returns the reason if the released arm's version cannot be sampled, and
-        `hook_hash` the content hash of the hooks that score the rows. `pinned` are further versions
-        whose checkpoints are kept, such as the baseline."""
+        """Create the gate. `on_released` is called with the version that answers the released arm,
+        and `arm_trouble` returns the reason if that version cannot be sampled. `pinned` are further
+        versions whose checkpoints are kept, such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
-        self._sample = sample
-        self._read_evaluated = read_evaluated
         self._on_released = on_released
-        self._unload = unload
         self._arm_trouble = arm_trouble
-        self._hook_hash = hook_hash
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
         self._controller = GateController(rules)
         self._run_id = ""
         self._history: ReleasesReply | None = None
-        self._evaluation: _HeldOutEvaluation | None = None
+        self._num_decisions: Counter[str] = Counter()
+        self._evaluation: HeldOutEvaluation | None = None
         self._num_refused = 0
         """Number of times that the present row was refused, one after the other."""
-        self._live = _LiveSessions()
+        self._unusable: str | None = None
+        """Reason why the rows measure nothing; None if there is none."""
+        self._num_unscored = 0
+        """Number of rows without any reward, one after the other."""
+        self._num_outages = 0
+        """Number of attempts that failed because of an outage, one after the other."""
+        self._live = LiveSessions()
         self._trouble: str | None = None
 
     async def run(self) -> None:
         """Carry out what is due, until this task is cancelled."""
+        await self._check()
         while True:
             pause_s = self._retry_every_s
             try:
                 pause_s = await self._step()
+                self._num_outages = 0
             except aiohttp.ClientResponseError as error:
                 if error.status == 503:  # a decision waits for the end of a training step
                     self._trouble, pause_s = "the server is busy", self._check_every_s
@@ -163,12 +156,24 @@ class ReleaseGate:
                     self._report(_refusal(error))
             except (*NETWORK_ERRORS, ValueError) as error:
                 self._report(f"the server {describe_error(error, RELEASE_TIMEOUT_S)}")
+                pause_s = self._outage_pause_s()
             except WireError as error:
                 self._report(_unsampled(error))
+                if error.status != 400:
+                    pause_s = self._outage_pause_s()
             except Exception as error:  # isolates: apps are served whatever happens to the gate
                 log.exception("the gate failed")
                 self._report(f"{type(error).__name__}: {error}")
             await asyncio.sleep(pause_s)
+
+    async def _check(self) -> None:
+        """Find out whether the held-out rows can measure anything."""
+        try:
+            self._unusable = await asyncio.to_thread(self._rows.check)
+        except Exception:  # isolates: the versions are evaluated without the check
+            log.exception("the held-out rows could not be checked")
+        if self._unusable is not None:
+            self._controller.rows_unusable(self._unusable)
 
     async def first_read(self, timeout_s: float) -> None:
         """Wait until the released version is known, but at most `timeout_s` seconds."""
@@ -195,6 +200,7 @@ class ReleaseGate:
             history is not None and history.is_held,
             self._controller.progress,
             self._trouble,
+            self._num_decisions,
         )
 
     async def _step(self) -> float:
@@ -213,9 +219,9 @@ class ReleaseGate:
             case Decide() as decision:
                 return await self._decide(decision)
             case Evaluate() as row if self._server.is_serving:
-                await self._evaluate(row)
-                self._report(self._controller.trouble)
-                return 0.0
+                unscored = await self._evaluate(row)
+                self._report(unscored or self._controller.trouble)
+                return 0.0 if unscored is None else self._retry_every_s
             case Evaluate() | Wait():
                 self._report(self._controller.trouble)
                 return self._check_every_s
@@ -224,7 +230,7 @@ class ReleaseGate:
         """Record the newest version, and the hooks."""
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
-        self._controller.scorer_changed(self._hook_hash())
+        self._controller.scorer_changed(self._rows.hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the known history is that of the server, which may have decisions of
@@ -242,17 +248,22 @@ class ReleaseGate:
         if run_id != self._run_id:
             self._run_id = run_id
             self._controller = GateController(self._rules)
-            self._live = _LiveSessions()
+            if self._unusable is not None:
+                self._controller.rows_unusable(self._unusable)
+            self._live = LiveSessions()
         before, self._history = self._history, history
+        self._num_decisions = Counter(record.decision.value for record in history.records)
         self._controller.history_read(history)
         self._live.begin(self._controller.latest_verdict)
         self._on_released(history.released)
         ended = None if before is None else before.candidate
         if ended is not None and ended not in (history.candidate, history.released):
-            await self._unload(ended)
+            await self._rows.unload(ended)
 
     async def _decide(self, decision: Decide) -> float:
         """Send a decision to the server, and read the history, which then contains it."""
+        # The rows on which it is based, so that the next process makes the same decision.
+        await self._rows.flush()
         reply = await self._server.decide(
             ReleaseRequest(
                 id=decision.id,
@@ -266,7 +277,7 @@ class ReleaseGate:
         if reply.record is None or not reply.success:
             self._report(f"the server refused a decision: {reply.failure_reason}")
             return self._retry_every_s
-        self._report(None)
+        self._report(self._controller.trouble)
         log.info(
             "version %s is %s%s",
             reply.record.version,
@@ -275,16 +286,16 @@ class ReleaseGate:
         )
         return 0.0
 
-    async def _evaluate(self, due: Evaluate) -> None:
+    async def _evaluate(self, due: Evaluate) -> str | None:
         """Sample the row that is due with both versions, and pass its rewards to the controller.
         Stop as soon as something else is due, such as a decision or the evaluation of another
-        version: an operator does not wait for the row."""
+        version: an operator does not wait for the row. Return a reason if no row gets rewards."""
         evaluation = self._evaluation
         eval_id = self._eval_id(due.candidate)
         if evaluation is None or evaluation.eval_id != eval_id:
-            known = await asyncio.to_thread(self._read_evaluated, eval_id)
-            evaluation = _HeldOutEvaluation(eval_id, self._rows, self._sample, known)
-            self._evaluation, self._num_refused = evaluation, 0
+            known = await asyncio.to_thread(self._rows.read_evaluated, eval_id)
+            evaluation = HeldOutEvaluation(eval_id, self._rows, known)
+            self._evaluation, self._num_refused, self._num_unscored = evaluation, 0, 0
         sampling = asyncio.create_task(evaluation.pair(due.draw, due.released, due.candidate))
         try:
             is_sampled = False
@@ -292,7 +303,7 @@ class ReleaseGate:
                 done, _ = await asyncio.wait({sampling}, timeout=self._check_every_s)
                 is_sampled = bool(done)
                 if not self._is_still_due(due):
-                    return
+                    return None
             pair = sampling.result()
         except WireError as error:
             self._count_refusal(due.candidate, error)
@@ -302,11 +313,14 @@ class ReleaseGate:
             await asyncio.gather(sampling, return_exceptions=True)
         self._num_refused = 0
         self._controller.pair_scored(due.candidate, due.released, due.draw, pair)
+        is_scored = bool(pair.released or pair.candidate)
+        self._num_unscored = 0 if is_scored else self._num_unscored + 1
+        return _unscored(evaluation.reason) if self._num_unscored >= NUM_UNSCORED else None
 
     def _eval_id(self, candidate: int) -> str:
         """Return the id of an evaluation. It names the hooks, because the rewards of different
         hooks cannot be compared."""
-        hooks = self._hook_hash()[:8]
+        hooks = self._rows.hook_hash()[:8]
         return "-".join(filter(None, (GATE, str(candidate), hooks, self._run_id)))[:100]
 
     def _is_still_due(self, due: Evaluate) -> bool:
@@ -324,95 +338,21 @@ class ReleaseGate:
         if self._num_refused >= MAX_REFUSALS:
             self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])
 
+    def _outage_pause_s(self) -> float:
+        """Return the seconds until the next attempt after an outage. Each pause is twice as long as
+        the one before."""
+        self._num_outages += 1
+        pause_s = self._check_every_s * 2.0 ** min(self._num_outages - 1, 10)
+        return min(pause_s, self._retry_every_s)
+
     def _report(self, trouble: str | None) -> None:
         """Log a new reason why nothing is decided."""
         if trouble is not None and trouble != self._trouble:
-            log.warning("no version can be released or rejected now: %s; retrying", trouble)
+            if trouble == self._controller.trouble:  # only the user can end it
+                log.warning("no version is evaluated or released: %s", trouble)
+            else:
+                log.warning("no version can be released or rejected now: %s; retrying", trouble)
         self._trouble = trouble
-
-
-class _HeldOutEvaluation:
-    """The rows of one evaluation: those that the ledger has, and those that are sampled."""
-
-    def __init__(
-        self,
-        eval_id: str,
-        rows: Sequence[Task],
-        sample: SampleRow,
-        known: Sequence[EvaluatedRewards],
-    ) -> None:
-        self.eval_id = eval_id
-        self._rows = rows
-        self._sample = sample
-        self._draws = HeldOutDraws(eval_id, len(rows))
-        self._sampled: defaultdict[tuple[int, str], list[Sequence[float]]] = defaultdict(list)
-        """By version and row, the rewards of each time that the row was sampled."""
-        for row in known:
-            self._sampled[row.version, row.task_id].append(row.rewards)
-
-    async def pair(self, number: int, released: int, candidate: int) -> ScoredPair:
-        """Return the rewards of a draw, after the row was sampled by the versions that lack it.
-        Raises WireError if it cannot be sampled."""
-        draw = self._draws.get(number)
-        task = self._rows[draw.row]
-        parts = [
-            asyncio.create_task(self._rewards(version, task, draw.occurrence))
-            for version in (released, candidate)
-        ]
-        try:
-            return ScoredPair(*await asyncio.gather(*parts))
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-
-    async def _rewards(self, version: int, task: Task, occurrence: int) -> Sequence[float]:
-        known = self._sampled[version, task.task_id]
-        while len(known) <= occurrence:
-            known.append(await self._sample(task, version, self.eval_id))
-        return known[occurrence]
-
-
-class _LiveSessions:
-    """Makes one outcome of each live session: the mean reward of its first scored group since the
-    latest decision."""
-
-    def __init__(self) -> None:
-        self._comparison = 0
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._publishes: list[tuple[float, int]] = []
-        """Unix time at which each version was first seen, with the version."""
-
-    def published(self, version: int, now: float) -> None:
-        """Record the newest version at the time `now`, in Unix seconds."""
-        if not self._publishes or self._publishes[-1][1] != version:
-            self._publishes.append((now, version))
-            del self._publishes[:-MAX_PUBLISHES]
-
-    def begin(self, comparison: int) -> None:
-        """Let each session count once more if another comparison begins. `comparison` is the number
-        of the decision with which it began."""
-        if comparison != self._comparison:
-            self._comparison = comparison
-            self._seen.clear()
-
-    def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session. Return None if the session was counted
-        already, if it takes no part, or if it is not known which version answered it."""
-        if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
-            return None
-        version = None
-        if group.arm is Arm.TRAINING:
-            # A version that was published while the group was sampled may have answered too. The
-            # older one counts, so that no rejected version passes for its successor.
-            position = bisect.bisect_right(self._publishes, (group.received_at, 1 << 62))
-            if position == 0:
-                return None
-            version = self._publishes[position - 1][1]
-        self._seen[group.root] = None
-        if len(self._seen) > MAX_SESSIONS:
-            self._seen.popitem(last=False)
-        return ScoredSession(version, group.mean)
 
 
 def _needs_released_arm(action: Action) -> bool:
@@ -429,6 +369,12 @@ def _unsampled(error: WireError) -> str:
     if error.status == 400:
         line += f" After {MAX_REFUSALS} such refusals, the candidate is undecided"
     return line
+
+
+def _unscored(reason: str | None) -> str:
+    """Return a line about rows that get no reward."""
+    cause = "" if reason is None else f" ({one_line(reason)})"
+    return f"none of {NUM_UNSCORED} held-out rows in a row got a reward{cause}: {HOW_TO_SCORE}"
 
 
 def _refusal(error: aiohttp.ClientResponseError) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm.groups import arm_policies
-from fakevllm.groups.arm_policies import OLD_SERVER, ArmPolicies
+from fakevllm.gate import arm_policies
+from fakevllm.gate.arm_policies import OLD_SERVER, ArmPolicies
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arms import Arm
 from fakevllm.swarm.errors import VERSIONS_NEED_ADMIN_KEY
@@ -72,7 +72,7 @@ async def test_a_version_is_pinned_at_the_start(ledger: Ledger) -> None:
 async def test_trouble_is_logged_once_and_the_version_is_not_requested_for_each_request(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, answer: object, trouble: str
 ) -> None:
-    caplog.set_level(logging.WARNING, "fakevllm.groups.arm_policies")
+    caplog.set_level(logging.WARNING, "fakevllm.gate.arm_policies")
     async with ScriptedSwarm() as swarm:
         swarm.answers["/load_policy"] = answer
         async with policies_of(swarm, ledger) as policies:
@@ -91,6 +91,27 @@ async def test_trouble_that_passes_ends(ledger: Ledger, monkeypatch: pytest.Monk
         async with policies_of(swarm, ledger) as policies:
             await until(lambda: swarm.calls["/load_policy"] >= 2)
             swarm.answers["/load_policy"] = LOADED
+            await until(lambda: policies.trouble(Arm.BASELINE) is None)
+
+
+async def test_after_a_restart_of_the_engine_a_version_is_requested_again_soon(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arm_policies, "FIRST_RETRY_S", 0.01)
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/load_policy"] = LOADED
+        async with policies_of(swarm, ledger) as policies:
+            await policies.wait_loaded(Arm.BASELINE)
+            swarm.answers["/load_policy"] = 503
+            assert await policies.reload(Arm.BASELINE, "policy-7") is not None
+            num = swarm.calls["/load_policy"]
+            await until(lambda: swarm.calls["/load_policy"] >= num + 2)
+            swarm.answers["/load_policy"] = LOADED
+            await until(lambda: policies.trouble(Arm.BASELINE) is None)
+            swarm.answers["/load_policy"] = 503
+            policies.set_version(Arm.BASELINE, 9)
+            await until(lambda: policies.trouble(Arm.BASELINE) not in (None, "not loaded yet"))
+            swarm.answers["/load_policy"] = LoadPolicyReply(success=True, model="policy-9")
             await until(lambda: policies.trouble(Arm.BASELINE) is None)
 
 

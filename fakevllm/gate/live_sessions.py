@@ -1,0 +1,58 @@
+"""Make one outcome of each live session, for the comparison of the arms. This module does no I/O,
+and gets the time as an argument."""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+
+from fakevllm.release.arm_gains import GroupOutcome
+from fakevllm.release.arms import Arm
+from fakevllm.release.controller import ScoredSession
+
+MAX_SESSIONS = 100_000
+"""Maximum number of live sessions that are recognized by their later groups."""
+MAX_PUBLISHES = 1000
+"""Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
+
+
+class LiveSessions:
+    """Makes one outcome of each live session: the mean reward of its first scored group since the
+    latest decision."""
+
+    def __init__(self) -> None:
+        self._comparison = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._publishes: list[tuple[float, int]] = []
+        """Unix time at which each version was first seen, with the version."""
+
+    def published(self, version: int, now: float) -> None:
+        """Record the newest version at the time `now`, in Unix seconds."""
+        if not self._publishes or self._publishes[-1][1] != version:
+            self._publishes.append((now, version))
+            del self._publishes[:-MAX_PUBLISHES]
+
+    def begin(self, comparison: int) -> None:
+        """Let each session count once more if another comparison begins. `comparison` is the number
+        of the decision with which it began."""
+        if comparison != self._comparison:
+            self._comparison = comparison
+            self._seen.clear()
+
+    def add(self, group: GroupOutcome) -> ScoredSession | None:
+        """Return the outcome of the group's session. Return None if the session was counted
+        already, if it takes no part, or if it is not known which version answered it."""
+        if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
+            return None
+        version = None
+        if group.arm is Arm.TRAINING:
+            # A version that was published while the group was sampled may have answered too. The
+            # older one counts, so that no rejected version passes for its successor.
+            position = bisect.bisect_right(self._publishes, (group.received_at, 1 << 62))
+            if position == 0:
+                return None
+            version = self._publishes[position - 1][1]
+        self._seen[group.root] = None
+        if len(self._seen) > MAX_SESSIONS:
+            self._seen.popitem(last=False)
+        return ScoredSession(version, group.mean)

@@ -1,0 +1,59 @@
+"""The state of the release gate, as `/metrics` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fakevllm.gate.release_gate import GateView
+from fakevllm.metrics import Metrics
+
+
+def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
+    """Add the gauges of a release gate to the metrics. `view` returns the gate's state."""
+    metrics.labelled_gauge(
+        "fakevllm_release_version",
+        "Versions of the weights by their role: released, and candidate while one is evaluated.",
+        "role",
+        lambda: _versions(view()),
+    )
+    metrics.labelled_gauge(
+        "fakevllm_release_decisions",
+        "Decisions about versions in the history of the server's run, by their kind.",
+        "decision",
+        lambda: view().num_decisions,
+    )
+    metrics.gauge(
+        "fakevllm_release_held",
+        "1 while no version is released, until `fakevllm release resume`.",
+        lambda: view().is_held,
+    )
+    metrics.gauge(
+        "fakevllm_release_blocked",
+        "1 while nothing is decided for a reason that `fakevllm status` names.",
+        lambda: view().trouble is not None,
+    )
+    metrics.gauge(
+        "fakevllm_evaluation_pairs",
+        "Pairs of held-out rows in the candidate's evaluation; 0 without a candidate.",
+        lambda: view().evaluation.get("pairs", 0),
+    )
+    metrics.labelled_gauge(
+        "fakevllm_evaluation_difference",
+        "Mean reward of the candidate minus that of the released version, and its interval.",
+        "bound",
+        lambda: _bounds(view().evaluation),
+    )
+
+
+def _versions(view: GateView) -> Mapping[str, float]:
+    versions = {"released": view.released, "candidate": view.candidate}
+    return {role: version for role, version in versions.items() if version is not None}
+
+
+def _bounds(evaluation: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the difference and the ends of its interval. They are unknown before the first
+    pair."""
+    names = {"low": "low", "mean": "difference", "high": "high"}
+    bounds = {bound: evaluation.get(name) for bound, name in names.items()}
+    return {bound: value for bound, value in bounds.items() if value is not None}

@@ -1,0 +1,19 @@
+"""Find the rows that were trained, so that they cannot measure what the model has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fakevllm.admission.task_index import TaskIndex, normalised
+from fakevllm.ledger.store import Ledger
+
+
+def trained_rows(ledger: Ledger, tasks: TaskIndex, texts: Sequence[str]) -> list[int]:
+    """Return the positions of the texts that were trained, or wait to be trained. A text was
+    trained if a trained request has this text as its question, or belongs to a task with this text.
+    The function reads all trained groups, and blocks the thread."""
+    keys = [normalised(text) for text in texts]
+    known = tasks.texts_by_id(set(keys))
+    questions, task_ids = ledger.trained(texts, list(known))
+    trained = {normalised(question) for question in questions} | {known[id] for id in task_ids}
+    return [position for position, key in enumerate(keys) if key in trained]
