@@ -418,16 +418,16 @@ async def test_weights_that_are_loaded_again_give_the_same_answer(rig: Rig) -> N
 
 
 async def test_the_known_prompt_tells_which_weights_an_engine_has(rig: Rig) -> None:
+    await rig.rollout.load_weights(rig.folders[0], 14)
     first = await rig.rollout.probe()
-    if rig.name == "vllm":
-        assert first is None, "vLLM is not asked yet"
-        return
     assert first is not None and len(first.log_probs) == len(first.ids) - 1 > 0
     assert first.num_layers > 0
-    for folder, version, is_first in ((rig.folders[1], 13, False), (rig.folders[0], 14, True)):
+    # vLLM's floating-point sums depend on the other requests of a batch.
+    expected = pytest.approx(list(first.log_probs), abs=1e-4 if rig.name == "vllm" else 0)
+    for folder, version, is_first in ((rig.folders[1], 15, False), (rig.folders[0], 16, True)):
         await rig.rollout.load_weights(folder, version)
         reply = await rig.rollout.probe()
-        assert reply is not None and (list(reply.log_probs) == list(first.log_probs)) is is_first
+        assert reply is not None and (list(reply.log_probs) == expected) is is_first
 
 
 async def test_no_call_is_refused_while_weights_change(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import ChildProcess
 from fakevllm_server.backends.vllm.capability_checks import training_refusal
-from fakevllm_server.backends.vllm.capability_probe import probe, write_report
+from fakevllm_server.backends.vllm.capability_probe import ServedModel, probe, write_report
 from fakevllm_server.backends.vllm.command import (
     KNOWN_VERSIONS,
     Install,
@@ -21,12 +21,18 @@ from fakevllm_server.backends.vllm.command import (
     serve_environment,
 )
 from fakevllm_server.backends.vllm.control_client import NO_ROUTE, ControlClient
-from fakevllm_server.backends.vllm.model_folder import read_chat_template, read_default_sampling
+from fakevllm_server.backends.vllm.known_prompt import known_prompt_ids, known_prompt_reply
+from fakevllm_server.backends.vllm.model_folder import (
+    read_chat_template,
+    read_default_sampling,
+    read_num_layers,
+)
 from fakevllm_server.backends.vllm.remote_url import base_url, host_and_port
 from fakevllm_server.backends.vllm.startup_errors import explain_startup_error
 from fakevllm_server.backends.vllm.watchdog import wait_until_hung
 from fakevllm_server.types.backend import BackendError, BackendRefused, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
@@ -51,6 +57,10 @@ class VllmRollout:
         self._client: ControlClient | None = None
         self._socket: Path | None = None
         """Socket of the child process, or None for an external vLLM."""
+        self._served: ServedModel | None = None
+        """The model that vLLM serves, or None before the first launch."""
+        self._known_prompt: list[int] | None = None
+        """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
         self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
@@ -100,9 +110,18 @@ class VllmRollout:
     async def policies(self) -> dict[str, int]:
         return {}
 
-    async def probe(self) -> None:
-        """Return None. vLLM has `prompt_logprobs`, but no vLLM on a GPU has been compared with a
-        trainer yet, so it is not known whether every healthy vLLM keeps the limit."""
+    async def probe(self) -> ProbeReply | None:
+        """Return the log-probabilities of the known prompt. Return None if the model folder does
+        not name the number of layers, from which the limit of the difference follows. Raises
+        ActionFailed if vLLM does not report them."""
+        num_layers = read_num_layers(self._spec.model)
+        if num_layers is None:
+            return None
+        client, served = self._connected_client(), self._served
+        assert served is not None, "the model is known while vLLM is connected"
+        if self._known_prompt is None:
+            self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
+        return await known_prompt_reply(client, served.name, self._known_prompt, num_layers)
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
@@ -198,6 +217,7 @@ class VllmRollout:
         template = read_chat_template(self._spec.model, flags)
         model, results = await probe(client, self._spec.served_model_name, template)
         write_report(results, self._spec.run_dir)
+        self._served, self._known_prompt = model, None
         self._gate = WeightGate()
         return Endpoint(
             self._socket,

@@ -81,6 +81,7 @@ class SimulatedVllm:
                 web.get("/v1/models", self._models),
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
             ]
         )
         if Fault.NO_DEV_MODE not in self.faults:
@@ -117,6 +118,11 @@ class SimulatedVllm:
         if Fault.SAMPLES_NOTHING in self.faults:
             await asyncio.Event().wait()
         return web.json_response(self._completion(body))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        num_tokens = len((await request.json())["prompt"].split())
+        ids = [number % VOCABULARY for number in range(num_tokens)]
+        return web.json_response({"tokens": ids, "count": num_tokens})
 
     async def _control(self, request: web.Request) -> web.Response:
         self.control_requests.append(request.path.strip("/"))
@@ -163,6 +169,8 @@ class SimulatedVllm:
         choice |= {"finish_reason": "length", "logprobs": None, "token_ids": None}
         if body.get("logprobs") and Fault.NO_LOGPROBS not in self.faults:
             choice["logprobs"] = {"content": [self._logprob(token, body) for token in ids]}
+        if body.get("prompt_logprobs") and Fault.NO_LOGPROBS not in self.faults:
+            choice["prompt_logprobs"] = self._prompt_logprobs(body["prompt"])
         usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": num_tokens}
         completion: Json = {"object": "chat.completion", "choices": [choice], "usage": usage}
         if body.get("return_token_ids") and Fault.NO_TOKEN_IDS not in self.faults:
@@ -180,6 +188,11 @@ class SimulatedVllm:
             "logprob": logprobs[token],
             "top_logprobs": alternatives,
         }
+
+    def _prompt_logprobs(self, ids: list[int]) -> list[Json | None]:
+        """Return logprobs that depend on the weights, as those of a model do."""
+        logprobs = policy(1.0 + len(self.weights))
+        return [None, *({str(token): {"logprob": logprobs[token]}} for token in ids[1:])]
 
 
 def _server_error(message: str) -> web.Response:
