@@ -287,7 +287,8 @@ def _open_arms(
     if release.is_gated:
         advice = (
             'The mode "gated" needs an engine that holds several versions, such as the embedded '
-            'one: use such an engine, or set release.mode to "continuous".'
+            "one, or vLLM for jobs with lora_rank: use such an engine, or set release.mode to "
+            '"continuous".'
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)

@@ -7,15 +7,18 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import logging
+import shutil
 from pathlib import Path
 
 from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import ChildProcess
+from fakevllm_server.backends.vllm.adapters import Adapters, adapter_root
 from fakevllm_server.backends.vllm.capability_checks import training_refusal
 from fakevllm_server.backends.vllm.capability_probe import ServedModel, probe, write_report
 from fakevllm_server.backends.vllm.command import (
     KNOWN_VERSIONS,
     Install,
+    max_lora_rank,
     parse_flags,
     serve_command,
     serve_environment,
@@ -39,7 +42,7 @@ log = logging.getLogger("fakevllm.server")
 
 NO_POLICIES = (
     "vLLM serves one set of full weights: it cannot hold another version beside it, so only the "
-    "version that it serves can be sampled"
+    "version that it serves can be sampled. For jobs with lora_rank, it holds several as adapters"
 )
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
@@ -59,6 +62,8 @@ class VllmRollout:
         """Socket of the child process, or None for an external vLLM."""
         self._served: ServedModel | None = None
         """The model that vLLM serves, or None before the first launch."""
+        self._adapters: Adapters | None = None
+        """The adapters that vLLM holds; None if its own weights are replaced."""
         self._known_prompt: list[int] | None = None
         """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
@@ -84,9 +89,11 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace vLLM's weights. Before vLLM is paused for this, running calls have up to
-        `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the weights cannot be replaced.
-        After such a failure, the state depends on its cause:
+        """Replace the weights that vLLM serves. A vLLM with adapters goes on meanwhile.
+
+        In another vLLM, the weights themselves are replaced. Before vLLM is paused for this,
+        running calls have up to `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the
+        weights cannot be replaced. After such a failure, the state depends on its cause:
 
         * If vLLM could not be paused but still works, it continues with the old weights.
         * A child process that fails after the pause is ended, because its weights are unknown.
@@ -94,6 +101,8 @@ class VllmRollout:
           publish succeeds.
         """
         client = self._connected_client()
+        if self._adapters is not None:
+            return await self._adapters.serve(folder, version)
         async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
             try:
                 await self._push(client, folder, version)
@@ -102,13 +111,13 @@ class VllmRollout:
             self._is_changing, self._num_failed = False, 0
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        raise BackendRefused(NO_POLICIES)
+        await self._policy_holder().load_policy(name, folder, version)
 
     async def unload_policy(self, name: str) -> None:
-        raise BackendRefused(NO_POLICIES)
+        await self._policy_holder().unload_policy(name)
 
     async def policies(self) -> dict[str, int]:
-        return {}
+        return {} if self._adapters is None else dict(self._adapters.names.loaded)
 
     async def probe(self) -> ProbeReply | None:
         """Return the log-probabilities of the known prompt. Return None if the model folder does
@@ -121,7 +130,8 @@ class VllmRollout:
         assert served is not None, "the model is known while vLLM is connected"
         if self._known_prompt is None:
             self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
-        return await known_prompt_reply(client, served.name, self._known_prompt, num_layers)
+        name = self._gate.adapter or served.name
+        return await known_prompt_reply(client, name, self._known_prompt, num_layers)
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
@@ -168,6 +178,9 @@ class VllmRollout:
             self._client = None
         self._is_changing, self._num_failed = False, 0
         await self._process.close()
+        if self._adapters is not None:
+            self._adapters = None
+            await self._remove_adapter_files()
         if self._socket is not None:
             self._spec.remove_socket(self._socket)
             self._socket = None
@@ -180,10 +193,13 @@ class VllmRollout:
                 "vLLM %s is untested; tested versions are >=%s,<%s", install.version, low, high
             )
         template = read_chat_template(spec.model, parse_flags(spec.extra_args))
+        holds_adapters = max_lora_rank(spec) is not None
+        if holds_adapters:
+            await self._remove_adapter_files()
         self._socket = spec.new_socket()
         await self._process.start(
             serve_command(spec, install, self._socket, template),
-            serve_environment(spec.environment, install),
+            serve_environment(spec.environment, install, holds_adapters=holds_adapters),
         )
         self._client = ControlClient(CHILD_URL, self._socket, {})
         log_start = _size(spec.log_file)
@@ -219,6 +235,9 @@ class VllmRollout:
         write_report(results, self._spec.run_dir)
         self._served, self._known_prompt = model, None
         self._gate = WeightGate()
+        rank = max_lora_rank(self._spec)
+        if rank is not None:
+            self._adapters = Adapters(client, self._gate, self._spec.run_dir, model.name, rank)
         return Endpoint(
             self._socket,
             url,
@@ -227,8 +246,19 @@ class VllmRollout:
             read_default_sampling(self._spec.model, flags),
             headers=headers,
             refusal=training_refusal(results),
+            holds_policies=rank is not None,
+            takes_adapters=rank is not None,
             gate=self._gate,
         )
+
+    def _policy_holder(self) -> Adapters:
+        if self._adapters is None:
+            raise BackendRefused(NO_POLICIES)
+        return self._adapters
+
+    async def _remove_adapter_files(self) -> None:
+        root = adapter_root(self._spec.run_dir)
+        await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
     async def _pause(self, client: ControlClient) -> None:
         """Pause vLLM. Raises BackendError if this fails. vLLM may be paused although the request
