@@ -45,6 +45,9 @@ long:
     .ci/real .venv-real -m 'real and long'
     python -m benchmarks.forest
     python -m benchmarks.opencode_sessions --seeds 1
+    python -m benchmarks.opencode_sessions --seeds 1 --gated
+    python -m benchmarks.planted_steps --parallel 2
+    python -m benchmarks.feedback_latency
     python -m benchmarks.mixed_traffic
     python -m benchmarks.soak
     python -m benchmarks.swarm_load

@@ -2,8 +2,9 @@
 
     python -m benchmarks.opencode_sessions --opencode COMMAND [--model FOLDER] [--seeds 2] [--write]
 
-Both runs use the same sessions. Without `--model` agent-tiny is created first. The exit code is 1
-if the reward does not rise enough.
+Both runs use the same sessions. With `--gated`, the run with the release gate is measured instead
+of the control. Without `--model` agent-tiny is created first. The exit code is 1 if the reward does
+not rise enough.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ import httpx
 from benchmarks import learning_runs
 from benchmarks.results import ROOT, conditions
 from examples.opencode.opencode_command import locate_command
+from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 from tests.e2e.processes import Process, Processes, wait_until
 
 EXAMPLE = ROOT / "examples/opencode"
 STEPS = 28
 SESSIONS = 90
 """Number of sessions. A session has 2.6 requests on average; a step takes 8 groups."""
+GATED_SESSIONS = 180
+"""The same with the release gate. Not half of the requests train: those of the training arm that
+quote no held-out row."""
+GATED_STEPS = 20
 MIN_RISE = 0.15
 """Rise of the policy mean that is required, over its own start and over the control's end."""
 NUM_CALLS = 24
@@ -48,6 +54,8 @@ class OpencodeRun(learning_runs.LearningRun):
     are closing messages after a tool call, which the model writes correctly from the start."""
     users_summary: str
     """Last line that the mock users printed: turns, passed tests, failed sessions."""
+    releases: str = "-"
+    """Decisions of the release gate, in order."""
 
     def own_cells(self) -> dict[str, str]:
         return {
@@ -55,6 +63,7 @@ class OpencodeRun(learning_runs.LearningRun):
             f"last {NUM_CALLS}": f"{fmean(self.calls[-NUM_CALLS:]):.3f}",
             "steps": str(len(self.policy_mean)),
             "the users saw": self.users_summary,
+            "releases": self.releases,
         }
 
 
@@ -73,14 +82,16 @@ def run(
     control: str,
     sessions: int = SESSIONS,
     steps: int = STEPS,
+    held_out: Path | None = None,
 ) -> OpencodeRun:
     """Start server, proxy and mock users as the README does, and stop all of them at the end.
 
-    Only the first `steps` steps count.
+    Only the first `steps` steps count. With the file `held_out`, the release gate decides which
+    version answers.
     """
     started_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    config = write_config(folder / "fakevllm.toml", seed, control)
+    config = write_config(folder / "fakevllm.toml", seed, control, held_out)
     with Processes(folder) as started:
         server = started.server("--backend", "embedded", "--model", str(model), "--seed", str(seed))
         proxy = started.proxy(server, "--config", str(config))
@@ -90,15 +101,52 @@ def run(
         wait_until(lambda: len(policy_means(proxy)) >= steps, LAST_STEP_TIMEOUT_S, "the last step")
         means = policy_means(proxy)[:steps]
         calls = call_means(proxy.folder / "ledger.sqlite")
+        releases = decisions(server) if held_out is not None else "-"
     users_summary = output.strip().splitlines()[-1]
-    return OpencodeRun(seed, control, means, time.monotonic() - started_s, calls, users_summary)
+    wall_s = time.monotonic() - started_s
+    return OpencodeRun(seed, control, means, wall_s, calls, users_summary, releases)
 
 
-def write_config(file: Path, seed: int, control: str) -> Path:
-    """Write the example's configuration with seed and control added to its last section,
-    `[job]`."""
-    text = (EXAMPLE / "fakevllm.toml").read_text()
+def run_gated_pair(folder: Path, model: Path, opencode: str, seed: int) -> list[OpencodeRun]:
+    """Run the same sessions without and with the release gate, and return both runs."""
+    held_out = folder / "held_out.jsonl"
+    _run_module("examples.opencode.held_out", "--out", str(held_out), "--opencode", opencode)
+
+    def run_one(name: str, gate: Path | None) -> OpencodeRun:
+        return run(
+            folder / f"{name}-{seed}",
+            model,
+            opencode,
+            seed=seed,
+            control="none",
+            sessions=GATED_SESSIONS,
+            steps=GATED_STEPS,
+            held_out=gate,
+        )
+
+    return [run_one("ungated", None), run_one("gated", held_out)]
+
+
+def decisions(server: Process) -> str:
+    """Return the decisions about versions, and the version that answers at the end."""
+    history = ReleasesReply.model_validate(
+        httpx.get(f"{server.url}/releases").raise_for_status().json()
+    )
+    verdicts = [
+        f"{record.version} {record.decision}"
+        for record in history.records
+        if record.decision is not Decision.CANDIDATE
+    ]
+    return f"{', '.join(verdicts) or 'none'}; {history.released} answers at the end"
+
+
+def write_config(file: Path, seed: int, control: str, held_out: Path | None = None) -> Path:
+    """Write the example's configuration with seed and control added to its last section, `[job]`.
+    With the file `held_out`, it is the configuration with the release gate."""
+    name = "fakevllm.toml" if held_out is None else "gated.toml"
+    text = (EXAMPLE / name).read_text()
     text = text.replace("examples/opencode/hooks", str(EXAMPLE / "hooks"))
+    text = text.replace("runs/opencode-held-out.jsonl", str(held_out))
     file.write_text(f'{text}seed = {seed}\ncontrol = "{control}"\n')
     return file
 
@@ -116,7 +164,7 @@ def call_means(ledger: Path) -> list[float]:
         rows = open_ledger.execute(
             "select avg(reward) from groups join siblings using (group_id) "
             "where json_extract(request_json, '$.messages[#-1].role') = 'user' "
-            "and kind is not 'eval' "
+            "and kind is not 'eval' and (arm is null or arm = 'training') "
             "group by group_id having avg(reward) is not null order by min(received_at)"
         )
         return [mean for (mean,) in rows]
@@ -137,6 +185,7 @@ def main() -> None:
         "--opencode", default="opencode", type=locate_command, help="command of opencode"
     )
     parser.add_argument("--model", type=Path, help="folder of agent-tiny, if it exists")
+    parser.add_argument("--gated", action="store_true", help="compare with the release gate")
     args = parser.parse_args()
     run_conditions = conditions()
     with tempfile.TemporaryDirectory() as name:
@@ -145,7 +194,14 @@ def main() -> None:
         def run_seed(folder: Path, seed: int, control: str) -> OpencodeRun:
             return run(folder, model, args.opencode, seed=seed, control=control)
 
-        runs = learning_runs.run_with_controls(run_seed, Path(name), args.seeds)
+        if args.gated:
+            runs = [
+                one
+                for seed in range(args.seeds)
+                for one in run_gated_pair(Path(name), model, args.opencode, seed)
+            ]
+        else:
+            runs = learning_runs.run_with_controls(run_seed, Path(name), args.seeds)
     learning_runs.print_runs(runs)
     if args.write:
         legend = (
@@ -153,7 +209,10 @@ def main() -> None:
         )
         legend += "Policy mean of each step:\n\n"
         legend += "\n".join(f"- {_curve(one)}" for one in runs)
-        learning_runs.write_section(TITLE, run_conditions, runs, legend)
+        title = f"{TITLE} with the release gate" if args.gated else TITLE
+        learning_runs.write_section(title, run_conditions, runs, legend)
+    if args.gated:
+        return
     for trained, frozen in zip(runs[::2], runs[1::2], strict=True):
         if trained.end - max(trained.start, frozen.end) < MIN_RISE:
             sys.exit(f"seed {trained.seed}: the policy mean rose by less than {MIN_RISE}")

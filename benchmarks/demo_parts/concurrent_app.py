@@ -52,11 +52,11 @@ async def run_app(run_dir: Path, seed: int, requests: list[AppRequest]) -> None:
 
     The app sends a request again until it is answered.
     """
-    url = await _proxy_url(run_dir)
+    url = await demo_proxy_url(run_dir)
     chance = random.Random(f"app {seed}")
     sums = [(chance.randrange(BELOW), chance.randrange(BELOW)) for _ in range(MAX_REQUESTS)]
     tasks = [_task(f"beside-{index}", *pair) for index, pair in enumerate(sums)]
-    model, keys = await _register(url, tasks)
+    model, keys = await register_until_ready(url, tasks)
     app, open_tasks = App(url, model, keys, chance, requests), iter(tasks)
     async with asyncio.TaskGroup() as users:
         for user in range(NUM_USERS):
@@ -67,7 +67,7 @@ def _task(name: str, a: int, b: int) -> Task:
     return Task(task_id=name, main_query=f"What is {a} plus {b}?", metadata={"sum": a + b})
 
 
-async def _proxy_url(run_dir: Path) -> str:
+async def demo_proxy_url(run_dir: Path) -> str:
     """Return the proxy's URL from the configuration that the demo writes for it."""
     config = run_dir / "fakevllm.toml"
     while not config.exists() or not (text := config.read_text()):
@@ -75,7 +75,7 @@ async def _proxy_url(run_dir: Path) -> str:
     return f"http://127.0.0.1:{tomllib.loads(text)['proxy']['port']}/v1"
 
 
-async def _register(url: str, tasks: list[Task]) -> tuple[str, dict[str, str]]:
+async def register_until_ready(url: str, tasks: list[Task]) -> tuple[str, dict[str, str]]:
     """Register the tasks at the proxy, and return the model's name and a key for each task."""
     while True:
         try:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.row_requests import check_requests
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.evaluation.messages import MAX_VERSIONS, NO_HOOKS, RowReply, RowRequest
 from fakevllm.evaluation.proxy_requests import ProxyRequests
@@ -75,6 +76,7 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
         raise ConfigError(
             f"The dataset {settings.dataset} has no rows: write one JSON object per line."
         )
+    check_requests(tasks, settings.dataset)
     versions = list(settings.versions)
     if len(versions) > MAX_VERSIONS or len(set(versions)) < len(versions):
         raise ConfigError(f"--version takes up to {MAX_VERSIONS} different versions.")

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from fakevllm.admission.row_requests import request_of
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
 from fakevllm.groups.loaded_versions import LoadedVersions
 from fakevllm.groups.scoring import score
@@ -91,15 +92,14 @@ def row_draft(
 ) -> GroupDraft:
     """Return the draft of a row that is to be evaluated. `model` is the served model's name, and
     `app_key` the fingerprint of the key with which the evaluation was requested."""
-    question = task.main_query
-    body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    body: Json = {"model": model, **request_of(task)}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     raw = orjson.dumps(body)
     adapter = ADAPTERS["chat"]
     exchange = adapter.open(body, engine, None)
     request = Request(new_id(), adapter, raw, raw, exchange, _HEADERS, model=model)
-    return GroupDraft(request, task, question, app_key, received_at=time.time())
+    return GroupDraft(request, task, task.main_query, app_key, received_at=time.time())
 
 
 class Evaluator:

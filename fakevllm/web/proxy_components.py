@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
+from fakevllm.admission.row_requests import check_requests
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
@@ -402,6 +403,7 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
             f"The held-out dataset {file} has no rows: write one JSON object per line, or remove "
             "release.eval_dataset."
         )
+    check_requests(tasks, file)
     held_out = HeldOutRows(tasks)
     if overlap := held_out.overlapping(rows):
         raise ConfigError(

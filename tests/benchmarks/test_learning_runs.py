@@ -74,6 +74,7 @@ def test_the_opencode_table_shows_the_first_and_the_last_calls() -> None:
         "last 24": "1.000",
         "steps": "3",
         "the users saw": "2 turns",
+        "releases": "-",
     }
 
 

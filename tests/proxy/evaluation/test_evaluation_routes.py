@@ -118,6 +118,24 @@ async def test_samples_are_taken_from_the_whole_distribution_as_trained_siblings
     assert sibling["top_p"] == sibling["repetition_penalty"] == 1.0
 
 
+async def test_a_row_with_messages_is_sampled_by_the_request_of_an_agent(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "You add numbers."},
+        {"role": "user", "content": "2 plus 5?"},
+    ]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    fields = {"messages": messages, "tools": [tool], "tool_choice": "auto", "answer": "7"}
+    row = ROW | {"task": ROW["task"] | {"metadata": fields}}
+    async with open_client(tmp_path, swarm=ListeningSwarm()) as (swarm, proxy, client):
+        assert isinstance(swarm, ListeningSwarm)
+        reply = (await client.post("/fakevllm/eval", json=row)).json()
+        record = proxy.ledger.group(reply["group_id"]) if await proxy.ledger.flush() else None
+    assert [chat["messages"] for chat in swarm.chats] == [messages] * 3
+    assert all(chat["tools"] == [tool] and "answer" not in chat for chat in swarm.chats)
+    assert reply["greedy"]["reward"] == 1.0
+    assert record is not None and record.question == "2 plus 5?"
+
+
 async def test_a_version_is_sampled_by_the_name_that_the_server_gives_it(tmp_path: Path) -> None:
     models = {"aliases": ["*"]}  # an alias must not replace the name
     async with open_client(tmp_path, models=models) as (swarm, proxy, client):
@@ -504,6 +522,14 @@ async def test_a_request_with_the_key_of_a_held_out_row_is_not_trained(tmp_path:
         ("\n", "has no rows"),
         ('{"question": "1 plus 1?"}', "1 rows of the dataset .* are held out by"),
         ('{"text": "1 plus 1?"}', "no text field 'question'"),
+        (
+            '{"question": "3 plus 4?", "messages": []}',
+            "has `messages` that are no list",
+        ),
+        (
+            '{"question": "3 plus 4?", "messages": [{"role": "assistant", "content": "7"}]}',
+            "end with an answer",
+        ),
     ],
 )
 async def test_held_out_rows_that_cannot_be_used_are_refused_at_the_start(

@@ -1,0 +1,251 @@
+"""Measure the time from a user's feedback to the first answer of a version that trained on it.
+
+    python -m benchmarks.feedback_latency [--steps 60] [--seeds 1] [--write]
+
+An app sends questions beside `fakevllm demo`, without and with `--gated`. Each of its answers gets
+a thumb. In the ledger, each feedback that was trained has the version of the weights that its step
+made. The header `x-fakevllm-version` says which version gave an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import re
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+
+import httpx
+
+from benchmarks.demo_parts.concurrent_app import demo_proxy_url, register_until_ready
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
+from fakevllm_adapters.protocol.swarm import Task
+
+TITLE = "feedback_latency"
+STEPS = 60
+NUM_USERS = 2
+MEAN_PAUSE_S = 0.3
+MAX_TOKENS = 24
+SUMS = ((1, 3), (6, 7), (4, 4), (7, 3))
+"""The app's questions, which the gated demo trains too. There are few, because each has an API key
+of its own, and feedback is trained once its key has eight."""
+WRONG_THUMBS = 0.2
+"""Share of thumbs that point the wrong way. If all users agreed, feedback would soon be dropped as
+equal to all other feedback."""
+DEMO_TIMEOUT_S = 900.0
+MIN_FEEDBACKS = 10
+_SUM = re.compile(r"(\d+)\.?$")
+_TRAINED = "SELECT received_at, trained_version FROM feedback WHERE state = 'trained'"
+_ARMS = "SELECT group_id, arm FROM groups WHERE kind IS NOT 'eval'"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that the app received."""
+
+    received_at: float
+    """Unix time in seconds at which the app had the whole answer."""
+    version: int
+    """Version of the weights that gave the answer."""
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """The results of one run."""
+
+    name: str
+    arm: str | None
+    """Arm whose answers count; None if all count."""
+    latencies_s: list[float]
+    """Seconds from each trained feedback to the first answer of a version that trained on it."""
+    num_unanswered: int
+    """Number of trained feedbacks after which no such answer came before the end of the run."""
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        deciles = quantiles(self.latencies_s, n=10)
+        shown = [f"{seconds:.1f}" for seconds in (deciles[4], deciles[8], max(self.latencies_s))]
+        counts = [str(len(self.latencies_s)), str(self.num_unanswered)]
+        return [self.name, self.arm or "all", *shown, *counts]
+
+
+HEADER = [
+    "demo",
+    "answers of the arm",
+    "p50, s",
+    "p90, s",
+    "longest, s",
+    "feedbacks",
+    "without an answer before the end",
+]
+
+
+def latencies(
+    name: str,
+    feedbacks: Sequence[tuple[float, int]],
+    answers: Sequence[Answer],
+    arm: str | None = None,
+) -> Latencies:
+    """Return the time from each feedback to the first answer of a version that trained on it.
+    `feedbacks` are pairs of Unix time and version. `answers` are in order of time.
+
+    >>> answers = [Answer(1.0, 4, "a"), Answer(2.5, 5, "b")]
+    >>> latencies("plain", [(0.5, 5), (2.0, 6)], answers)
+    Latencies(name='plain', arm=None, latencies_s=[2.0], num_unanswered=1)
+    """
+    found: list[float] = []
+    for sent_at, version in feedbacks:
+        later = (
+            one.received_at
+            for one in answers
+            if one.received_at > sent_at and one.version >= version
+        )
+        first = next(later, None)
+        if first is not None:
+            found.append(first - sent_at)
+    return Latencies(name, arm, found, len(feedbacks) - len(found))
+
+
+async def rate_answers(run_dir: Path, seed: int, answers: list[Answer]) -> None:
+    """Send questions to the demo's proxy and rate each answer, until cancelled."""
+    url = await demo_proxy_url(run_dir)
+    tasks = [_task(*pair) for pair in SUMS]
+    model, keys = await register_until_ready(url, tasks)
+
+    async def use(user: int) -> None:
+        chance = random.Random(f"user {user} {seed}")
+        async with httpx.AsyncClient(base_url=url, timeout=DEMO_TIMEOUT_S) as http:
+            while True:
+                task = chance.choice(tasks)
+                http.headers["authorization"] = f"Bearer {keys[task.task_id]}"
+                await _ask_and_rate(http, model, task, chance, answers)
+                await asyncio.sleep(chance.expovariate(1 / MEAN_PAUSE_S))
+
+    async with asyncio.TaskGroup() as users:
+        for user in range(NUM_USERS):
+            users.create_task(use(user))
+
+
+async def _ask_and_rate(
+    http: httpx.AsyncClient,
+    model: str,
+    task: Task,
+    chance: random.Random,
+    answers: list[Answer],
+) -> None:
+    question = {"role": "user", "content": task.main_query}
+    body = {"model": model, "messages": [question], "max_tokens": MAX_TOKENS}
+    response = (await http.post("/chat/completions", json=body)).raise_for_status()
+    received_at = time.time()
+    version = response.headers.get("x-fakevllm-version")
+    if version is not None:  # it is missing if the weights changed during the answer
+        answers.append(Answer(received_at, int(version), response.headers["x-fakevllm-group"]))
+    answer = response.json()
+    number = _SUM.search((answer["choices"][0]["message"]["content"] or "").strip())
+    is_right = number is not None and int(number[1]) == task.metadata["sum"]
+    is_up = is_right != (chance.random() < WRONG_THUMBS)
+    feedback = {"id": answer["id"], "thumbs": "up" if is_up else "down"}
+    (await http.post("/feedback", json=feedback)).raise_for_status()
+
+
+def _task(a: int, b: int) -> Task:
+    question = f"What is {a} plus {b}?"
+    return Task(task_id=f"rated-{a}-{b}", main_query=question, metadata={"sum": a + b})
+
+
+async def run(folder: Path, seed: int, steps: int, *, is_gated: bool) -> list[Latencies]:
+    """Run the demo with the app beside it, and return the latencies. Of a gated demo, also those of
+    the released arm alone.
+
+    Raises AssertionError if the demo fails or if too few feedbacks were trained.
+    """
+    folder.mkdir(parents=True)
+    run_dir, log_file = folder / "run", folder / "demo.log"
+    command = [sys.executable, "-m", "fakevllm", "demo", "--steps", str(steps)]
+    command += ["--seed", str(seed), "--run-dir", str(run_dir)] + ["--gated"] * is_gated
+    answers: list[Answer] = []
+    with log_file.open("wb") as log:
+        demo = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
+        )
+    app = asyncio.create_task(rate_answers(run_dir, seed, answers))
+    try:
+        async with asyncio.timeout(DEMO_TIMEOUT_S):
+            code = await demo.wait()
+    finally:
+        if demo.returncode is None:
+            demo.kill()
+            await demo.wait()
+        app.cancel()
+        await _end_of_app(app, run_dir)
+    assert code == 0, log_file.read_text()
+    return _read(run_dir / "ledger.sqlite", answers, "--gated" if is_gated else "ungated")
+
+
+async def _end_of_app(app: asyncio.Task[None], run_dir: Path) -> None:
+    """Wait for the end of the cancelled app. Raises its errors, except those after the last probe:
+    the demo stops its proxy then."""
+    try:
+        await app
+    except asyncio.CancelledError:
+        pass
+    except ExceptionGroup:
+        if not (run_dir / "probe_after.json").exists():
+            raise
+
+
+def _read(ledger_file: Path, answers: Sequence[Answer], name: str) -> list[Latencies]:
+    with contextlib.closing(sqlite3.connect(ledger_file)) as ledger:
+        feedbacks: list[tuple[float, int]] = ledger.execute(_TRAINED).fetchall()
+        arms = dict(ledger.execute(_ARMS).fetchall())
+    assert len(feedbacks) >= MIN_FEEDBACKS, f"only {len(feedbacks)} feedbacks were trained"
+    measured = [latencies(name, feedbacks, answers)]
+    if any(arms.values()):
+        released = [one for one in answers if arms.get(one.group_id) == "released"]
+        measured.append(latencies(name, feedbacks, released, "released"))
+    return measured
+
+
+async def _measure(folder: Path, seeds: int, steps: int) -> list[Latencies]:
+    measured: list[Latencies] = []
+    for seed in range(seeds):
+        for is_gated in (False, True):
+            kind = "gated" if is_gated else "ungated"
+            measured += await run(folder / f"{kind}-{seed}", seed, steps, is_gated=is_gated)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of training steps")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    run_conditions = conditions()
+    with tempfile.TemporaryDirectory() as temporary:
+        measured = asyncio.run(_measure(args.keep or Path(temporary), args.seeds, args.steps))
+    rows = [one.cells() for one in measured]
+    print_table(HEADER, rows)
+    if args.write:
+        legend = (
+            "From the moment in which the proxy has stored a thumb until the app has the first "
+            "whole answer of a version that trained on it. Each of the app's "
+            f"{NUM_USERS} users sends a question every {MEAN_PAUSE_S} s on average, beside the "
+            "demo's own eight. Feedback that was sent before its API key had eight waits for "
+            "them, and is counted too."
+        )
+        replace_section(TITLE, f"{run_conditions}\n{markdown_table(HEADER, rows)}\n{legend}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Write the held-out rows of the release gate: questions that never train, each with the request
+that opencode sends for it.
+
+python -m examples.opencode.held_out --out runs/opencode-held-out.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from examples.opencode.opencode_command import QUESTION, locate_command, record_request
+from examples.opencode.tasks import all_turns
+
+Json = dict[str, Any]
+
+EVERY = 5
+"""One of so many questions is held out."""
+
+
+def held_out_rows(request: Json) -> Iterator[Json]:
+    """Yield the rows. `request` is opencode's request for the question QUESTION."""
+    for turn in all_turns()[::EVERY]:
+        messages = [_with_question(message, turn.question) for message in request["messages"]]
+        yield asdict(turn) | {"messages": messages, "tools": request["tools"]}
+
+
+def _with_question(message: Json, question: str) -> Json:
+    """Return a message in which the recorded question is replaced by another one."""
+    return json.loads(json.dumps(message).replace(QUESTION, question))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--opencode", default="opencode", type=locate_command)
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.dumps(row) for row in held_out_rows(record_request(options.opencode))]
+    options.out.write_text("\n".join(rows) + "\n")
+    print(f"{len(rows)} rows are in {options.out}.")
+
+
+if __name__ == "__main__":
+    main()

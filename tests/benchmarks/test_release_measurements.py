@@ -1,0 +1,71 @@
+"""The figures of the two benchmarks about releases, from numbers instead of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.feedback_latency import HEADER, Answer, Latencies, latencies
+from benchmarks.planted_steps import HEADER as PLANTED_HEADER
+from benchmarks.planted_steps import PlantedRun, summary
+
+ANSWERS = [Answer(1.0, 4, "a"), Answer(2.0, 6, "b"), Answer(3.0, 5, "c"), Answer(9.0, 7, "d")]
+
+
+def test_the_first_later_answer_of_a_new_enough_version_counts() -> None:
+    measured = latencies("ungated", [(0.5, 5), (2.5, 5), (1.0, 4)], ANSWERS)
+
+    assert measured.latencies_s == [1.5, 0.5, 1.0]
+    assert measured.num_unanswered == 0
+
+
+def test_feedback_without_a_later_answer_is_counted_apart() -> None:
+    measured = latencies("ungated", [(0.5, 8), (8.0, 7)], ANSWERS)
+
+    assert (measured.latencies_s, measured.num_unanswered) == ([1.0], 1)
+
+
+def test_the_row_shows_median_and_ninetieth_percentile() -> None:
+    row = Latencies("ungated", None, [float(number) for number in range(1, 12)], 2).cells()
+
+    assert dict(zip(HEADER, row, strict=True)) == {
+        "demo": "ungated",
+        "answers of the arm": "all",
+        "p50, s": "6.0",
+        "p90, s": "10.8",
+        "longest, s": "11.0",
+        "feedbacks": "11",
+        "without an answer before the end": "2",
+    }
+
+
+def planted_run(seed: int, sessions: int | None, num_training: int = 50) -> PlantedRun:
+    planted: dict[str, Any] = {
+        "rejected": None if sessions is None else 31,
+        "restored": None if sessions is None else 25,
+        "sessions_until_return": sessions,
+        "released_arm": {"before": 0.8, "since": 0.9},
+        "claims": {"training went back": sessions is not None},
+    }
+    outcome = {"planted": planted, "after_released": 0.9}
+    return PlantedRun(seed, outcome, 100, num_training, 60.0)
+
+
+def test_a_run_fails_if_training_did_not_go_back_or_bad_answers_were_too_many() -> None:
+    assert planted_run(0, 40).failed == []
+    assert planted_run(0, None).failed == ["training went back"]
+    assert planted_run(0, 40, num_training=53).failed == [
+        "at most 0.52 of the answers came from the training arm"
+    ]
+
+
+def test_the_summary_has_the_median_and_the_largest_number_of_sessions() -> None:
+    runs = [planted_run(0, 40), planted_run(1, 90), planted_run(2, None), planted_run(3, 60)]
+
+    assert summary(runs) == (
+        "Training went back in 3 of 4 runs, after 60 sessions in the median and 90 at most."
+    )
+
+
+def test_the_row_of_a_planted_run_has_a_cell_for_each_column() -> None:
+    for sessions in (40, None):
+        assert len(planted_run(0, sessions).cells()) == len(PLANTED_HEADER)
