@@ -1,9 +1,10 @@
 """Load earlier versions of the weights beside the served ones, so that they can be sampled.
 
 The weights of a version come from its checkpoint, which a separate trainer process exports as a
-model folder. Version 0 is the model itself. The rollout engine then holds them as the policy
-`policy-N`, a name that never stands for other weights. If the engine is started again, its policies
-are gone, and the next request for a version loads it again.
+model folder, or as adapters for an engine that takes these. Version 0 is the model itself, or
+adapters that change nothing. The rollout engine then holds them as the policy `policy-N`, a name
+that never stands for other weights. If the engine is started again, its policies are gone, and the
+next request for a version loads it again.
 """
 
 from __future__ import annotations

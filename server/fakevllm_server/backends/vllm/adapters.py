@@ -126,7 +126,8 @@ class Adapters:
         try:
             await asyncio.to_thread(shutil.copytree, folder, own)
         except OSError as error:
-            raise ActionFailed(f"the adapters in {folder} cannot be copied: {error}") from None
+            await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
+            raise BackendError(f"the adapters in {folder} cannot be copied: {error}") from None
         response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
         if response.status == 0:  # it may have taken them
             response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
