@@ -252,9 +252,11 @@ class VllmRollout:
         )
 
     def _policy_holder(self) -> Adapters:
-        if self._adapters is None:
-            raise BackendRefused(NO_POLICIES)
-        return self._adapters
+        if self._adapters is not None:
+            return self._adapters
+        if max_lora_rank(self._spec) is not None:
+            raise BackendError("vLLM is not running")
+        raise BackendRefused(NO_POLICIES)
 
     async def _remove_adapter_files(self) -> None:
         root = adapter_root(self._spec.run_dir)

@@ -14,7 +14,7 @@ from fakevllm_server.backends.vllm.adapters import CONFIG_FILE, adapter_root
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.backends.vllm.simulated_vllm import WEIGHTS_FILE, Fault
 from fakevllm_server.rollout.engine_client import EngineClient
-from fakevllm_server.types.backend import ActionFailed, BackendRefused, Endpoint
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused, Endpoint
 
 Child = Callable[..., VllmRollout]
 Weights = Callable[..., Path]
@@ -124,6 +124,9 @@ async def test_after_a_restart_no_adapter_is_left_and_all_can_be_loaded_again(
     one = adapters("one")
     await vllm.load_weights(one, 1)
     await vllm.load_policy("policy-0", adapters("zero"), 0)
+    await vllm.close()
+    with pytest.raises(BackendError, match="vLLM is not running"):
+        await vllm.load_policy("policy-0", one, 0)
     endpoint = await vllm.launch()
     assert await vllm.policies() == {} and stored(tmp_path) == []
     await vllm.load_weights(one, 1)
