@@ -296,7 +296,8 @@ def _open_arms(
     if release.is_gated:
         advice = (
             "Release another version with `fakevllm release promote`, or, if the engine cannot "
-            'hold several versions, set release.mode to "continuous".'
+            "hold several versions (vLLM can for jobs with lora_rank), set release.mode to "
+            '"continuous".'
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)

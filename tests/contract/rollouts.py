@@ -95,6 +95,9 @@ class Abilities:
     model: str | None
     refuses: frozenset[str] = frozenset()
     """Fields of CONSTRAINED that the engine refuses."""
+    engine: str | None = None
+    """Name of the engine, if it is another than the name of the rig."""
+    lora_rank: int = 0
     reports_versions: bool = True
     """Whether the answer names the weight version of each token."""
     top_logprobs: int = 4
@@ -117,6 +120,9 @@ ABILITIES: dict[str, Abilities] = {
     ),
     "embedded": Abilities(model=str(DEMO_MODEL_DIR), refuses=frozenset({"prompt_logprobs"})),
     "vllm": Abilities(model=str(DEMO_MODEL_DIR), reports_versions=False),
+    "vllm_lora": Abilities(
+        model=str(DEMO_MODEL_DIR), reports_versions=False, engine="vllm", lora_rank=8
+    ),
 }
 
 
@@ -151,15 +157,33 @@ class Rig:
     def abilities(self) -> Abilities:
         return ABILITIES[self.name]
 
+    @property
+    def is_vllm(self) -> bool:
+        return self.name.startswith("vllm")
+
     async def send(self, body: Json) -> Answer:
+        if self.endpoint.gate.adapter is not None:
+            sent = await self._relay(self.body(body))
+            return Answer(sent.status, orjson.loads(sent.body))
         async with self.http.post(CHAT, json=self.body(body)) as answer:
             return Answer(answer.status, await answer.json())
 
     async def stream(self, body: Json) -> list[Json]:
         """Send a streaming request, check the stream's end, and return its chunks."""
+        if self.endpoint.gate.adapter is not None:
+            sent = await self._relay(self.body(body | {"stream": True}))
+            assert sent.status == 200 and b"text/event-stream" in sent.headers[b"content-type"]
+            return chunks_of(sent.body)
         async with self.http.post(CHAT, json=self.body(body | {"stream": True})) as answer:
             assert answer.status == 200 and answer.content_type == "text/event-stream"
             return chunks_of(await answer.read())
+
+    async def _relay(self, body: Json) -> SentAnswer:
+        """Send a request as the server relays it, which selects the adapter."""
+        sent = SentAnswer()
+        headers = {"Content-Type": "application/json"}
+        await self.client.relay("POST", CHAT, orjson.dumps(body), headers, sent)
+        return sent
 
     async def capture(self, body: Json) -> CapturedAnswer:
         """Send a request as the server does, through the weight gate and with a capture."""
@@ -250,10 +274,14 @@ class SentAnswer:
 
 async def start_rig(name: str, folder: Path) -> Rig:
     folders = weights_for(name, folder)
-    spec = EngineSpec(name, folder, ABILITIES[name].model, "contract")
-    rollout = ROLLOUTS[name](spec)
+    abilities = ABILITIES[name]
+    engine = abilities.engine or name
+    spec = EngineSpec(engine, folder, abilities.model, "contract", lora_rank=abilities.lora_rank)
+    rollout = ROLLOUTS[engine](spec)
     try:
         endpoint = await rollout.launch()
+        if endpoint.takes_adapters:  # the server publishes before it connects to an engine
+            await rollout.load_weights(folders[0], 0)
     except BaseException:
         await rollout.close()
         raise
@@ -274,10 +302,42 @@ def weights_for(name: str, folder: Path) -> list[Path]:
             folders[-1].mkdir()
             (folders[-1] / "theta.json").write_bytes(orjson.dumps({"theta": theta}))
         return folders
+    if ABILITIES[name].lora_rank:
+        return adapters_for(folder, ABILITIES[name].lora_rank)
     other = folder / "other"
     shutil.copytree(DEMO_MODEL_DIR, other)
     _change(other)
     return [DEMO_MODEL_DIR, other]
+
+
+def adapters_for(folder: Path, rank: int) -> list[Path]:
+    """Return two folders with adapters: those that change nothing, and clearly different ones."""
+    trainer = lora_trainer(rank)
+    checkpoint: Any = importlib.import_module("fakevllm_server.backends.embedded.train.checkpoint")
+    folders = [folder / "zero", folder / "changed"]
+    for to, policy in zip(folders, ("reference", "trained"), strict=True):
+        checkpoint.export_adapters(to, trainer, policy)
+    return folders
+
+
+def lora_trainer(rank: int, seed: int = 1) -> Any:
+    """Return the embedded trainer of the demo's model, with adapters that change its answers."""
+    torch: Any = importlib.import_module("torch")
+    trainers: Any = importlib.import_module("fakevllm_server.backends.embedded.train.trainer")
+    models: Any = importlib.import_module("fakevllm_server.backends.embedded.model_folder")
+    lora: Any = importlib.import_module("fakevllm_server.backends.embedded.lora")
+
+    def load() -> Any:
+        return models.load_weights(DEMO_MODEL_DIR, torch.float32, torch.device("cpu"))
+
+    trainer = trainers.PolicyTrainer(load(), load)
+    trainer.set_lora(lora.LoraSettings(rank, 2 * rank, "all-linear"), "the test")
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in trainer.model.named_parameters():
+        if "lora_B" in name:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(noise * 0.02)
+    return trainer
 
 
 def _change(folder: Path) -> None:

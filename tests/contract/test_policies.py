@@ -18,7 +18,11 @@ from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.types.backend import ActionFailed, BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 
-ENGINES = ["fake", "embedded"]
+ENGINES = [
+    "fake",
+    "embedded",
+    pytest.param("vllm_lora", marks=[pytest.mark.real, pytest.mark.timeout(300)]),
+]
 GREEDY: Json = {"temperature": 0, "logprobs": True, "return_token_ids": True}
 LONG = "Please answer this question in your own words, and do not use more than ten of them. "
 
@@ -126,7 +130,8 @@ async def test_a_token_has_the_version_of_its_policy(rig: Rig) -> None:
     policy = Policy()
     await rig.rollout.load_weights(rig.folders[1], 9)
     await policy.load(rig, rig.folders[1])
-    for model, version in ((policy.name, policy.version), ("contract", 9)):
+    by_model = {"contract": 9} | ({policy.name: policy.version} if not rig.is_vllm else {})
+    for model, version in by_model.items():  # the server knows the version of a policy's call
         answer = await rig.capture({"model": model})
         assert {span.version for span in answer.record.versions} == {version}
 
@@ -136,10 +141,10 @@ async def test_the_models_list_names_the_policies(rig: Rig) -> None:
     await policy.load(rig, rig.folders[1])
     async with rig.http.get("/v1/models") as answer:
         cards = (await answer.json())["data"]
-    assert [(card["id"], card["parent"]) for card in cards] == [
-        ("contract", None),
-        (policy.name, "contract"),
-    ]
+    listed = [(card["id"], card["parent"]) for card in cards]
+    if rig.endpoint.gate.adapter is not None:  # the served weights are an adapter too
+        listed.remove((rig.endpoint.gate.adapter, "contract"))
+    assert listed == [("contract", None), (policy.name, "contract")]
 
 
 async def test_an_unloaded_policy_is_an_unknown_model(rig: Rig) -> None:

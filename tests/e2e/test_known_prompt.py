@@ -14,6 +14,7 @@ from tests.e2e.processes import Processes, wait_until
 
 pytestmark = pytest.mark.slow
 
+READY_TIMEOUT_S = 240.0
 CONFIG = "[job]\nbatch_size = 1\nnum_repeat = 4\n"
 HOOK = """
 def on_compute_relative_reward(valid_results, all_answers):
@@ -27,16 +28,20 @@ def processes(tmp_path: Path) -> Generator[Processes]:
         yield started
 
 
-@pytest.mark.parametrize("backend", ["fake", "embedded"])
+@pytest.mark.parametrize(
+    "backend",
+    ["fake", "embedded", pytest.param("vllm", marks=[pytest.mark.real, pytest.mark.timeout(400)])],
+)
 def test_an_engine_agrees_with_its_trainer_after_each_publish(
     processes: Processes, tmp_path: Path, backend: str
 ) -> None:
-    model = ("--model", "demo") if backend == "embedded" else ()
+    model = () if backend == "fake" else ("--model", "demo")
     server = processes.server("--backend", backend, *model)
     (tmp_path / "fakevllm.toml").write_text(CONFIG)
     hooks = write_hooks(tmp_path / "hooks", HOOK)
     config = str(tmp_path / "fakevllm.toml")
-    proxy = processes.proxy(server, "--config", config, "--hooks", str(hooks))
+    proxy = processes.proxy(server, "--config", config, "--hooks", str(hooks), wait=False)
+    proxy.wait_until_healthy(READY_TIMEOUT_S)
 
     def has_three_steps() -> bool:
         body = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "max_tokens": 8}

@@ -144,6 +144,9 @@ class LocalTrainer(LocalEngine):
     async def export(self, folder: Path) -> None:
         await self._engine_for("export").export(folder)
 
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        await self._engine_for("export_adapters").export_adapters(folder, policy)
+
     async def save(self, folder: Path) -> None:
         await self._engine_for("save").save(folder)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -39,6 +39,7 @@ from fakevllm_adapters.protocol.outage_reasons import (
     reason_from_header,
 )
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
+from fakevllm_server.rollout.adapter_name import AdapterName
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import EngineStreamError
@@ -109,6 +110,13 @@ class Refused(Exception):
         return error_object(self.raw) or internal_error().body
 
 
+class _Response(aiohttp.ClientResponse):
+    """A response of the engine."""
+
+    adapter_name: AdapterName | None = None
+    """Name of the adapter that made the response, if apps know it by the model's name."""
+
+
 class EngineClient:
     """HTTP client for one engine."""
 
@@ -125,6 +133,7 @@ class EngineClient:
             endpoint.url,
             connector=connector,
             headers=endpoint.headers,
+            response_class=_Response,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
@@ -183,7 +192,7 @@ class EngineClient:
         engine, whether to raise Refused. Other error responses are sent to the client. Raises
         EngineFailed if the engine fails before anything was sent to the client.
         """
-        async with self._request(method, path, body, headers) as response:
+        async with self._send_raw(method, path, body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
 
     async def capture(
@@ -209,10 +218,9 @@ class EngineClient:
         engine answers it, the call is recorded as untrainable. Raises NotWritable if the body
         cannot be written.
         """
-        body = write_body(capture.upstream_body())
         is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
         asking = headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
-        async with self._request("POST", path, body, asking) as response:
+        async with self._send(path, capture.upstream_body(), asking) as response:
             if response.status == 200:
                 await _read_prompt(response, capture)
                 await self._capture(path, response, capture, send, on_finished, exchange)
@@ -223,7 +231,7 @@ class EngineClient:
                 return await self._relay(response, send, raises_refused)
         # vLLM's error messages quote the request. The client must not see the capture's fields.
         plain_body = plain() if plain is not None else orjson.dumps(capture.body)
-        async with self._request("POST", path, plain_body, headers) as response:
+        async with self._send_raw("POST", path, plain_body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
             if response.status == 200:
                 capture.mark_refused()
@@ -251,11 +259,11 @@ class EngineClient:
         errors as `capture`.
         """
         if self.endpoint.is_bundled:
-            body = write_body(shared.complete_body)
+            body = shared.complete_body
             asking = headers | {PROMPTS_HEADER: ASKED, CHOICES_HEADER: ASKED}
         else:
-            body, asking = write_body(shared.upstream_body), headers
-        async with self._request("POST", path, body, asking) as response:
+            body, asking = shared.upstream_body, headers
+        async with self._send(path, body, asking) as response:
             if response.status != 200:
                 return await self._relay(response, send, raises_refused)
             chunks = await self._choice_chunks(response, shared)
@@ -348,11 +356,44 @@ class EngineClient:
         await on_finished()
         await send_bytes(send, response.status, raw, headers)
 
+    def _send(
+        self, path: str, body: Json, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a POST request, as `_request` does. If it is meant for the served weights, and these
+        are an adapter of the engine, this adapter answers. Raises NotWritable if the body cannot be
+        written."""
+        name = self._adapter_name
+        addressed = None if name is None else name.request(body)
+        if addressed is None:
+            return self._request("POST", path, write_body(body), headers)
+        return self._request("POST", path, write_body(addressed), headers, name)
+
+    def _send_raw(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a request whose body is the client's own bytes, as `_send` does."""
+        name = self._adapter_name
+        addressed = None if name is None or not body else name.raw_request(body)
+        if addressed is None:
+            return self._request(method, path, body, headers)
+        return self._request(method, path, addressed, headers, name)
+
+    @property
+    def _adapter_name(self) -> AdapterName | None:
+        adapter = self.endpoint.gate.adapter
+        return None if adapter is None else AdapterName(self.endpoint.model_name, adapter)
+
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        name: AdapterName | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request to the engine, and yield the response.
+        """Send a request to the engine, and yield the response. `name` is the name of the adapter
+        to which the request was sent instead of the model.
 
         Raises EngineFailed in three cases: the connection fails, the status is not a final HTTP
         status, or the engine answers with an error and its health check fails.
@@ -369,6 +410,8 @@ class EngineClient:
                     raise EngineFailed(
                         f"the engine answered with status {response.status} and is not healthy"
                     )
+                assert isinstance(response, _Response)
+                response.adapter_name = name
                 yield response
         except aiohttp.ClientError as error:
             raise EngineFailed(str(error)) from error
@@ -453,7 +496,13 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return b"".join([chunk async for chunk in _chunks(response)])
 
 
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Return an iterator over a response's body. The model has the name that apps know."""
+    name = response.adapter_name if isinstance(response, _Response) else None
+    return _raw_chunks(response) if name is None else name.answer(_raw_chunks(response))
+
+
+async def _raw_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the chunks of a response's body.
 
     Raises aiohttp.ClientError if the engine or this process closes the connection before the end of

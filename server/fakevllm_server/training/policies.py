@@ -1,9 +1,10 @@
 """Load earlier versions of the weights beside the served ones, so that they can be sampled.
 
 The weights of a version come from its checkpoint, which a separate trainer process exports as a
-model folder. Version 0 is the model itself. The rollout engine then holds them as the policy
-`policy-N`, a name that never stands for other weights. If the engine is started again, its policies
-are gone, and the next request for a version loads it again.
+model folder, or as adapters for an engine that takes these. Version 0 is the model itself, or
+adapters that change nothing. The rollout engine then holds them as the policy `policy-N`, a name
+that never stands for other weights. If the engine is started again, its policies are gone, and the
+next request for a version loads it again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.releases import MAX_ANSWERING
-from fakevllm_server.types.backend import Backend, Endpoint
+from fakevllm_server.types.backend import Backend, Endpoint, Trainer
 from fakevllm_server.types.engine_spec import EngineSpec
 
 log = logging.getLogger("fakevllm.server")
@@ -112,12 +114,13 @@ class PolicyLoader:
                 if not endpoint.holds_policies:
                     raise PolicyRefused(
                         "The engine holds one set of weights, so only the version that it serves, "
-                        f"{self._served_version()}, can be sampled."
+                        f"{self._served_version()}, can be sampled. vLLM holds several versions if "
+                        "the server starts it for a job with lora_rank."
                     )
                 if not is_kept:
                     raise PolicyRefused(self._unknown(version))
                 await self._make_room(loaded, pinned=pinned)
-                await self._load(name, version, checkpoint)
+                await self._load(name, version, checkpoint, endpoint.takes_adapters)
             self._requested_at[name] = self._clock()
             if pinned:
                 self._pinned_at[name] = self._clock()
@@ -190,7 +193,9 @@ class PolicyLoader:
     def _last_request(self, name: str) -> float:
         return self._requested_at.get(name, -math.inf)
 
-    async def _load(self, name: str, version: int, checkpoint: SavedCheckpoint | None) -> None:
+    async def _load(
+        self, name: str, version: int, checkpoint: SavedCheckpoint | None, as_adapters: bool
+    ) -> None:
         log.info("loading version %d as %s", version, name)
         source = None
         if checkpoint is not None:
@@ -200,18 +205,38 @@ class PolicyLoader:
                 raise PolicyRefused(
                     f"The checkpoint of version {version} is gone: {error}."
                 ) from None
-        elif self._trainer.model is not None and Path(self._trainer.model).is_dir():
+        elif (
+            not as_adapters
+            and self._trainer.model is not None
+            and Path(self._trainer.model).is_dir()
+        ):
             return await self._backend.rollout.load_policy(name, Path(self._trainer.model), version)
         folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="fakevllm-policy-")
         try:
             model = Path(folder.name).resolve() / "model"
-            await self._export(source, model)
+            if as_adapters:
+                await self._export_adapters(source, model)
+            else:
+                await self._export(source, model)
             await self._backend.rollout.load_policy(name, model, version)
         finally:
             await asyncio.to_thread(folder.cleanup)
 
     async def _export(self, checkpoint: Path | None, to: Path) -> None:
         """Write the weights of a checkpoint to a model folder, or those of the model itself."""
+        async with self._separate_trainer(checkpoint) as trainer:
+            await trainer.export(to)
+
+    async def _export_adapters(self, checkpoint: Path | None, to: Path) -> None:
+        """Write the adapters of a checkpoint to a folder, or those that change nothing."""
+        if checkpoint is None:
+            return await self._backend.trainer.export_adapters(to, "reference")
+        async with self._separate_trainer(checkpoint) as trainer:
+            await trainer.export_adapters(to, "trained")
+
+    @asynccontextmanager
+    async def _separate_trainer(self, checkpoint: Path | None) -> AsyncGenerator[Trainer]:
+        """Start a trainer with the weights of a checkpoint, or with those of the model itself."""
         with tempfile.TemporaryDirectory(prefix="fakevllm-") as run_dir:
             # The trainer of the run keeps its weights and its memory: the export has its own.
             arguments = ["--device=cpu"] if self._trainer.engine == "embedded" else []
@@ -223,6 +248,6 @@ class PolicyLoader:
                 await trainer.launch()
                 if checkpoint is not None:
                     await trainer.restore(checkpoint.resolve())
-                await trainer.export(to)
+                yield trainer
             finally:
                 await trainer.close()

@@ -155,6 +155,9 @@ class Endpoint:
     as bytes in front of an answer, and each choice of a call when it is complete."""
     holds_policies: bool = False
     """Whether the engine can hold further policies beside the weights that it serves."""
+    takes_adapters: bool = False
+    """Whether the engine loads weights and policies as folders with LoRA adapters, and not as whole
+    models."""
     gate: WeightGate = field(default_factory=WeightGate)
     """Gate that every call to the engine passes. A change of the weights closes the gate."""
 
@@ -183,15 +186,16 @@ class Rollout(Protocol):
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Load the weights in a Hugging Face folder into the engine, and serve them as `version`.
+        If `Endpoint.takes_adapters` is true, the folder has LoRA adapters in peft's layout.
 
         Requests that arrive during the load may have to wait. They are not refused.
         """
         ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Load the weights in a Hugging Face folder beside the weights that the engine serves. A
-        call whose model has this name is sampled with them. If the policy is loaded already,
-        nothing happens.
+        """Load the weights in a folder, which has the form that `load_weights` takes, beside the
+        weights that the engine serves. A call whose model has this name is sampled with them. If
+        the policy is loaded already, nothing happens.
 
         Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed if the name
         was given to another version before, if the engine holds too many policies, or if the
@@ -252,6 +256,15 @@ class Trainer(Protocol):
     async def export(self, folder: Path) -> None:
         """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
         accepts."""
+        ...
+
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        """Write the LoRA adapters to a folder in peft's layout: the trained ones, or for
+        `reference` adapters that change nothing.
+
+        Call this method only for jobs that train adapters. Raises BackendRefused if the trainer has
+        no adapters.
+        """
         ...
 
     async def save(self, folder: Path) -> None:
@@ -435,6 +448,10 @@ class TrainEngine(Protocol):
     async def export(self, folder: Path) -> None:
         """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
         accepts."""
+        ...
+
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        """Write the LoRA adapters to a folder. `Trainer.export_adapters` describes them."""
         ...
 
     async def save(self, folder: Path) -> None:

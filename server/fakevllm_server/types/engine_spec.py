@@ -31,6 +31,9 @@ class EngineSpec:
     """The engine's own command-line arguments, which follow the server's."""
     job_args: Mapping[str, str] = field(default_factory=dict[str, str])
     """The engine's own arguments that the job sets, by name. `extra_args` override them."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapters that the job trains and the trainer can export; 0 if there are
+    none."""
     train_only: bool = False
     """Whether the engine is only a trainer and another engine samples."""
     url: str | None = None

@@ -52,6 +52,9 @@ class WeightGate:
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
+        self.adapter: str | None = None
+        """Name at the engine of the adapter that holds the served weights. None if the engine knows
+        them by the name of its model."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -59,6 +62,11 @@ class WeightGate:
         self._running: set[CallStamp] = set()
         self._is_abandoned = False
         self._is_swapping = False
+
+    @property
+    def running(self) -> frozenset[CallStamp]:
+        """The calls that have passed the gate and have not ended."""
+        return frozenset(self._running)
 
     @property
     def num_running(self) -> int:
@@ -134,6 +142,16 @@ class WeightGate:
         yield
         self.version = version
         self._is_swapping = False
+
+    def serve_adapter(self, name: str, version: int) -> None:
+        """Serve the weights in the adapter `name` as `version` from now on. The gate stays open.
+
+        Running calls go on with the adapter that they began with. A call that is about to be sent,
+        or is sent once more, may get the new one, so all of them are recorded with both versions.
+        """
+        for stamp in self._running:
+            stamp.versions.append(version)
+        self.adapter, self.version = name, version
 
     def abandon(self) -> None:
         """Mark the engine as replaced or stopped. Calls that wait at the gate, and calls that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from fakevllm_server.training.policies import (
     PolicyLoader,
     PolicyRefused,
 )
-from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.backend import Endpoint, PolicyName, Trainer
 from fakevllm_server.types.engine_spec import EngineSpec
 
 SERVED = 9
@@ -363,3 +364,77 @@ async def test_the_checkpoint_of_a_version_that_answers_apps_no_more_is_not_kept
     await policies.journal.flush()
     restarted = Releases(policies.journal, RunLog(policies.journal))
     assert restarted.state.pinned == policies.releases.state.pinned == {0}
+
+
+class AdapterTrainer(LocalTrainer):
+    """A trainer whose adapters are its value of theta, or 0 for adapters that change nothing."""
+
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        await self.export(folder)
+        if policy == "reference":
+            (folder / "theta.json").write_bytes(orjson.dumps({"theta": 0.0}))
+
+
+class AdapterLoader(PolicyLoader):
+    """A loader whose separate trainer is in this process."""
+
+    @asynccontextmanager
+    async def _separate_trainer(self, checkpoint: Path | None) -> AsyncGenerator[Trainer]:
+        trainer = AdapterTrainer()
+        await trainer.launch()
+        assert checkpoint is not None, "the running trainer has the adapters that change nothing"
+        await trainer.restore(checkpoint)
+        yield trainer
+
+
+async def test_an_engine_with_adapters_gets_those_of_the_checkpoint(
+    policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await policies.save(3)
+    running = AdapterTrainer()
+    await running.launch()
+    loader = AdapterLoader(
+        TwoProcesses(policies.rollout, running, tmp_path / "weights"),
+        EngineSpec("fake", tmp_path, str(tmp_path), "fake"),
+        policies.folders,
+        policies.journal,
+        lambda: SERVED,
+    )
+    endpoint = replace(policies.endpoint, takes_adapters=True)
+    loaded: dict[str, float] = {}
+
+    async def load_policy(name: str, folder: Path, version: int) -> None:
+        loaded[name] = orjson.loads((folder / "theta.json").read_bytes())["theta"]
+
+    monkeypatch.setattr(policies.rollout, "load_policy", load_policy)
+    for version in (0, 3):
+        await loader.load(version, endpoint)
+    assert loaded == {"policy-0": 0.0, "policy-3": 3.0}
+
+
+async def test_a_publish_gives_an_engine_with_adapters_the_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, trainer = LocalRollout(), AdapterTrainer()
+    launch = rollout.launch
+
+    async def launch_with_adapters() -> Endpoint:
+        return replace(await launch(), takes_adapters=True)
+
+    async def export(folder: Path) -> None:
+        raise AssertionError("whole weights are not exported")
+
+    monkeypatch.setattr(rollout, "launch", launch_with_adapters)
+    backend = TwoProcesses(rollout, trainer, tmp_path / "weights")
+    await backend.start()
+    exported: list[PolicyName] = []
+
+    async def export_adapters(folder: Path, policy: PolicyName) -> None:
+        exported.append(policy)
+        (folder / "theta.json").write_bytes(orjson.dumps({"theta": 1.0}))
+
+    monkeypatch.setattr(trainer, "export", export)
+    monkeypatch.setattr(trainer, "export_adapters", export_adapters)
+    await backend.publish(4)
+    assert exported == ["trained"] and rollout.loaded == [4]
+    await backend.close()

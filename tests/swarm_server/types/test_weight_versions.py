@@ -29,6 +29,17 @@ async def test_a_call_is_stamped_with_the_version_that_samples_it() -> None:
     assert stamp.versions == [3] and gate.num_running == 0
 
 
+async def test_a_new_adapter_answers_new_calls_and_the_gate_stays_open() -> None:
+    gate = WeightGate(3)
+    async with gate.call() as old:
+        gate.serve_adapter("policy-4", 4)
+        async with gate.call() as new:
+            assert gate.running == {old, new}
+        assert (old.versions, new.versions) == ([3, 4], [4])
+        assert (old.known_version, new.known_version) == (None, 4)
+    assert (gate.adapter, gate.version, gate.running) == ("policy-4", 4, frozenset())
+
+
 async def test_weights_change_only_when_no_call_runs() -> None:
     gate = WeightGate()
     order: list[str] = []

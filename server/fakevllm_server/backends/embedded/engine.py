@@ -334,6 +334,11 @@ class EmbeddedEngine:
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
         )
 
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        await self._run_once(
+            lambda: checkpoint.export_adapters(folder, self._ready_trainer(), policy)
+        )
+
     async def save(self, folder: Path) -> None:
         await self._run_once(lambda: checkpoint.save(folder, self._ready_trainer(), self._rng))
 

@@ -40,6 +40,7 @@ from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
 from fakevllm_server.backends.http.policies import PolicyNames, PolicyView
 from fakevllm_server.types.backend import (
+    BackendRefused,
     Batch,
     Call,
     LossSpec,
@@ -249,6 +250,9 @@ class FakeEngine:
     async def export(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "theta.json").write_bytes(orjson.dumps({"theta": self._theta}))
+
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        raise BackendRefused("the fake engine trains no adapters")
 
     async def save(self, folder: Path) -> None:
         await self.export(folder)

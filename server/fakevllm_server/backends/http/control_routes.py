@@ -111,6 +111,8 @@ class ControlRoutes:
                 await self._held().unload_policy(body["name"])
             case "export":
                 await self._trainer.export(Path(body["folder"]))
+            case "export_adapters":
+                await self._trainer.export_adapters(Path(body["folder"]), body["policy"])
             case "save":
                 await self._trainer.save(Path(body["folder"]))
             case "restore":

@@ -16,8 +16,8 @@ from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
 MAX_POLICIES = 6
-"""Maximum number of further policies: four for evaluations, and two that answer apps. Each takes
-the memory of the whole model."""
+"""Maximum number of further policies: four for evaluations, and two that answer apps. In
+this project's own engines, each takes the memory of the whole model."""
 
 Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 

@@ -144,6 +144,9 @@ class ChildEngine:
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})
 
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        await self._call("POST", "export_adapters", {"folder": str(folder), "policy": policy})
+
     async def save(self, folder: Path) -> None:
         await self._call("POST", "save", {"folder": str(folder)})
 

@@ -123,7 +123,10 @@ class TwoProcesses:
     async def publish(self, version: int) -> None:
         try:
             await self._make_folder()
-            await self._trainer.export(self._weights_folder)
+            if self._endpoint is not None and self._endpoint.takes_adapters:
+                await self._trainer.export_adapters(self._weights_folder, "trained")
+            else:
+                await self._trainer.export(self._weights_folder)
             await self._rollout.load_weights(self._weights_folder, version)
         finally:
             await self._remove_weights()

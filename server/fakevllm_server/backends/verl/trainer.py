@@ -93,6 +93,9 @@ class VerlTrainer:
     async def export(self, folder: Path) -> None:
         await self._run(lambda: self._export(folder))
 
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        raise BackendRefused("the verl trainer trains no adapters: take lora_rank out")
+
     async def save(self, folder: Path) -> None:
         await self._run(lambda: self._workers.save(folder))
 

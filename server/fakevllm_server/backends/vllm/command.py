@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -44,6 +45,15 @@ JOB_ARGUMENTS = {
     "tensor-parallel-size": "tensor_model_parallel_size",
 }
 """Arguments of vLLM, each with the job setting that has the same meaning."""
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`."""
+MAX_ADAPTERS = MAX_POLICIES + 2
+"""Number of adapters that calls may use at the same time: the policies, the served weights, and
+the weights before them, with which calls may still run."""
+NUM_CACHED_ADAPTERS = 2 * MAX_ADAPTERS
+"""Number of adapters in vLLM's memory. vLLM does not remove an adapter when it is unloaded. When
+the cache is full, it removes the one that was not used for the longest time."""
 
 TOOL_MARKERS = (
     ("<tool_call>", "<arg_key>", "glm45"),
@@ -98,6 +108,11 @@ def serve_command(
     if spec.model is None:
         raise BackendRefused("vLLM needs a model: set --model to a folder in Hugging Face format")
     user_flags = parse_flags(spec.extra_args)
+    if any(flag.replace("_", "-") == "--enable-lora" for flag in spec.extra_args):
+        raise BackendRefused(
+            "a vLLM with --enable-lora cannot take new weights: remove it; the server adds it for "
+            "jobs with lora_rank"
+        )
     for flag, reason in REFUSED.items():
         if flag in user_flags:
             raise BackendRefused(reason)
@@ -112,6 +127,18 @@ def serve_command(
     return [*SUPERVISOR, *VLLM, *server_arguments, *spec.extra_args]
 
 
+def max_lora_rank(spec: EngineSpec) -> int | None:
+    """Return vLLM's `--max-lora-rank` if vLLM holds LoRA adapters, or None if it gets whole
+    weights. It then holds one set of them.
+
+    vLLM gets whole weights in these cases: the job trains no adapters, their rank is above those of
+    vLLM, the user has started vLLM, or the user has passed `--no-enable-lora`.
+    """
+    if spec.lora_rank == 0 or spec.url is not None or "enable-lora" in parse_flags(spec.extra_args):
+        return None
+    return next((rank for rank in LORA_RANKS if rank >= spec.lora_rank), None)
+
+
 def job_arguments(job: TrainJob) -> dict[str, str]:
     """Return the arguments of `vllm serve` for a job's engine settings, by name without leading
     dashes.
@@ -123,7 +150,9 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[str, str]:
+def serve_environment(
+    inherited: Mapping[str, str], install: Install, *, holds_adapters: bool = False
+) -> dict[str, str]:
     """Return the environment variables for vLLM's process: defaults, and the inherited variables,
     which override them. VLLM_API_KEY is removed, because the server's requests carry no key.
     Redirects of media URLs are always disabled."""
@@ -141,6 +170,8 @@ def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[st
     result.pop("VLLM_API_KEY", None)
     # An allowed host must not redirect vLLM to a host that is not allowed.
     result["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
+    if holds_adapters:
+        result["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     return result
 
 
@@ -193,6 +224,13 @@ def _defaults(
         yield "enable-auto-tool-choice", None
     if parser is not None:
         yield "tool-call-parser", parser
+    rank = max_lora_rank(spec)
+    if rank is not None:
+        yield "enable-lora", None
+        yield "max-lora-rank", str(rank)
+        yield "max-loras", str(MAX_ADAPTERS)
+        yield "max-cpu-loras", str(NUM_CACHED_ADAPTERS)
+        yield "api-server-count", "1"  # an adapter is loaded by one of several API servers only
     for name, value in spec.job_args.items():
         if name != "gpu-memory-utilization" or not install.is_cpu:
             yield name, value

@@ -1,4 +1,5 @@
-"""Read the chat template and the default sampling parameters from vLLM's model folder.
+"""Read the chat template, the default sampling parameters and the number of layers from vLLM's
+model folder.
 
 If vLLM downloads the model from the Hugging Face hub, there is no such folder to read.
 """
@@ -39,6 +40,16 @@ def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) ->
         settings = _read_json(Path(folder) / "generation_config.json")
     settings |= parse_object(flags.get("override-generation-config") or "{}")
     return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
+
+
+def read_num_layers(model: str | None) -> int | None:
+    """Return the number of layers of the model's text part, or None if it cannot be read."""
+    config = {} if model is None else _read_json(Path(model) / "config.json")
+    for part in (as_object(config.get("text_config")), config):
+        value = part.get("num_hidden_layers")
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
 def _template_in(config: Json) -> str | None:

@@ -7,33 +7,42 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import logging
+import shutil
 from pathlib import Path
 
 from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import ChildProcess
+from fakevllm_server.backends.vllm.adapters import Adapters, adapter_root
 from fakevllm_server.backends.vllm.capability_checks import training_refusal
-from fakevllm_server.backends.vllm.capability_probe import probe, write_report
+from fakevllm_server.backends.vllm.capability_probe import ServedModel, probe, write_report
 from fakevllm_server.backends.vllm.command import (
     KNOWN_VERSIONS,
     Install,
+    max_lora_rank,
     parse_flags,
     serve_command,
     serve_environment,
 )
 from fakevllm_server.backends.vllm.control_client import NO_ROUTE, ControlClient
-from fakevllm_server.backends.vllm.model_folder import read_chat_template, read_default_sampling
+from fakevllm_server.backends.vllm.known_prompt import known_prompt_ids, known_prompt_reply
+from fakevllm_server.backends.vllm.model_folder import (
+    read_chat_template,
+    read_default_sampling,
+    read_num_layers,
+)
 from fakevllm_server.backends.vllm.remote_url import base_url, host_and_port
 from fakevllm_server.backends.vllm.startup_errors import explain_startup_error
 from fakevllm_server.backends.vllm.watchdog import wait_until_hung
 from fakevllm_server.types.backend import BackendError, BackendRefused, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
 
 NO_POLICIES = (
     "vLLM serves one set of full weights: it cannot hold another version beside it, so only the "
-    "version that it serves can be sampled"
+    "version that it serves can be sampled. For jobs with lora_rank, it holds several as adapters"
 )
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
@@ -51,6 +60,12 @@ class VllmRollout:
         self._client: ControlClient | None = None
         self._socket: Path | None = None
         """Socket of the child process, or None for an external vLLM."""
+        self._served: ServedModel | None = None
+        """The model that vLLM serves, or None before the first launch."""
+        self._adapters: Adapters | None = None
+        """The adapters that vLLM holds; None if its own weights are replaced."""
+        self._known_prompt: list[int] | None = None
+        """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
         self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
@@ -74,9 +89,11 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace vLLM's weights. Before vLLM is paused for this, running calls have up to
-        `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the weights cannot be replaced.
-        After such a failure, the state depends on its cause:
+        """Replace the weights that vLLM serves. A vLLM with adapters goes on meanwhile.
+
+        In another vLLM, the weights themselves are replaced. Before vLLM is paused for this,
+        running calls have up to `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the
+        weights cannot be replaced. After such a failure, the state depends on its cause:
 
         * If vLLM could not be paused but still works, it continues with the old weights.
         * A child process that fails after the pause is ended, because its weights are unknown.
@@ -84,6 +101,8 @@ class VllmRollout:
           publish succeeds.
         """
         client = self._connected_client()
+        if self._adapters is not None:
+            return await self._adapters.serve(folder, version)
         async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
             try:
                 await self._push(client, folder, version)
@@ -92,17 +111,27 @@ class VllmRollout:
             self._is_changing, self._num_failed = False, 0
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        raise BackendRefused(NO_POLICIES)
+        await self._policy_holder().load_policy(name, folder, version)
 
     async def unload_policy(self, name: str) -> None:
-        raise BackendRefused(NO_POLICIES)
+        await self._policy_holder().unload_policy(name)
 
     async def policies(self) -> dict[str, int]:
-        return {}
+        return {} if self._adapters is None else dict(self._adapters.names.loaded)
 
-    async def probe(self) -> None:
-        """Return None. vLLM has `prompt_logprobs`, but no vLLM on a GPU has been compared with a
-        trainer yet, so it is not known whether every healthy vLLM keeps the limit."""
+    async def probe(self) -> ProbeReply | None:
+        """Return the log-probabilities of the known prompt. Return None if the model folder does
+        not name the number of layers, from which the limit of the difference follows. Raises
+        ActionFailed if vLLM does not report them."""
+        num_layers = read_num_layers(self._spec.model)
+        if num_layers is None:
+            return None
+        client, served = self._connected_client(), self._served
+        assert served is not None, "the model is known while vLLM is connected"
+        if self._known_prompt is None:
+            self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
+        name = self._gate.adapter or served.name
+        return await known_prompt_reply(client, name, self._known_prompt, num_layers)
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
@@ -149,6 +178,9 @@ class VllmRollout:
             self._client = None
         self._is_changing, self._num_failed = False, 0
         await self._process.close()
+        if self._adapters is not None:
+            self._adapters = None
+            await self._remove_adapter_files()
         if self._socket is not None:
             self._spec.remove_socket(self._socket)
             self._socket = None
@@ -161,10 +193,13 @@ class VllmRollout:
                 "vLLM %s is untested; tested versions are >=%s,<%s", install.version, low, high
             )
         template = read_chat_template(spec.model, parse_flags(spec.extra_args))
+        holds_adapters = max_lora_rank(spec) is not None
+        if holds_adapters:
+            await self._remove_adapter_files()
         self._socket = spec.new_socket()
         await self._process.start(
             serve_command(spec, install, self._socket, template),
-            serve_environment(spec.environment, install),
+            serve_environment(spec.environment, install, holds_adapters=holds_adapters),
         )
         self._client = ControlClient(CHILD_URL, self._socket, {})
         log_start = _size(spec.log_file)
@@ -198,7 +233,11 @@ class VllmRollout:
         template = read_chat_template(self._spec.model, flags)
         model, results = await probe(client, self._spec.served_model_name, template)
         write_report(results, self._spec.run_dir)
+        self._served, self._known_prompt = model, None
         self._gate = WeightGate()
+        rank = max_lora_rank(self._spec)
+        if rank is not None:
+            self._adapters = Adapters(client, self._gate, self._spec.run_dir, model.name, rank)
         return Endpoint(
             self._socket,
             url,
@@ -207,8 +246,21 @@ class VllmRollout:
             read_default_sampling(self._spec.model, flags),
             headers=headers,
             refusal=training_refusal(results),
+            holds_policies=rank is not None,
+            takes_adapters=rank is not None,
             gate=self._gate,
         )
+
+    def _policy_holder(self) -> Adapters:
+        if self._adapters is not None:
+            return self._adapters
+        if max_lora_rank(self._spec) is not None:
+            raise BackendError("vLLM is not running")
+        raise BackendRefused(NO_POLICIES)
+
+    async def _remove_adapter_files(self) -> None:
+        root = adapter_root(self._spec.run_dir)
+        await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
     async def _pause(self, client: ControlClient) -> None:
         """Pause vLLM. Raises BackendError if this fails. vLLM may be paused although the request

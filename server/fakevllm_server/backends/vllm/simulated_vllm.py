@@ -8,6 +8,8 @@ The simulation behaves as follows:
 * It reports the logprobs of its policy at the requested temperature.
 * Its weights are the text of the file `weights.txt` in the weights folder. This text is the content
   of every answer.
+* An adapter's answers are the text of its file `weights.txt`, if the environment variable
+  VLLM_ALLOW_RUNTIME_LORA_UPDATING is set and the folder has an adapter_config.json.
 * It samples nothing while it is paused.
 * After a failed reload of the weights, the content of every answer is the text HALF_LOADED.
 
@@ -25,6 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from fakevllm_server.backends.vllm.capability_checks import UPDATE_ROUTES
@@ -57,6 +60,7 @@ class Fault(StrEnum):
     DIES_IN_RELOAD = "dies-in-reload"
     SAMPLES_NOTHING = "samples-nothing"
     CACHE_STAYS = "cache-stays"
+    ADAPTERS_FAIL = "adapters-fail"
 
 
 class SimulatedVllm:
@@ -68,6 +72,8 @@ class SimulatedVllm:
         self.version: str | None = None
         self.control_requests: list[str] = []
         """Control routes in the order of their requests."""
+        self.adapters: dict[str, str] = {}
+        """The content of the answers of each loaded adapter, by name."""
         self._resumed = asyncio.Event()
         self._resumed.set()
 
@@ -81,8 +87,12 @@ class SimulatedVllm:
                 web.get("/v1/models", self._models),
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
             ]
         )
+        if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+            app.add_routes([web.post("/v1/load_lora_adapter", self._load_adapter)])
+            app.add_routes([web.post("/v1/unload_lora_adapter", self._unload_adapter)])
         if Fault.NO_DEV_MODE not in self.faults:
             app.add_routes([web.post(route, self._control) for route in UPDATE_ROUTES])
             app.add_routes([web.get("/is_paused", self._paused)])
@@ -116,7 +126,30 @@ class SimulatedVllm:
         await self._resumed.wait()
         if Fault.SAMPLES_NOTHING in self.faults:
             await asyncio.Event().wait()
-        return web.json_response(self._completion(body))
+        # vLLM writes no space after a colon or a comma.
+        return web.json_response(body=orjson.dumps(self._completion(body)))
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        body: Json = await request.json()
+        name, folder = body["lora_name"], Path(body["lora_path"])
+        if Fault.ADAPTERS_FAIL in self.faults:
+            return _server_error("expected target modules in ['q_proj']")
+        if name in self.adapters:
+            text = f"The lora adapter '{name}' has already been loaded."
+            return web.json_response({"error": {"message": text}}, status=400)
+        if not (folder / "adapter_config.json").is_file():
+            return web.json_response({"error": {"message": f"No adapter in {folder}"}}, status=404)
+        self.adapters[name] = _read_weights(folder)
+        return web.Response()
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        known = self.adapters.pop((await request.json())["lora_name"], None)
+        return web.Response(status=404 if known is None else 200)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        num_tokens = len((await request.json())["prompt"].split())
+        ids = [number % VOCABULARY for number in range(num_tokens)]
+        return web.json_response({"tokens": ids, "count": num_tokens})
 
     async def _control(self, request: web.Request) -> web.Response:
         self.control_requests.append(request.path.strip("/"))
@@ -157,14 +190,23 @@ class SimulatedVllm:
         return web.json_response({"results": [None]})
 
     def _completion(self, body: Json) -> Json:
+        name = body.get("model") or self.name
+        content = self.adapters.get(name, self.weights)
         num_tokens = min(4, int(body.get("max_tokens", 4)))
         ids = list(range(num_tokens))
-        choice: Json = {"index": 0, "message": {"role": "assistant", "content": self.weights}}
+        choice: Json = {"index": 0, "message": {"role": "assistant", "content": content}}
         choice |= {"finish_reason": "length", "logprobs": None, "token_ids": None}
         if body.get("logprobs") and Fault.NO_LOGPROBS not in self.faults:
             choice["logprobs"] = {"content": [self._logprob(token, body) for token in ids]}
+        if body.get("prompt_logprobs") and Fault.NO_LOGPROBS not in self.faults:
+            choice["prompt_logprobs"] = self._prompt_logprobs(body["prompt"])
         usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": num_tokens}
-        completion: Json = {"object": "chat.completion", "choices": [choice], "usage": usage}
+        completion: Json = {
+            "object": "chat.completion",
+            "model": name,
+            "choices": [choice],
+            "usage": usage,
+        }
         if body.get("return_token_ids") and Fault.NO_TOKEN_IDS not in self.faults:
             choice["token_ids"] = ids
             completion["prompt_token_ids"] = PROMPT_IDS
@@ -180,6 +222,11 @@ class SimulatedVllm:
             "logprob": logprobs[token],
             "top_logprobs": alternatives,
         }
+
+    def _prompt_logprobs(self, ids: list[int]) -> list[Json | None]:
+        """Return logprobs that depend on the weights, as those of a model do."""
+        logprobs = policy(1.0 + len(self.weights))
+        return [None, *({str(token): {"logprob": logprobs[token]}} for token in ids[1:])]
 
 
 def _server_error(message: str) -> web.Response:

@@ -43,6 +43,11 @@ STARTUP_ERRORS = (
         "the model folder has no readable *.safetensors: correct --model",
     ),
     (
+        r"does not support LoRA",
+        "vLLM cannot hold adapters for this model: --engine-arg=--no-enable-lora merges them into "
+        "the weights",
+    ),
+    (
         r"architectures? \[.*\].* (?:are|is) not supported|has no vLLM implementation",
         "this vLLM does not support the model's architecture: use another --model or another vLLM",
     ),

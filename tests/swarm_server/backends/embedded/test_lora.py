@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
-from fakevllm_server.types.backend import BackendError, Batch, LossSpec
+from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, LossSpec, PolicyName
 from fakevllm_server.types.sampling import Sampling
 
 
@@ -254,3 +255,24 @@ def test_sharing_prefixes_trains_the_same_adapters(tiny_folder: Path) -> None:
         moved.append(weights(trainer) - before)
     assert moved[0].norm() > 0
     assert (moved[0] - moved[1]).norm() < 1e-2 * moved[0].norm()
+
+
+@pytest.mark.parametrize("policy", ["trained", "reference"])
+def test_exported_adapters_give_peft_the_trainers_log_probabilities(
+    tiny_folder: Path, tmp_path: Path, policy: PolicyName
+) -> None:
+    trainer = trained(tiny_folder)
+    checkpoint.export_adapters(tmp_path, trainer, policy)
+    peft: Any = importlib.import_module("peft")
+    model = peft.PeftModel.from_pretrained(load(tiny_folder), tmp_path)
+    own = trainer.model if policy == "trained" else load(tiny_folder)
+    ids = list(IDS)
+    torch.testing.assert_close(
+        plain_logprobs(model, ids), plain_logprobs(own, ids), atol=1e-5, rtol=0
+    )
+
+
+def test_a_trainer_without_adapters_exports_none(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendRefused, match="has no adapters to publish"):
+        checkpoint.export_adapters(tmp_path / "new", new_trainer(tiny_folder), "trained")
+    assert not (tmp_path / "new").exists()

@@ -60,9 +60,16 @@ async def child(
     monkeypatch.setattr(rollout, "find_install", lambda: Install("0.27.1"))
     rollouts: list[VllmRollout] = []
 
-    def create(*faults: str) -> VllmRollout:
+    def create(*faults: str, lora_rank: int = 0) -> VllmRollout:
         arguments = [part for fault in faults for part in ("--fault", fault)]
-        spec = EngineSpec("vllm", tmp_path, str(tmp_path), "simulated", extra_args=arguments)
+        spec = EngineSpec(
+            "vllm",
+            tmp_path,
+            str(tmp_path),
+            "simulated",
+            extra_args=arguments,
+            lora_rank=lora_rank,
+        )
         rollouts.append(VllmRollout(spec))
         return rollouts[-1]
 

@@ -37,6 +37,12 @@ class Greedy:
             greedy = self._model(ids).logits[0, len(prompt_ids) - 1 : -1].argmax(-1)
         return [int(choice) == token for choice, token in zip(greedy, response_ids, strict=True)]
 
+    def log_probs(self, ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token after the first."""
+        with torch.inference_mode():
+            log_probs = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return [float(log_probs[index, token]) for index, token in enumerate(ids[1:])]
+
 
 def save_perturbed_model(folder: Path, seed: int) -> Path:
     """Save the demo model with random changes of its weights, and return the folder."""

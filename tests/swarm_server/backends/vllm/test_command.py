@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.vllm import command as module
 from fakevllm_server.backends.vllm.command import (
+    MAX_ADAPTERS,
+    NUM_CACHED_ADAPTERS,
     Install,
     job_arguments,
+    max_lora_rank,
     parse_flags,
     serve_command,
     serve_environment,
@@ -30,6 +35,7 @@ def vllm_arguments(
     model: str | None = "m",
     job: TrainJob | None = None,
     media_domains: tuple[str, ...] = (),
+    lora_rank: int = 0,
 ) -> list[str]:
     """Return the arguments after `vllm serve`."""
     spec = EngineSpec(
@@ -41,6 +47,7 @@ def vllm_arguments(
         extra_args=arguments,
         job_args=job_arguments(job or TrainJob()),
         media_domains=media_domains,
+        lora_rank=lora_rank,
     )
     whole_command = serve_command(spec, install, Path("s"), template)
     assert whole_command[: len(module.SUPERVISOR)] == list(module.SUPERVISOR)
@@ -207,3 +214,36 @@ def test_the_next_flag_is_not_the_value_of_a_flag() -> None:
 )
 def test_only_versions_in_the_range_are_known(version: str, is_known: bool) -> None:
     assert Install(version).is_known == is_known
+
+
+def test_a_vllm_for_a_job_with_adapters_holds_several_of_them() -> None:
+    command = vllm_arguments(lora_rank=9)
+    assert command[-9:] == [
+        *("--enable-lora", "--max-lora-rank", "16"),
+        *("--max-loras", str(MAX_ADAPTERS), "--max-cpu-loras", str(NUM_CACHED_ADAPTERS)),
+        *("--api-server-count", "1"),
+    ]
+    assert MAX_POLICIES + 1 < MAX_ADAPTERS < NUM_CACHED_ADAPTERS
+    environment = serve_environment({}, GPU, holds_adapters=True)
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment({}, GPU)
+
+
+@pytest.mark.parametrize(("lora_rank", "arguments"), [(600, ()), (8, ("--no-enable-lora",))])
+def test_adapters_that_vllm_cannot_or_must_not_hold_are_merged(
+    lora_rank: int, arguments: tuple[str, ...]
+) -> None:
+    command = vllm_arguments(*arguments, lora_rank=lora_rank)
+    assert "--enable-lora" not in command and "--max-loras" not in command
+
+
+def test_a_vllm_of_the_user_gets_merged_weights() -> None:
+    spec = EngineSpec("vllm", Path("."), "m", "served", lora_rank=8)
+    assert max_lora_rank(spec) == 8
+    assert max_lora_rank(replace(spec, url="http://127.0.0.1:8001")) is None
+
+
+def test_adapters_of_the_user_are_refused_because_weights_could_not_be_replaced() -> None:
+    for flag in ("--enable-lora", "--enable_lora"):
+        with pytest.raises(BackendRefused, match="remove it; the server adds it for jobs with"):
+            vllm_arguments(flag, lora_rank=8)

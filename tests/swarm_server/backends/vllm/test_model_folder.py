@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.vllm.model_folder import read_chat_template, read_default_sampling
+from fakevllm_server.backends.vllm.model_folder import (
+    read_chat_template,
+    read_default_sampling,
+    read_num_layers,
+)
 
 GENERATION = {"temperature": 0.6, "top_k": 20, "eos_token_id": 2, "do_sample": True}
 
@@ -60,3 +64,19 @@ def test_a_template_of_the_user_wins_as_a_file_or_as_text(folder: Path) -> None:
     (folder / "own.jinja").write_text("own")
     assert read_chat_template(str(folder), {"chat-template": str(folder / "own.jinja")}) == "own"
     assert read_chat_template(str(folder), {"chat-template": "{{ messages }}"}) == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("config", "num_layers"),
+    [
+        ({"num_hidden_layers": 4}, 4),
+        ({"num_hidden_layers": 4, "text_config": {"num_hidden_layers": 9}}, 9),
+        ({"n_layer": 4}, None),
+    ],
+)
+def test_the_number_of_layers_is_that_of_the_models_text_part(
+    folder: Path, config: object, num_layers: int | None
+) -> None:
+    assert read_num_layers(str(folder)) is read_num_layers(None) is None
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_num_layers(str(folder)) == num_layers

@@ -24,8 +24,10 @@ from swarm_server.backends.vllm.processes import api_process, is_supervisor, liv
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.vllm import rollout as rollout_module
 from fakevllm_server.backends.vllm.rollout import VllmRollout
+from fakevllm_server.training.weight_probe import compare
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import MAX_TOKENS
 
 pytestmark = [
     pytest.mark.real,
@@ -150,6 +152,26 @@ async def test_after_a_push_the_answers_are_those_of_transformers_with_the_new_w
                 answers.append(answer.ids)
     assert answers[:3] != answers[3:6] != answers[6:9]
     assert answers[:3] == answers[9:]
+
+
+async def test_the_known_prompt_shows_stale_weights_and_no_rounding(
+    engines: Engines, folders: list[Path]
+) -> None:
+    await engines.up()
+    assert engines.rollout is not None
+    await engines.push(folders[0])
+    reply = await engines.rollout.probe()
+    assert reply is not None and len(reply.ids) == MAX_TOKENS
+    same, other = [compare(reply, Greedy(folder).log_probs(reply.ids)) for folder in folders]
+    assert same is not None and same.is_same and same.difference < 1e-4
+    assert other is not None and not other.is_same
+    await engines.push(folders[1])
+    again = await engines.rollout.probe()
+    assert again is not None
+    now, before = [compare(again, Greedy(folder).log_probs(reply.ids)) for folder in folders[::-1]]
+    assert now is not None and now.difference < 1e-4
+    assert before is not None and not before.is_same
+    print(f"the same weights: {same}; other weights: {other}")
 
 
 async def count_started(session: aiohttp.ClientSession) -> int:

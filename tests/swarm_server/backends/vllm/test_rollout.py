@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from swarm_server.backends.vllm.rollouts import ExternalVllm, complete
 from fakevllm_server.backends.vllm import watchdog
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.backends.vllm.simulated_vllm import KEY, MAX_MODEL_LEN, Fault, SimulatedVllm
-from fakevllm_server.types.backend import BackendError, BackendRefused
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import ProbeReply
 
 pytestmark = pytest.mark.usefixtures("short_drain")
 
@@ -113,6 +115,40 @@ async def test_a_completion_that_fails_once_at_the_launch_is_not_a_lasting_refus
             await vllm.launch()
         assert not isinstance(failure.value, BackendRefused)
         assert (await vllm.launch()).refusal is None
+
+
+async def test_the_known_prompt_is_requested_from_a_model_whose_number_of_layers_is_known(
+    external_vllm: ExternalVllm, tmp_path: Path, weights: Path
+) -> None:
+    async with external_vllm() as (vllm, engine):
+        assert await _probe_with(vllm, None) is None
+        (tmp_path / "config.json").write_text('{"num_hidden_layers": 3}')
+        first = await _probe_with(vllm, tmp_path)
+        assert first is not None and (first.dtype, first.num_layers) == ("bfloat16", 3)
+        assert len(first.log_probs) == len(first.ids) - 1 > 0
+        await vllm.load_weights(weights, 1)
+        assert engine.weights == "trained"
+        changed = await vllm.probe()
+        assert changed is not None and changed.ids == first.ids
+        assert list(changed.log_probs) != list(first.log_probs)
+
+
+async def test_a_vllm_that_reports_no_prompt_logprobs_fails_the_probe_and_not_the_engine(
+    external_vllm: ExternalVllm, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 3}')
+    async with external_vllm(Fault.NO_LOGPROBS) as (vllm, _):
+        with pytest.raises(ActionFailed, match="reports 0 prompt_logprobs for"):
+            await _probe_with(vllm, tmp_path)
+        assert await vllm.health()
+
+
+async def _probe_with(vllm: VllmRollout, model: Path | None) -> ProbeReply | None:
+    """Probe a vLLM whose model folder is `model`."""
+    spec = vllm._spec  # pyright: ignore[reportPrivateUsage]
+    vllm._spec = replace(spec, model=model and str(model))  # pyright: ignore[reportPrivateUsage]
+    await vllm.launch()
+    return await vllm.probe()
 
 
 async def test_a_route_that_fails_at_the_launch_does_not_count_as_missing(

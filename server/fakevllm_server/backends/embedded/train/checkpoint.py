@@ -27,8 +27,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from fakevllm_server.backends.embedded.lora import LoraSettings, fingerprint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
-from fakevllm_server.types.backend import BackendError
+from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, named_weights
+from fakevllm_server.types.backend import BackendError, BackendRefused, PolicyName
 
 WEIGHT_FILES = (
     "*.safetensors",
@@ -39,6 +39,8 @@ WEIGHT_FILES = (
     "*.pth",
     "*.gguf",
 )
+PEFT_PREFIX = "base_model.model."
+"""Prefix of each weight's name in a folder that peft has written."""
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
@@ -111,6 +113,39 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     if generation.is_file():
         shutil.copyfile(generation, folder / generation.name)
     _write_dtype(folder, dtype)
+
+
+def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) -> None:
+    """Write the adapters to a folder in the layout of the peft library, as float32: the trained
+    ones, or for `reference` adapters that change nothing. Raises BackendRefused if the trainer has
+    no adapters."""
+    lora = trainer.lora
+    if lora is None:
+        raise BackendRefused(
+            "the trainer has no adapters to publish: set lora_rank as the run began, or choose "
+            "another --run-dir"
+        )
+    tensors: dict[str, Tensor] = {}
+    for layer, adapter in adapters_of(trainer.model).items():
+        (name,) = adapter.active_adapters
+        a, b = adapter.lora_A[name].weight, adapter.lora_B[name].weight
+        tensors[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = a
+        tensors[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (
+            b if policy == "trained" else torch.zeros_like(b)
+        )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(adapters_of(trainer.model)),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: tensor.to("cpu", torch.float32) for name, tensor in _detached(tensors).items()}
+    save_file(own, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
 
 
 def copy_model_files(source: Path, folder: Path, dtype: torch.dtype) -> None:

@@ -75,6 +75,9 @@ class StandaloneTrainer:
         model = self._trainer.model
         await self._thread.run(lambda: checkpoint.export(folder, model, self._dtype, self._folder))
 
+    async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        await self._thread.run(lambda: checkpoint.export_adapters(folder, self._trainer, policy))
+
     async def save(self, folder: Path) -> None:
         await self._thread.run(lambda: checkpoint.save(folder, self._trainer, self._rng))
 

@@ -1,0 +1,194 @@
+"""The weights that a vLLM with `--enable-lora` holds: one LoRA adapter for each version.
+
+Calls select an adapter by its name, `policy-N` for version N. The served weights are an adapter
+too, also at version 0, where the adapter changes nothing: beside adapters, vLLM on a CPU computes
+the model itself wrongly. Four rules follow from how vLLM works:
+
+* A name is never given to other weights, because vLLM's prefix cache knows an adapter by its name.
+* An adapter's files stay as long as a call may use it: vLLM may read them again at any time, and
+  dies if they are gone.
+* The served weights change without a pause: running calls end with the adapter with which they
+  began.
+* vLLM's own weights are never replaced. It could not answer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from fakevllm_adapters.protocol.policy_names import policy_name
+from fakevllm_server.backends.http.policies import PolicyNames
+from fakevllm_server.backends.vllm.control_client import RELOAD_TIMEOUT_S, ControlClient
+from fakevllm_server.backends.vllm.response import VllmResponse, parse_object
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
+from fakevllm_server.types.weight_versions import CallStamp, WeightGate
+
+log = logging.getLogger("fakevllm.server")
+
+FOLDER_NAME = "engine-adapters"
+"""Folder in the run directory with the files of the loaded adapters. It is deleted when vLLM has
+ended, and when the next one is started."""
+CONFIG_FILE = "adapter_config.json"
+MERGED_INSTEAD = "with --engine-arg=--no-enable-lora vLLM gets the adapters merged into the weights"
+_ALREADY_LOADED = "has already been loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """An adapter that is not needed any more."""
+
+    name: str
+    folder: Path
+    calls: frozenset[CallStamp]
+    """The calls that ran when it was last needed. Its files stay until they have ended."""
+    is_loaded: bool
+    """Whether vLLM still knows the name, because a call may be about to be sent with it."""
+
+
+class Adapters:
+    """The adapters of one running vLLM. Changes are made one after another."""
+
+    def __init__(
+        self, client: ControlClient, gate: WeightGate, run_dir: Path, model_name: str, max_rank: int
+    ) -> None:
+        """Create the list of adapters, which is empty. `model_name` is the name of vLLM's model,
+        and `max_rank` is the highest rank that vLLM takes."""
+        self._client = client
+        self._gate = gate
+        self._max_rank = max_rank
+        self._root = adapter_root(run_dir)
+        self._lock = asyncio.Lock()
+        self._numbers = count()
+        self._loaded: dict[str, Path] = {}
+        """Folders of the adapters that vLLM knows, by name."""
+        self._leaving: list[_Leaving] = []
+        self.names = PolicyNames(model_name)
+        """The policies, which were loaded by `load_policy`."""
+
+    async def serve(self, folder: Path, version: int) -> None:
+        """Serve the adapters in `folder` as `version` from now on. If they cannot be loaded, the
+        adapters before them are served on.
+
+        Raises BackendRefused if vLLM cannot hold adapters of this kind, and BackendError for all
+        other failures.
+        """
+        name = policy_name(version)
+        async with self._lock:
+            await self._remove_unused()
+            if name not in self._loaded:
+                try:
+                    await self._load(name, folder)
+                except ActionFailed as failure:
+                    if self._gate.adapter is None:  # nothing was ever served: it is no accident
+                        raise BackendRefused(f"{failure}; {MERGED_INSTEAD}") from None
+                    raise
+            previous = self._gate.adapter
+            self._gate.serve_adapter(name, version)
+            if previous is not None and previous != name and not self._is_needed(previous):
+                self._leave(previous, is_loaded=True)
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        """Hold the adapters in `folder` as the policy `name`. Raises ActionFailed if they cannot be
+        loaded or the name stands for another version."""
+        async with self._lock:
+            await self._remove_unused()
+            if self._gate.adapter is None:
+                raise ActionFailed(
+                    "vLLM serves the model without adapters, beside which it can hold none: see "
+                    "the server's log for why nothing is trained"
+                )
+            try:
+                is_new = self.names.check(name, version)
+            except ValueError as error:
+                raise ActionFailed(str(error)) from None
+            if is_new and name not in self._loaded:
+                await self._load(name, folder)
+            self.names.add(name, version)
+
+    async def unload_policy(self, name: str) -> None:
+        """Remove a policy. Its running calls end normally."""
+        async with self._lock:
+            self.names.remove(name)
+            is_leaving = any(one.name == name and one.is_loaded for one in self._leaving)
+            if name in self._loaded and not self._is_needed(name) and not is_leaving:
+                await self._unload(name)
+                self._leave(name, is_loaded=False)
+            await self._remove_unused()
+
+    async def _load(self, name: str, folder: Path) -> None:
+        self._check_rank(await asyncio.to_thread(_read_text, folder / CONFIG_FILE), folder)
+        own = self._root / f"{name}-{next(self._numbers)}"
+        try:
+            await asyncio.to_thread(shutil.copytree, folder, own)
+        except OSError as error:
+            await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
+            raise BackendError(f"the adapters in {folder} cannot be copied: {error}") from None
+        response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
+        if response.status == 0:  # it may have taken them
+            response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
+        if not response.is_ok and _ALREADY_LOADED not in response.detail:
+            await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
+            if response.status == 0:
+                raise BackendError(f"vLLM did not respond to an adapter: {response.detail}")
+            raise ActionFailed(f"vLLM did not take the adapters {name}: {response.detail}")
+        self._loaded[name] = own
+
+    def _check_rank(self, config: str | None, folder: Path) -> None:
+        rank = parse_object(config or "").get("r")
+        if not isinstance(rank, int):
+            raise ActionFailed(f"the folder {folder} has no LoRA adapters")
+        if rank > self._max_rank:
+            raise ActionFailed(
+                f"the adapters have rank {rank}, and vLLM was started for {self._max_rank}: set "
+                "lora_rank as the run began"
+            )
+
+    async def _unload(self, name: str) -> None:
+        response = await self._post("unload", {"lora_name": name})
+        if not response.is_ok and response.status != 404:
+            raise ActionFailed(f"vLLM did not unload {name}: {response.detail}")
+
+    async def _post(self, action: str, body: dict[str, str]) -> VllmResponse:
+        return await self._client.post(f"/v1/{action}_lora_adapter", body, RELOAD_TIMEOUT_S)
+
+    def _is_needed(self, name: str) -> bool:
+        return name == self._gate.adapter or name in self.names.loaded
+
+    def _leave(self, name: str, *, is_loaded: bool) -> None:
+        folder = self._loaded[name] if is_loaded else self._loaded.pop(name)
+        self._leaving.append(_Leaving(name, folder, self._gate.running, is_loaded))
+
+    async def _remove_unused(self) -> None:
+        """Unload the adapters that no call can use any more, and delete their files."""
+        running = self._gate.running
+        leaving, self._leaving = self._leaving, []
+        for one in leaving:
+            if one.is_loaded and self._is_needed(one.name):
+                continue
+            if one.calls & running:
+                self._leaving.append(one)
+                continue
+            if one.is_loaded:
+                try:
+                    await self._unload(one.name)
+                except ActionFailed as failure:  # isolated: it costs only memory
+                    log.warning("%s", failure)
+                self._loaded.pop(one.name, None)
+            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+
+
+def adapter_root(run_dir: Path) -> Path:
+    """Return the folder for the files of the loaded adapters. vLLM needs an absolute path."""
+    return run_dir.resolve() / FOLDER_NAME
+
+
+def _read_text(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except (OSError, ValueError):
+        return None

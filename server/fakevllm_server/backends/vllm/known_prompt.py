@@ -1,0 +1,69 @@
+"""Ask vLLM for the log-probabilities of the known prompt, under the weights that it serves."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from fakevllm_server.backends.vllm.control_client import ControlClient
+from fakevllm_server.backends.vllm.response import Json, VllmResponse, as_list, as_object
+from fakevllm_server.types.backend import ActionFailed
+from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeReply
+
+TIMEOUT_S = 60.0
+"""Timeout of each request. The known prompt waits in vLLM's queue like any other."""
+ASSUMED_DTYPE = "bfloat16"
+"""The type with the largest rounding errors in which an unquantized vLLM computes. Its own type is
+not asked for, because the trainer's may be coarser: the two are different engines."""
+
+
+async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int) -> list[int]:
+    """Return the token ids of the known prompt. The prompt leaves room for one sampled token.
+
+    Raises ActionFailed if vLLM cannot tokenize it.
+    """
+    body = {"model": model, "prompt": KNOWN_PROMPT, "add_special_tokens": True}
+    response = await client.post("/tokenize", body, TIMEOUT_S)
+    ids = [int(token) for token in as_list(_checked(response).json.get("tokens"))]
+    return ids[: min(MAX_TOKENS, max_model_len - 1)]
+
+
+async def known_prompt_reply(
+    client: ControlClient, model: str, ids: Sequence[int], num_layers: int
+) -> ProbeReply:
+    """Return the log-probabilities of the known prompt, whose token ids are `ids`. They are those
+    at temperature 1, whatever vLLM's own defaults are.
+
+    Raises ActionFailed if vLLM does not report them.
+    """
+    body: Json = {
+        "model": model,
+        "prompt": list(ids),
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "prompt_logprobs": 1,
+        # vLLM computes a prompt with `prompt_logprobs` anew. The salt makes sure of it: with a salt
+        # that was never used, no cached keys and values fit, and so none of earlier weights.
+        "cache_salt": secrets.token_hex(16),
+    }
+    response = await client.post("/v1/completions", body, TIMEOUT_S)
+    choices = as_list(_checked(response).json.get("choices"))
+    entries = as_list(as_object(choices[0] if choices else None).get("prompt_logprobs"))
+    if len(entries) != len(ids):
+        raise ActionFailed(f"vLLM reports {len(entries)} prompt_logprobs for {len(ids)} tokens")
+    log_probs = [_log_prob(entry, token) for entry, token in zip(entries[1:], ids[1:], strict=True)]
+    return ProbeReply(ids, log_probs, ASSUMED_DTYPE, num_layers)
+
+
+def _log_prob(entry: Any, token: int) -> float:
+    value = as_object(as_object(entry).get(str(token))).get("logprob")
+    if not isinstance(value, int | float):
+        raise ActionFailed(f"vLLM reports no log-probability of token {token} in a prompt")
+    return float(value)
+
+
+def _checked(response: VllmResponse) -> VllmResponse:
+    if not response.is_ok:
+        raise ActionFailed(f"vLLM did not answer a known prompt: {response.detail}")
+    return response

@@ -1,0 +1,75 @@
+"""Send calls of the served weights to the engine's newest adapter, and show the model's name in the
+answers.
+
+An engine that holds LoRA adapters knows the served weights by the name of an adapter, which changes
+with each version. Apps know them by the name of the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterName:
+    """The names of the served weights: `model` for apps, and `adapter` at the engine."""
+
+    model: str
+    adapter: str
+
+    def request(self, body: Json) -> Json | None:
+        """Return a request body with the adapter's name. Return None if the request names other
+        weights. A request that names none is meant for the served weights."""
+        if body.get("model") not in (None, "", self.model):
+            return None
+        return body | {"model": self.adapter}
+
+    def raw_request(self, raw: bytes) -> bytes | None:
+        """Return the bytes of a request body with the adapter's name. Return None if the request
+        names other weights or is not a JSON object."""
+        try:
+            # orjson would turn integers beyond 64 bits into floats.
+            parsed: Any = json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+        body = self.request(cast(Json, parsed)) if isinstance(parsed, dict) else None
+        return None if body is None else json.dumps(body).encode()
+
+    async def answer(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks of the engine's answer, with the model's name in place of the adapter's.
+
+        Only these bytes change. Texts of the model cannot contain them, because quotes within a
+        JSON string are escaped.
+        """
+        old, new = _field(self.adapter), _field(self.model)
+        rest = b""
+        async for chunk in chunks:
+            ready = (rest + chunk).replace(old, new)
+            end = len(ready) - _num_begun(ready, old)
+            ready, rest = ready[:end], ready[end:]
+            if ready:
+                yield ready
+        if rest:
+            yield rest
+
+
+def _field(name: str) -> bytes:
+    """Return the field as vLLM writes it."""
+    return b'"model":' + orjson.dumps(name)
+
+
+def _num_begun(data: bytes, pattern: bytes) -> int:
+    """Return how many of the last bytes may be the beginning of `pattern`.
+
+    >>> _num_begun(b'{"id":1,"mod', b'"model":"a"')
+    4
+    """
+    sizes = range(min(len(pattern) - 1, len(data)), 0, -1)
+    return next((size for size in sizes if data.endswith(pattern[:size])), 0)

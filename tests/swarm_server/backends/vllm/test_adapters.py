@@ -1,0 +1,159 @@
+"""A vLLM that holds each version as a LoRA adapter. The vLLM is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from contract.rollouts import SentAnswer
+
+from fakevllm_server.backends.vllm.adapters import CONFIG_FILE, adapter_root
+from fakevllm_server.backends.vllm.rollout import VllmRollout
+from fakevllm_server.backends.vllm.simulated_vllm import WEIGHTS_FILE, Fault
+from fakevllm_server.rollout.engine_client import EngineClient
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused, Endpoint
+
+Child = Callable[..., VllmRollout]
+Weights = Callable[..., Path]
+RANK = 8
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> Weights:
+    """Write a folder with adapters, whose answers are a text."""
+
+    def write(text: str, rank: int = RANK) -> Path:
+        folder = tmp_path / f"exported {text}"
+        folder.mkdir()
+        (folder / CONFIG_FILE).write_text(json.dumps({"r": rank}))
+        (folder / WEIGHTS_FILE).write_text(text)
+        return folder
+
+    return write
+
+
+async def answer(endpoint: Endpoint, model: str | None = "simulated") -> tuple[str, str]:
+    """Return the model's name and the content of an answer, through the server's client."""
+    client, sent = EngineClient(endpoint), SentAnswer()
+    body = {"messages": []} | ({} if model is None else {"model": model})
+    try:
+        async with endpoint.gate.call():
+            await client.relay("POST", "/v1/chat/completions", orjson.dumps(body), {}, sent)
+    finally:
+        await client.close()
+    reply = orjson.loads(sent.body)
+    return reply["model"], reply["choices"][0]["message"]["content"]
+
+
+def stored(folder: Path) -> list[str]:
+    """Return the texts of the adapters whose files are kept for vLLM."""
+    return sorted(file.read_text() for file in adapter_root(folder).glob(f"*/{WEIGHTS_FILE}"))
+
+
+async def test_the_models_name_selects_the_newest_version_and_is_shown(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    endpoint = await vllm.launch()
+    assert endpoint.holds_policies and endpoint.takes_adapters and endpoint.refusal is None
+    for version, text in enumerate(("zero", "one")):
+        await vllm.load_weights(adapters(text), version)
+        assert endpoint.gate.version == version
+        for name in ("simulated", "", None):
+            assert await answer(endpoint, name) == ("simulated", text)
+    assert await answer(endpoint, "policy-1") == ("policy-1", "one")
+    assert await vllm.policies() == {}
+    await vllm.close()
+    assert stored(tmp_path) == []
+
+
+async def test_a_running_call_keeps_its_adapter_and_its_files(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    endpoint = await vllm.launch()
+    await vllm.load_weights(adapters("zero"), 0)
+    async with endpoint.gate.call() as stamp:
+        await vllm.load_weights(adapters("one"), 1)
+        await vllm.load_weights(adapters("two"), 2)
+        assert stamp.versions == [0, 1, 2] and stamp.known_version is None
+        assert await answer(endpoint, "policy-0") == ("policy-0", "zero")
+        assert "zero" in stored(tmp_path)
+    await vllm.load_weights(adapters("three"), 3)
+    await vllm.load_weights(adapters("four"), 4)
+    assert stored(tmp_path) == ["four", "three"]
+    assert await answer(endpoint, "policy-0") == ("policy-0", "untrained")  # an unknown name
+
+
+async def test_policies_are_held_beside_the_served_version(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    endpoint = await vllm.launch()
+    await vllm.load_weights(adapters("one"), 1)
+    await vllm.load_policy("policy-0", adapters("zero"), 0)
+    await vllm.load_policy("policy-1", tmp_path, 1)  # it is served, so no file is read
+    await vllm.load_weights(adapters("two"), 2)
+    assert await vllm.policies() == {"policy-0": 0, "policy-1": 1}
+    expected = {"policy-0": "zero", "policy-1": "one", "simulated": "two"}
+    assert {name: (await answer(endpoint, name))[1] for name in expected} == expected
+    with pytest.raises(ActionFailed, match="stands for version 1"):
+        await vllm.load_policy("policy-1", tmp_path, 3)
+    for name in ("policy-0", "policy-1", "policy-1"):
+        await vllm.unload_policy(name)
+    assert await vllm.policies() == {} and stored(tmp_path) == ["two"]
+
+
+async def test_the_served_version_outlives_its_policy(child: Child, adapters: Weights) -> None:
+    vllm = child(lora_rank=RANK)
+    endpoint = await vllm.launch()
+    await vllm.load_weights(adapters("one"), 1)
+    await vllm.load_policy("policy-1", adapters("unused"), 1)
+    await vllm.unload_policy("policy-1")
+    assert await answer(endpoint) == ("simulated", "one")
+
+
+async def test_after_a_restart_no_adapter_is_left_and_all_can_be_loaded_again(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    await vllm.launch()
+    one = adapters("one")
+    await vllm.load_weights(one, 1)
+    await vllm.load_policy("policy-0", adapters("zero"), 0)
+    await vllm.close()
+    with pytest.raises(BackendError, match="vLLM is not running"):
+        await vllm.load_policy("policy-0", one, 0)
+    endpoint = await vllm.launch()
+    assert await vllm.policies() == {} and stored(tmp_path) == []
+    await vllm.load_weights(one, 1)
+    assert await answer(endpoint) == ("simulated", "one")
+
+
+async def test_adapters_that_vllm_cannot_hold_are_refused_with_the_flag_that_merges_them(
+    child: Child, adapters: Weights
+) -> None:
+    vllm = child(Fault.ADAPTERS_FAIL, lora_rank=RANK)
+    await vllm.launch()
+    with pytest.raises(BackendRefused, match=r"target modules.*--no-enable-lora"):
+        await vllm.load_weights(adapters("one"), 1)
+    with pytest.raises(ActionFailed, match="serves the model without adapters"):
+        await vllm.load_policy("policy-0", adapters("zero"), 0)
+
+
+async def test_after_a_failed_load_the_weights_before_it_are_served_on(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    endpoint = await vllm.launch()
+    await vllm.load_weights(adapters("one"), 1)
+    for folder, problem in (
+        (adapters("wide", rank=16), "have rank 16, and vLLM was started for 8"),
+        (tmp_path / "nowhere", "has no LoRA adapters"),
+    ):
+        with pytest.raises(ActionFailed, match=problem):
+            await vllm.load_weights(folder, 2)
+        assert endpoint.gate.version == 1 and await answer(endpoint) == ("simulated", "one")
