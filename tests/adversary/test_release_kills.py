@@ -30,9 +30,9 @@ GATED = """
 mode = "gated"
 canary_share = 0.5
 eval_dataset = "{rows}"
-evaluate_every = 3
+evaluate_every = 4
 eval_samples = 2
-margin = 0.2
+margin = 0.1
 alpha = 0.4
 """
 """Settings with which a verdict needs few rows."""
