@@ -69,9 +69,10 @@ def test_versions_of_a_job_with_adapters_answer_side_by_side_in_vllm(
     for version in reversed(versions):
         again = greedy_logprobs(server, loaded(server, version))
         assert again == pytest.approx(before[version], abs=1e-4)
-    # Only the first agreement of vLLM and the trainer is logged, and each difference.
-    (agreed,) = [line for line in server.log.splitlines() if "of a known prompt" in line]
-    assert " INFO " in agreed and "version 0: " in agreed
+    for field in ("prompt_logprobs", "echo"):
+        body = {"model": "demo", "prompt": "2 + 2 =", "logprobs": 1, field: 1}
+        refusal = httpx.post(f"{server.url}/v1/completions", json=body, timeout=100)
+        assert refusal.status_code == 400 and "holds adapters" in refusal.text
     query = "SELECT COUNT(*) FROM calls WHERE untrainable IS NOT NULL"
     assert rows(proxy, query)[0][0] == 0
 
