@@ -371,7 +371,7 @@ async def test_a_call_of_the_served_weights_is_sent_to_their_adapter_and_shows_t
         endpoint = state.engine_client.endpoint
         endpoint.gate.serve_adapter("policy-17", 17)
         call = await AppCall(state, {"model": endpoint.model_name}).answered()
-        assert orjson.loads(engine.bodies[0])["model"] == "policy-17"
+        assert engine.bodies[0]["model"] == "policy-17"
         assert call.status == 200 and call.json["model"] == endpoint.model_name
 
 

@@ -273,9 +273,12 @@ def _check_prompt_logprobs(state: ServerState, body: Json | None) -> None:
     client = state.engine_client
     if body is None or client is None or not client.endpoint.takes_adapters:
         return
-    for field in ("prompt_logprobs", "echo"):
-        is_set = body.get(field) not in (None, False)
-        if is_set and (field != "echo" or body.get("logprobs") is not None):
+    requested = {
+        "prompt_logprobs": body.get("prompt_logprobs") is not None,
+        "echo": bool(body.get("echo")) and body.get("logprobs") is not None,
+    }
+    for field, is_requested in requested.items():
+        if is_requested:
             raise bad_request(
                 f"`{field}` is not supported here: a vLLM that holds adapters cannot report "
                 "log-probabilities of a prompt.",
