@@ -16,10 +16,11 @@ import pytest
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, Processes, wait_until
-from tests.e2e.test_real_engines import READY_TIMEOUT_S, vllm_processes
+from tests.e2e.test_real_engines import vllm_processes
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
 
+READY_TIMEOUT_S = 400.0
 CONFIG = """[job]
 batch_size = 1
 num_repeat = 4
