@@ -424,6 +424,9 @@ async def test_weights_that_are_loaded_again_give_the_same_answer(rig: Rig) -> N
 async def test_the_known_prompt_tells_which_weights_an_engine_has(rig: Rig) -> None:
     await rig.rollout.load_weights(rig.folders[0], 14)
     first = await rig.rollout.probe()
+    if rig.name == "vllm_lora":
+        assert first is None, "beside other requests, vLLM would die of this one"
+        return
     assert first is not None and len(first.log_probs) == len(first.ids) - 1 > 0
     assert first.num_layers > 0
     # vLLM's floating-point sums depend on the other requests of a batch.

@@ -338,6 +338,43 @@ async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
         await state.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/chat/completions", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "hi", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "hi", "echo": True, "logprobs": 0}, "echo"),
+        ("/v1/completions", {"prompt": "hi", "echo": True}, None),
+        ("/v1/completions", {"prompt": "hi", "logprobs": 1}, None),
+    ],
+)
+async def test_a_vllm_with_adapters_gets_no_request_for_logprobs_of_a_prompt(
+    tmp_path: Path, path: str, fields: dict[str, Any], field: str | None
+) -> None:
+    async with running(tmp_path, answers_whole, takes_adapters=True) as (state, engine):
+        answer = await AppCall(state, fields, path=path).answered()
+        assert answer.status == (200 if field is None else 400)
+        assert len(engine.bodies) == (field is None)
+        assert field is None or answer.json["error"]["param"] == field
+    async with running(tmp_path, answers_whole) as (state, engine):
+        assert (await AppCall(state, fields, path=path).answered()).status == 200
+
+
+async def test_a_call_of_the_served_weights_is_sent_to_their_adapter_and_shows_the_models_name(
+    tmp_path: Path,
+) -> None:
+    def named(model: str) -> bytes:
+        return orjson.dumps({"model": model, "choices": []})
+
+    async with running(tmp_path, answers(200, named("policy-17"))) as (state, engine):
+        assert state.engine_client is not None
+        endpoint = state.engine_client.endpoint
+        endpoint.gate.serve_adapter("policy-17", 17)
+        call = await AppCall(state, {"model": endpoint.model_name}).answered()
+        assert engine.bodies[0]["model"] == "policy-17"
+        assert call.status == 200 and call.json["model"] == endpoint.model_name
+
+
 @pytest.mark.parametrize("depth", [300, 2000, 100_000])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
 async def test_a_deeply_nested_body_whose_media_urls_the_server_cannot_read_is_refused(

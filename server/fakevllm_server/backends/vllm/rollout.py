@@ -120,18 +120,21 @@ class VllmRollout:
         return {} if self._adapters is None else dict(self._adapters.names.loaded)
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt. Return None if the model folder does
-        not name the number of layers, from which the limit of the difference follows. Raises
-        ActionFailed if vLLM does not report them."""
+        """Return the log-probabilities of the known prompt.
+
+        Return None if the model folder does not name the number of layers, from which the limit of
+        the difference follows. Return None also if vLLM holds adapters: the engine of vLLM 0.27
+        dies if it is asked for the log-probabilities of a prompt while other requests run. Raises
+        ActionFailed if vLLM does not report them.
+        """
         num_layers = read_num_layers(self._spec.model)
-        if num_layers is None:
+        if num_layers is None or self._adapters is not None:
             return None
         client, served = self._connected_client(), self._served
         assert served is not None, "the model is known while vLLM is connected"
         if self._known_prompt is None:
             self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
-        name = self._gate.adapter or served.name
-        return await known_prompt_reply(client, name, self._known_prompt, num_layers)
+        return await known_prompt_reply(client, served.name, self._known_prompt, num_layers)
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:

@@ -132,7 +132,9 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
     headers = header_map(scope)
     path = path_at_engine(state, scope)
     url = path_with_query(path, scope.get("query_string", b""))
-    _check_media_urls(state, body, json_object(body))
+    parsed = json_object(body)
+    _check_media_urls(state, body, parsed)
+    _check_prompt_logprobs(state, parsed)
 
     async def attempt(engine: EngineClient) -> None:
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
@@ -214,6 +216,7 @@ async def _answer_call(
     if policy_version is not None:
         _check_policy(state, policy_version, is_captured=siblings is not None)
     _check_media_urls(state, checked.raw, checked.body)
+    _check_prompt_logprobs(state, checked.body)
     store = None
     if adapter.has_previous_response:
         key = key_fingerprint(headers)
@@ -262,6 +265,25 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
         refusal = media_refusal(raw, body, state.config.media_domains)
         if refusal is not None:
             raise refusal
+
+
+def _check_prompt_logprobs(state: ServerState, body: Json | None) -> None:
+    """Raise WireError (400) if a request asks a vLLM with adapters for log-probabilities of its
+    prompt. While other requests run, the engine of vLLM 0.27 dies of such a request."""
+    client = state.engine_client
+    if body is None or client is None or not client.endpoint.takes_adapters:
+        return
+    requested = {
+        "prompt_logprobs": body.get("prompt_logprobs") is not None,
+        "echo": bool(body.get("echo")) and body.get("logprobs") is not None,
+    }
+    for field, is_requested in requested.items():
+        if is_requested:
+            raise bad_request(
+                f"`{field}` is not supported here: a vLLM that holds adapters cannot report "
+                "log-probabilities of a prompt.",
+                field,
+            )
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
