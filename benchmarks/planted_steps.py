@@ -66,11 +66,7 @@ class PlantedRun:
     @property
     def failed(self) -> list[str]:
         """The claims that do not hold."""
-        limit = float(str(release_section(Path())["canary_share"])) + EXCESS
-        claims: dict[str, bool] = self.planted["claims"] | {
-            f"at most {limit} of the answers came from the training arm": self.training_share
-            <= limit
-        }
+        claims: dict[str, bool] = self.planted["claims"]
         return [claim for claim, holds in claims.items() if not holds]
 
     def cells(self) -> list[str]:
@@ -138,14 +134,20 @@ def _answers(run_dir: Path, outcome: Json) -> tuple[int, int]:
     return total, training or 0
 
 
+def training_share(runs: Sequence[PlantedRun]) -> float:
+    """Return the share of the training arm in the answers of all runs together. Sessions get their
+    arm by a hash, so the share of a single run varies by chance."""
+    return sum(one.num_training for one in runs) / max(sum(one.num_answers for one in runs), 1)
+
+
 def summary(runs: Sequence[PlantedRun]) -> str:
-    """Return one sentence about all runs."""
+    """Return what holds for all runs together."""
     sessions = [one.planted["sessions_until_return"] for one in runs]
     returned = [count for count in sessions if count is not None]
     text = f"Training went back in {len(returned)} of {len(runs)} runs"
     if returned:
         text += f", after {median(returned):.0f} sessions in the median and {max(returned)} at most"
-    return text + "."
+    return f"{text}. Until then, {training_share(runs):.1%} of all answers were the training arm's."
 
 
 def main() -> None:
@@ -173,6 +175,9 @@ def main() -> None:
         replace_section(TITLE, f"{run_conditions}\n{table}\n{legend}")
     if any(one.failed for one in runs):
         sys.exit("Not all claims hold in all runs.")
+    limit = float(str(release_section(Path())["canary_share"])) + EXCESS
+    if training_share(runs) > limit:
+        sys.exit(f"More than {limit:.0%} of the answers came from the training arm.")
 
 
 if __name__ == "__main__":
