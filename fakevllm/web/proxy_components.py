@@ -296,7 +296,8 @@ def _open_arms(
     if release.is_gated:
         advice = (
             "Release another version with `fakevllm release promote`, or, if the engine cannot "
-            "hold several versions (vLLM can for jobs with lora_rank), set release.mode to "
+            "hold several versions (vLLM can if the server starts it with "
+            "--engine-arg=--enable-lora for a job with lora_rank), set release.mode to "
             '"continuous".'
         )
         rest = 1 - release.canary_share - release.baseline_share

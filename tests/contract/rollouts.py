@@ -276,7 +276,14 @@ async def start_rig(name: str, folder: Path) -> Rig:
     folders = weights_for(name, folder)
     abilities = ABILITIES[name]
     engine = abilities.engine or name
-    spec = EngineSpec(engine, folder, abilities.model, "contract", lora_rank=abilities.lora_rank)
+    spec = EngineSpec(
+        engine,
+        folder,
+        abilities.model,
+        "contract",
+        extra_args=["--enable-lora"] if abilities.lora_rank else [],
+        lora_rank=abilities.lora_rank,
+    )
     rollout = ROLLOUTS[engine](spec)
     try:
         endpoint = await rollout.launch()

@@ -115,7 +115,8 @@ class PolicyLoader:
                     raise PolicyRefused(
                         "The engine holds one set of weights, so only the version that it serves, "
                         f"{self._served_version()}, can be sampled. vLLM holds several versions if "
-                        "the server starts it for a job with lora_rank."
+                        "the server starts it with --engine-arg=--enable-lora for a job with "
+                        "lora_rank."
                     )
                 if not is_kept:
                     raise PolicyRefused(self._unknown(version))

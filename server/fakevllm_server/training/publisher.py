@@ -176,7 +176,10 @@ class Publisher:
             await (self._publish_latest() if self._steps.is_in_sync else self._restore())
         # No checkpoint can be read. Starting from scratch would discard the run.
         except BackendRefused as refused:
-            self._refuse(str(refused))
+            if self.refusal is None:
+                self._refuse(str(refused))
+            else:  # a consequence of the earlier refusal
+                log.error("the engine serves the model as it was before training: %s", refused)
 
     async def _publish_latest(self) -> None:
         """Publish the trainer's latest weights to a rollout engine that does not have them yet."""

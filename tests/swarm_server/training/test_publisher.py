@@ -139,6 +139,21 @@ async def test_a_job_stays_refused_after_a_restart_of_the_rollout_engine(tmp_pat
     await run.stop()
 
 
+async def test_the_reason_of_a_refused_job_is_kept_if_its_weights_are_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def publish(version: int) -> None:
+        raise BackendRefused("the trainer has no adapters to publish")
+
+    run = start(tmp_path)
+    run.backend.plan("boot", BackendRefused(REASON))
+    monkeypatch.setattr(run.backend, "publish", publish)
+    await run.rolling()
+    assert REASON in (run.engine.detail or "") and "no adapters" not in (run.engine.detail or "")
+    assert "no adapters to publish" in caplog.text
+    await run.stop()
+
+
 async def test_the_last_weights_are_served_if_a_restarted_trainer_refuses(
     tmp_path: Path,
 ) -> None:

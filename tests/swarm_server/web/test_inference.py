@@ -344,7 +344,9 @@ async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
         ("/v1/chat/completions", {"prompt_logprobs": 0}, "prompt_logprobs"),
         ("/v1/completions", {"prompt": "hi", "prompt_logprobs": 1}, "prompt_logprobs"),
         ("/v1/completions", {"prompt": "hi", "echo": True, "logprobs": 0}, "echo"),
-        ("/v1/completions", {"prompt": "hi", "echo": True}, None),
+        ("/v1/chat/completions", {"messages": [], "echo": True}, "echo"),
+        ("/v1/chat/completions", {"messages": [], "echo": False, "logprobs": True}, None),
+        ("/v1/completions", {"messages": None, "prompt": "hi", "echo": True}, None),
         ("/v1/completions", {"prompt": "hi", "logprobs": 1}, None),
     ],
 )
@@ -358,6 +360,16 @@ async def test_a_vllm_with_adapters_gets_no_request_for_logprobs_of_a_prompt(
         assert field is None or answer.json["error"]["param"] == field
     async with running(tmp_path, answers_whole) as (state, engine):
         assert (await AppCall(state, fields, path=path).answered()).status == 200
+
+
+async def test_a_body_that_only_vllm_can_parse_is_checked_for_logprobs_of_a_prompt(
+    tmp_path: Path,
+) -> None:
+    body = b'{"temperature": NaN, "prompt": "hi", "prompt_logprobs": 1}'
+    async with running(tmp_path, answers_whole, takes_adapters=True) as (state, engine):
+        answer = await AppCall(state, body, path="/v1/completions").answered()
+        assert answer.status == 400 and not engine.bodies
+        assert answer.json["error"]["param"] == "prompt_logprobs"
 
 
 async def test_a_call_of_the_served_weights_is_sent_to_their_adapter_and_shows_the_models_name(

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_server.backends.http.policies import PolicyNames
+from fakevllm_server.backends.vllm.command import MERGED_INSTEAD
 from fakevllm_server.backends.vllm.control_client import RELOAD_TIMEOUT_S, ControlClient
 from fakevllm_server.backends.vllm.response import VllmResponse, parse_object
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
@@ -34,7 +35,6 @@ FOLDER_NAME = "engine-adapters"
 """Folder in the run directory with the files of the loaded adapters. It is deleted when vLLM has
 ended, and when the next one is started."""
 CONFIG_FILE = "adapter_config.json"
-MERGED_INSTEAD = "with --engine-arg=--no-enable-lora vLLM gets the adapters merged into the weights"
 _ALREADY_LOADED = "has already been loaded"
 
 
@@ -46,21 +46,28 @@ class _Leaving:
     folder: Path
     calls: frozenset[CallStamp]
     """The calls that ran when it was last needed. Its files stay until they have ended."""
-    is_loaded: bool
-    """Whether vLLM still knows the name, because a call may be about to be sent with it."""
 
 
 class Adapters:
     """The adapters of one running vLLM. Changes are made one after another."""
 
     def __init__(
-        self, client: ControlClient, gate: WeightGate, run_dir: Path, model_name: str, max_rank: int
+        self,
+        client: ControlClient,
+        gate: WeightGate,
+        run_dir: Path,
+        model_name: str,
+        max_rank: int,
+        *,
+        were_held: bool = False,
     ) -> None:
         """Create the list of adapters, which is empty. `model_name` is the name of vLLM's model,
-        and `max_rank` is the highest rank that vLLM takes."""
+        and `max_rank` is the highest rank that vLLM takes. `were_held` says whether a vLLM with the
+        same arguments has held adapters before."""
         self._client = client
         self._gate = gate
         self._max_rank = max_rank
+        self._were_held = were_held
         self._root = adapter_root(run_dir)
         self._lock = asyncio.Lock()
         self._numbers = count()
@@ -75,7 +82,7 @@ class Adapters:
         adapters before them are served on.
 
         Raises BackendRefused if vLLM cannot hold adapters of this kind, and BackendError for all
-        other failures.
+        other failures. If the vLLM before a restart held adapters, a failure is an accident.
         """
         name = policy_name(version)
         async with self._lock:
@@ -84,13 +91,15 @@ class Adapters:
                 try:
                     await self._load(name, folder)
                 except ActionFailed as failure:
-                    if self._gate.adapter is None:  # nothing was ever served: it is no accident
-                        raise BackendRefused(f"{failure}; {MERGED_INSTEAD}") from None
-                    raise
+                    if self._were_held:
+                        raise
+                    raise BackendRefused(f"{failure}; {MERGED_INSTEAD}") from None
+            self._were_held = True
             previous = self._gate.adapter
             self._gate.serve_adapter(name, version)
-            if previous is not None and previous != name and not self._is_needed(previous):
-                self._leave(previous, is_loaded=True)
+            if previous is not None and not self._is_needed(previous):
+                # vLLM knows it for a while, because a call may be about to be sent with its name.
+                self._leave(previous, self._loaded[previous])
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         """Hold the adapters in `folder` as the policy `name`. Raises ActionFailed if they cannot be
@@ -111,13 +120,16 @@ class Adapters:
             self.names.add(name, version)
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Its running calls end normally."""
+        """Remove a policy. Its running calls end normally. Raises ActionFailed if vLLM does not
+        unload it; it is then a policy as before."""
         async with self._lock:
+            if name in self.names.loaded and name != self._gate.adapter:
+                folder = self._loaded[name]
+                was_served = any(one.folder == folder for one in self._leaving)
+                if not was_served:
+                    await self._unload(name)
+                self._leave(name, folder)
             self.names.remove(name)
-            is_leaving = any(one.name == name and one.is_loaded for one in self._leaving)
-            if name in self._loaded and not self._is_needed(name) and not is_leaving:
-                await self._unload(name)
-                self._leave(name, is_loaded=False)
             await self._remove_unused()
 
     async def _load(self, name: str, folder: Path) -> None:
@@ -128,10 +140,17 @@ class Adapters:
         except OSError as error:
             await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
             raise BackendError(f"the adapters in {folder} cannot be copied: {error}") from None
-        response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
-        if response.status == 0:  # it may have taken them
-            response = await self._post("load", {"lora_name": name, "lora_path": str(own)})
-        if not response.is_ok and _ALREADY_LOADED not in response.detail:
+        body = {"lora_name": name, "lora_path": str(own)}
+        response = await self._post("load", body)
+        is_loaded = response.is_ok
+        if response.status == 0:  # vLLM may have taken them
+            response = await self._post("load", body)
+            is_loaded = response.is_ok or _ALREADY_LOADED in response.detail
+        elif _ALREADY_LOADED in response.detail:  # with files of a change that was cancelled
+            await self._post("unload", {"lora_name": name})
+            response = await self._post("load", body)
+            is_loaded = response.is_ok
+        if not is_loaded:
             await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
             if response.status == 0:
                 raise BackendError(f"vLLM did not respond to an adapter: {response.detail}")
@@ -149,9 +168,13 @@ class Adapters:
             )
 
     async def _unload(self, name: str) -> None:
-        response = await self._post("unload", {"lora_name": name})
+        body = {"lora_name": name}
+        response = await self._post("unload", body)
+        if response.status == 0:  # vLLM may have unloaded it
+            response = await self._post("unload", body)
         if not response.is_ok and response.status != 404:
             raise ActionFailed(f"vLLM did not unload {name}: {response.detail}")
+        self._loaded.pop(name, None)
 
     async def _post(self, action: str, body: dict[str, str]) -> VllmResponse:
         return await self._client.post(f"/v1/{action}_lora_adapter", body, RELOAD_TIMEOUT_S)
@@ -159,27 +182,27 @@ class Adapters:
     def _is_needed(self, name: str) -> bool:
         return name == self._gate.adapter or name in self.names.loaded
 
-    def _leave(self, name: str, *, is_loaded: bool) -> None:
-        folder = self._loaded[name] if is_loaded else self._loaded.pop(name)
-        self._leaving.append(_Leaving(name, folder, self._gate.running, is_loaded))
+    def _leave(self, name: str, folder: Path) -> None:
+        """Record that an adapter is not needed any more, also if it has become unneeded before."""
+        self._leaving = [one for one in self._leaving if one.folder != folder]
+        self._leaving.append(_Leaving(name, folder, self._gate.running))
 
     async def _remove_unused(self) -> None:
-        """Unload the adapters that no call can use any more, and delete their files."""
-        running = self._gate.running
-        leaving, self._leaving = self._leaving, []
-        for one in leaving:
-            if one.is_loaded and self._is_needed(one.name):
+        """Unload the adapters that no call can use any more, and delete their files. What fails or
+        is cancelled is tried again at the next change."""
+        for one in list(self._leaving):
+            if one.calls & self._gate.running:
                 continue
-            if one.calls & running:
-                self._leaving.append(one)
-                continue
-            if one.is_loaded:
-                try:
-                    await self._unload(one.name)
-                except ActionFailed as failure:  # isolated: it costs only memory
-                    log.warning("%s", failure)
-                self._loaded.pop(one.name, None)
-            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+            is_loaded = self._loaded.get(one.name) == one.folder
+            if not (is_loaded and self._is_needed(one.name)):
+                if is_loaded:
+                    try:
+                        await self._unload(one.name)
+                    except ActionFailed as failure:  # isolated: it costs only memory
+                        log.warning("%s", failure)
+                        continue
+                await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+            self._leaving.remove(one)
 
 
 def adapter_root(run_dir: Path) -> Path:

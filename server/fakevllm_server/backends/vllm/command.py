@@ -48,6 +48,9 @@ JOB_ARGUMENTS = {
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
+MERGED_INSTEAD = (
+    "leave --engine-arg=--enable-lora out: vLLM then gets the adapters merged into the weights"
+)
 MAX_ADAPTERS = MAX_POLICIES + 2
 """Number of adapters that calls may use at the same time: the policies, the served weights, and
 the weights before them, with which calls may still run."""
@@ -103,19 +106,17 @@ def serve_command(
     """Return the command that starts `vllm serve` on a Unix socket, as a child of the process
     supervisor.
 
-    Raises BackendRefused if `spec` has no model, or an argument that is listed in `REFUSED`.
+    Raises BackendRefused if `spec` has no model, an argument that is listed in `REFUSED`, or
+    arguments for adapters that do not fit.
     """
     if spec.model is None:
         raise BackendRefused("vLLM needs a model: set --model to a folder in Hugging Face format")
     user_flags = parse_flags(spec.extra_args)
-    if any(flag.replace("_", "-") == "--enable-lora" for flag in spec.extra_args):
-        raise BackendRefused(
-            "a vLLM with --enable-lora cannot take new weights: remove it; the server adds it for "
-            "jobs with lora_rank"
-        )
     for flag, reason in REFUSED.items():
         if flag in user_flags:
             raise BackendRefused(reason)
+    if max_lora_rank(spec) is not None:
+        _check_api_servers(spec.extra_args)
     arguments = [
         part
         for name, value in _defaults(spec, install, chat_template)
@@ -131,12 +132,24 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
     """Return vLLM's `--max-lora-rank` if vLLM holds LoRA adapters, or None if it gets whole
     weights. It then holds one set of them.
 
-    vLLM gets whole weights in these cases: the job trains no adapters, their rank is above those of
-    vLLM, the user has started vLLM, or the user has passed `--no-enable-lora`.
+    vLLM holds adapters only if the server starts it and the user has passed `--enable-lora`. Raises
+    BackendRefused if the user has passed it and vLLM could hold no adapters of this job.
     """
-    if spec.lora_rank == 0 or spec.url is not None or "enable-lora" in parse_flags(spec.extra_args):
+    if spec.url is not None or not _enables_lora(spec.extra_args):
         return None
-    return next((rank for rank in LORA_RANKS if rank >= spec.lora_rank), None)
+    if spec.lora_rank == 0:
+        raise BackendRefused(
+            "a vLLM with --enable-lora takes adapters in place of whole weights, and nothing here "
+            "trains adapters: set lora_rank for the embedded trainer, or leave "
+            "--engine-arg=--enable-lora out"
+        )
+    for rank in LORA_RANKS:
+        if rank >= spec.lora_rank:
+            return rank
+    raise BackendRefused(
+        f"vLLM holds adapters up to rank {LORA_RANKS[-1]}, and lora_rank is {spec.lora_rank}: "
+        f"lower lora_rank, or {MERGED_INSTEAD}"
+    )
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
@@ -210,6 +223,24 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield name, value if has_value else None if following.startswith("--") else following
 
 
+def _enables_lora(arguments: Sequence[str]) -> bool:
+    """Return whether vLLM gets `--enable-lora`. As in vLLM, the last of several flags counts."""
+    flags = [argument.replace("_", "-") for argument in arguments]
+    chosen = [flag for flag in flags if flag in ("--enable-lora", "--no-enable-lora")]
+    return chosen[-1:] == ["--enable-lora"]
+
+
+def _check_api_servers(arguments: Sequence[str]) -> None:
+    """Raise BackendRefused if the user's arguments give a vLLM with adapters several API
+    servers."""
+    has_short_flag = any(argument.startswith("-asc") for argument in arguments)
+    if has_short_flag or parse_flags(arguments).get("api-server-count", "1") != "1":
+        raise BackendRefused(
+            "only one of vLLM's API servers would know an adapter: leave --api-server-count out, "
+            "or leave --engine-arg=--enable-lora out"
+        )
+
+
 def _defaults(
     spec: EngineSpec, install: Install, chat_template: str | None
 ) -> Iterator[tuple[str, str | None]]:
@@ -226,7 +257,6 @@ def _defaults(
         yield "tool-call-parser", parser
     rank = max_lora_rank(spec)
     if rank is not None:
-        yield "enable-lora", None
         yield "max-lora-rank", str(rank)
         yield "max-loras", str(MAX_ADAPTERS)
         yield "max-cpu-loras", str(NUM_CACHED_ADAPTERS)

@@ -42,7 +42,8 @@ log = logging.getLogger("fakevllm.server")
 
 NO_POLICIES = (
     "vLLM serves one set of full weights: it cannot hold another version beside it, so only the "
-    "version that it serves can be sampled. For jobs with lora_rank, it holds several as adapters"
+    "version that it serves can be sampled. It holds several as adapters if the server starts it "
+    "with --engine-arg=--enable-lora for a job with lora_rank"
 )
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
@@ -64,6 +65,8 @@ class VllmRollout:
         """The model that vLLM serves, or None before the first launch."""
         self._adapters: Adapters | None = None
         """The adapters that vLLM holds; None if its own weights are replaced."""
+        self._has_held_adapters = False
+        """Whether vLLM, or a vLLM before a restart, has held adapters."""
         self._known_prompt: list[int] | None = None
         """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
@@ -102,7 +105,9 @@ class VllmRollout:
         """
         client = self._connected_client()
         if self._adapters is not None:
-            return await self._adapters.serve(folder, version)
+            await self._adapters.serve(folder, version)
+            self._has_held_adapters = True
+            return
         async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
             try:
                 await self._push(client, folder, version)
@@ -240,7 +245,14 @@ class VllmRollout:
         self._gate = WeightGate()
         rank = max_lora_rank(self._spec)
         if rank is not None:
-            self._adapters = Adapters(client, self._gate, self._spec.run_dir, model.name, rank)
+            self._adapters = Adapters(
+                client,
+                self._gate,
+                self._spec.run_dir,
+                model.name,
+                rank,
+                were_held=self._has_held_adapters,
+            )
         return Endpoint(
             self._socket,
             url,

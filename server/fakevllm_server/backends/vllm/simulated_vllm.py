@@ -61,6 +61,8 @@ class Fault(StrEnum):
     SAMPLES_NOTHING = "samples-nothing"
     CACHE_STAYS = "cache-stays"
     ADAPTERS_FAIL = "adapters-fail"
+    ONE_ADAPTER_REPLY_IS_LOST = "one-adapter-reply-is-lost"
+    ONE_UNLOAD_FAILS = "one-unload-fails"
 
 
 class SimulatedVllm:
@@ -140,9 +142,16 @@ class SimulatedVllm:
         if not (folder / "adapter_config.json").is_file():
             return web.json_response({"error": {"message": f"No adapter in {folder}"}}, status=404)
         self.adapters[name] = _read_weights(folder)
+        if Fault.ONE_ADAPTER_REPLY_IS_LOST in self.faults:
+            self.faults.discard(Fault.ONE_ADAPTER_REPLY_IS_LOST)
+            assert request.transport is not None, "the client waits for the response"
+            request.transport.abort()
         return web.Response()
 
     async def _unload_adapter(self, request: web.Request) -> web.Response:
+        if Fault.ONE_UNLOAD_FAILS in self.faults:
+            self.faults.discard(Fault.ONE_UNLOAD_FAILS)
+            return _server_error("EngineCore is busy")
         known = self.adapters.pop((await request.json())["lora_name"], None)
         return web.Response(status=404 if known is None else 200)
 

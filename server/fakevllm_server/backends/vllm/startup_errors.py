@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from fakevllm_server.backends.vllm.command import MERGED_INSTEAD
+
 TAIL_CHARS = 20_000
 """Characters at the end of the log that are searched. The cause is logged before the tracebacks of
 all the processes that the failure ended, so the tail must be long enough to include them."""
@@ -44,8 +46,7 @@ STARTUP_ERRORS = (
     ),
     (
         r"does not support LoRA",
-        "vLLM cannot hold adapters for this model: --engine-arg=--no-enable-lora merges them into "
-        "the weights",
+        f"vLLM cannot hold adapters for this model: {MERGED_INSTEAD}",
     ),
     (
         r"architectures? \[.*\].* (?:are|is) not supported|has no vLLM implementation",

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from fakevllm_adapters.formats.base import Adapter, Json
 from fakevllm_adapters.formats.responses.refusals import unknown_response
@@ -31,7 +32,7 @@ from fakevllm_adapters.http.asgi import (
     wait_for_disconnect,
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
-from fakevllm_adapters.http.json_body import MAX_DEPTH
+from fakevllm_adapters.http.json_body import MAX_DEPTH, parse_as_vllm
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
@@ -134,7 +135,7 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
     url = path_with_query(path, scope.get("query_string", b""))
     parsed = json_object(body)
     _check_media_urls(state, body, parsed)
-    _check_prompt_logprobs(state, parsed)
+    _check_prompt_logprobs(state, body, parsed)
 
     async def attempt(engine: EngineClient) -> None:
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
@@ -216,7 +217,7 @@ async def _answer_call(
     if policy_version is not None:
         _check_policy(state, policy_version, is_captured=siblings is not None)
     _check_media_urls(state, checked.raw, checked.body)
-    _check_prompt_logprobs(state, checked.body)
+    _check_prompt_logprobs(state, checked.raw, checked.body)
     store = None
     if adapter.has_previous_response:
         key = key_fingerprint(headers)
@@ -267,15 +268,25 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
             raise refusal
 
 
-def _check_prompt_logprobs(state: ServerState, body: Json | None) -> None:
+def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) -> None:
     """Raise WireError (400) if a request asks a vLLM with adapters for log-probabilities of its
-    prompt. While other requests run, the engine of vLLM 0.27 dies of such a request."""
+    prompt. While other requests run, the engine of vLLM 0.27 dies of such a request.
+
+    In a chat request, `echo` alone asks for them. If `body` is None, `raw` is parsed as in vLLM,
+    which accepts some bodies that orjson refuses.
+    """
     client = state.engine_client
-    if body is None or client is None or not client.endpoint.takes_adapters:
+    if client is None or not client.endpoint.takes_adapters:
         return
+    parsed = body if body is not None else parse_as_vllm(raw)
+    if not isinstance(parsed, dict):
+        return
+    request = cast(Json, parsed)
+    is_chat = request.get("messages") is not None
+    asks_by_echo = is_chat or request.get("logprobs") is not None
     requested = {
-        "prompt_logprobs": body.get("prompt_logprobs") is not None,
-        "echo": bool(body.get("echo")) and body.get("logprobs") is not None,
+        "prompt_logprobs": request.get("prompt_logprobs") is not None,
+        "echo": bool(request.get("echo")) and asks_by_echo,
     }
     for field, is_requested in requested.items():
         if is_requested:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,14 +60,18 @@ async def child(
     monkeypatch.setattr(rollout, "find_install", lambda: Install("0.27.1"))
     rollouts: list[VllmRollout] = []
 
-    def create(*faults: str, lora_rank: int = 0) -> VllmRollout:
-        arguments = [part for fault in faults for part in ("--fault", fault)]
+    def create(
+        *faults: str, lora_rank: int = 0, arguments: Sequence[str] | None = None
+    ) -> VllmRollout:
+        if arguments is None:
+            arguments = ["--enable-lora"] if lora_rank else []
+        fault_arguments = [part for fault in faults for part in ("--fault", fault)]
         spec = EngineSpec(
             "vllm",
             tmp_path,
             str(tmp_path),
             "simulated",
-            extra_args=arguments,
+            extra_args=[*fault_arguments, *arguments],
             lora_rank=lora_rank,
         )
         rollouts.append(VllmRollout(spec))

@@ -216,34 +216,57 @@ def test_only_versions_in_the_range_are_known(version: str, is_known: bool) -> N
     assert Install(version).is_known == is_known
 
 
-def test_a_vllm_for_a_job_with_adapters_holds_several_of_them() -> None:
-    command = vllm_arguments(lora_rank=9)
+@pytest.mark.parametrize("flag", ["--enable-lora", "--enable_lora"])
+def test_a_vllm_with_the_users_flag_holds_the_adapters_of_the_job(flag: str) -> None:
+    command = vllm_arguments(flag, lora_rank=9)
     assert command[-9:] == [
-        *("--enable-lora", "--max-lora-rank", "16"),
+        *("--max-lora-rank", "16"),
         *("--max-loras", str(MAX_ADAPTERS), "--max-cpu-loras", str(NUM_CACHED_ADAPTERS)),
         *("--api-server-count", "1"),
+        flag,
     ]
+    assert command.count("--enable-lora") + command.count("--enable_lora") == 1
     assert MAX_POLICIES + 1 < MAX_ADAPTERS < NUM_CACHED_ADAPTERS
     environment = serve_environment({}, GPU, holds_adapters=True)
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment({}, GPU)
 
 
-@pytest.mark.parametrize(("lora_rank", "arguments"), [(600, ()), (8, ("--no-enable-lora",))])
-def test_adapters_that_vllm_cannot_or_must_not_hold_are_merged(
-    lora_rank: int, arguments: tuple[str, ...]
+@pytest.mark.parametrize("arguments", [(), ("--enable-lora", "--no-enable-lora")])
+def test_without_the_users_flag_the_adapters_are_merged_whatever_their_rank(
+    arguments: tuple[str, ...],
 ) -> None:
-    command = vllm_arguments(*arguments, lora_rank=lora_rank)
-    assert "--enable-lora" not in command and "--max-loras" not in command
+    for lora_rank in (8, 600):
+        assert vllm_arguments(*arguments, lora_rank=lora_rank) == [*vllm_arguments(), *arguments]
+        spec = EngineSpec("vllm", Path("."), "m", "s", extra_args=arguments, lora_rank=lora_rank)
+        assert max_lora_rank(spec) is None
 
 
 def test_a_vllm_of_the_user_gets_merged_weights() -> None:
-    spec = EngineSpec("vllm", Path("."), "m", "served", lora_rank=8)
+    arguments = ["--enable-lora"]
+    spec = EngineSpec("vllm", Path("."), "m", "served", extra_args=arguments, lora_rank=8)
     assert max_lora_rank(spec) == 8
     assert max_lora_rank(replace(spec, url="http://127.0.0.1:8001")) is None
 
 
-def test_adapters_of_the_user_are_refused_because_weights_could_not_be_replaced() -> None:
+@pytest.mark.parametrize(
+    ("lora_rank", "remedy"),
+    [(0, "set lora_rank for the embedded trainer, or leave"), (513, "lower lora_rank, or leave")],
+)
+def test_adapters_that_vllm_could_not_hold_are_refused_with_the_remedy(
+    lora_rank: int, remedy: str
+) -> None:
     for flag in ("--enable-lora", "--enable_lora"):
-        with pytest.raises(BackendRefused, match="remove it; the server adds it for jobs with"):
-            vllm_arguments(flag, lora_rank=8)
+        with pytest.raises(BackendRefused, match=f"{remedy} --engine-arg=--enable-lora out"):
+            vllm_arguments(flag, lora_rank=lora_rank)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--api-server-count=2",), ("--api_server_count", "0"), ("-asc", "4"), ("-asc=4",)],
+)
+def test_adapters_are_held_by_one_api_server_only(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(BackendRefused, match="only one of vLLM's API servers would know"):
+        vllm_arguments("--enable-lora", *arguments, lora_rank=8)
+    assert vllm_arguments(*arguments, lora_rank=8)[-1] == arguments[-1]
+    assert vllm_arguments("--enable-lora", "--api-server-count=1", lora_rank=8)

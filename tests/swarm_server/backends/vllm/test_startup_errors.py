@@ -21,7 +21,7 @@ LOGS = {
     "server/cpu/make_environment.sh": "RuntimeError: Failed to infer device type",
     "pip uninstall torchvision": "RuntimeError: operator torchvision::nms does not exist",
     "correct --model": "RuntimeError: Cannot find any model weights with `/models/x`",
-    "--no-enable-lora merges them": "ValueError: OddForCausalLM does not support LoRA yet.",
+    "leave --engine-arg=--enable-lora out": "ValueError: OddForCausalLM does not support LoRA yet.",
     "does not support the model's architecture": "Model architectures ['OddForCausalLM'] are not "
     "supported for now.",
 }
