@@ -275,6 +275,7 @@ class ReleaseGate:
         )
         await self._read()
         if reply.record is None or not reply.success:
+            self._controller.decision_refused(decision)
             self._report(f"the server refused a decision: {reply.failure_reason}")
             return self._retry_every_s
         self._report(self._controller.trouble)

@@ -66,7 +66,9 @@ class FakeServer:
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         self._answer()
         self.on_decide()
-        self.state.decide(request.id, request.decision, request.version)
+        refusal = self.state.decide(request.id, request.decision, request.version)
+        if refusal:
+            return ReleaseReply(success=False, failure_reason=refusal)
         record = next(one for one in self.state.records if one.id == request.id)
         if self.num_lost_replies:
             self.num_lost_replies -= 1
@@ -406,6 +408,29 @@ async def test_live_sessions_of_the_training_arm_can_reject_it(rig: GateRig) -> 
             gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
         await until(lambda: rig.decisions == [Decision.REJECTED])
     assert rig.server.state.records[0].version == 4
+
+
+async def test_a_live_rejection_that_the_server_refuses_does_not_stop_the_gate(
+    rig: GateRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.server.state.means = [0.5] * 5
+    rig.arm_trouble = "not loaded yet"
+    async with rig.running() as gate:
+
+        def let_training_arm_lose(name: str) -> None:
+            for number in range(40):
+                gate.group_scored(outcome(f"{name}-released-{number}", Arm.RELEASED, 0.9))
+                gate.group_scored(outcome(f"{name}-training-{number}", Arm.TRAINING, 0.1))
+
+        await until(lambda: rig.released == [0])
+        let_training_arm_lose("first")
+        await until(lambda: rig.decisions == [Decision.REJECTED])
+        await until(lambda: gate.view().trouble == "the released arm: not loaded yet")
+        let_training_arm_lose("second")
+        await until(lambda: "nothing to go back from" in caplog.text)
+        rig.arm_trouble = None
+        rig.server.state.means += [0.5] * 10
+        await until(lambda: Decision.RELEASED in rig.decisions)
 
 
 async def test_each_live_session_counts_once_and_only_after_its_version_is_known(
