@@ -62,7 +62,8 @@ LATEST = f"""
     ORDER BY received_at DESC LIMIT 1
 """
 TRAINED = """
-    SELECT question, task_id FROM group_rows WHERE state IN ('trained', 'pooled', 'scored')
+    SELECT question, task_id FROM group_rows
+    WHERE state IN ('trained', 'pooled') OR (state = 'scored' AND ?)
     OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled'))
 """
 

@@ -330,17 +330,18 @@ class Ledger:
         return None if row is None else AnsweredRequest(*row)
 
     def trained(
-        self, questions: Sequence[str], task_ids: Sequence[str]
+        self, questions: Sequence[str], task_ids: Sequence[str], *, with_unsent: bool = True
     ) -> tuple[set[str], set[str]]:
         """Return those of the questions and of the ids of tasks whose groups (requests with their
-        sampled answers) were trained, or wait to be trained. A group counts too if only its served
-        answer was trained, by feedback that arrived late. Questions are compared without case and
+        sampled answers) were trained, or wait to be trained. Groups that were not sent to the
+        server yet count only if `with_unsent` says so. A group counts too if only its served answer
+        was trained, by feedback that arrived late. Questions are compared without case and
         white space, and returned as they are in the ledger. The method reads all trained groups.
         """
         texts, ids = set(map(normalised, questions)), set(task_ids)
         found_questions, found_ids = set[str](), set[str]()
         with self._read_engine.connect() as db:
-            for question, task_id in db.exec_driver_sql(reads.TRAINED):
+            for question, task_id in db.exec_driver_sql(reads.TRAINED, (with_unsent,)):
                 if normalised(question) in texts:
                     found_questions.add(question)
                 if task_id in ids:

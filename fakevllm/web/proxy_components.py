@@ -341,7 +341,9 @@ async def _open_gate(
 
     def check_rows() -> str | None:
         texts = [task.main_query for task in rows]
-        trained = [texts[position] for position in trained_rows(ledger, tasks, texts)]
+        # Groups that were not sent yet are dropped if they quote a held-out row.
+        positions = trained_rows(ledger, tasks, texts, with_unsent=False)
+        trained = [texts[position] for position in positions]
         if not trained:
             return None
         advice = "take them out of the file, or name another file, and restart the proxy"
