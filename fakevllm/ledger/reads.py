@@ -89,6 +89,7 @@ EVAL_REWARDS = f"""
     FROM group_rows AS g LEFT JOIN sibling_rows AS s
         ON s.group_id = g.group_id AND s."index" > 0 AND s.reward IS NOT NULL
     WHERE g.eval_id = ? AND g.kind = '{EVAL_KIND}' AND g.eval_version IS NOT NULL
+    AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
 """The rewards of an evaluation's rows at temperature 1. A row without any has one line without a

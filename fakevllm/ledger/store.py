@@ -348,12 +348,13 @@ class Ledger:
                     found_ids.add(task_id)
         return found_questions, found_ids
 
-    def evaluated_rows(self, eval_id: str) -> list[EvaluatedRewards]:
+    def evaluated_rows(self, eval_id: str, hook_hash: str) -> list[EvaluatedRewards]:
         """Return the rows that were sampled for an evaluation with a known version of the weights,
-        in the order in which they were requested. The same row may have been sampled several times.
-        The method reads all groups."""
+        in the order in which they were requested. Rows that other hooks than those with this
+        content hash have scored are left out. The same row may have been sampled several times. The
+        method reads all groups."""
         with self._read_engine.connect() as db:
-            lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id,)).all()
+            lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id, hook_hash)).all()
         rows: list[EvaluatedRewards] = []
         for (_, version, task_id), siblings in itertools.groupby(lines, lambda line: line[:3]):
             rewards = [line[3] for line in siblings if line[3] is not None]

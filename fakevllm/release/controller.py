@@ -243,8 +243,14 @@ class GateController:
         return self._verdict_number(self._history)
 
     @property
+    def num_pairs(self) -> int:
+        """Number of pairs in the current evaluation; 0 without a candidate."""
+        return 0 if self._evaluation is None else self._evaluation.num_pairs
+
+    @property
     def progress(self) -> dict[str, Any]:
-        """The figures of the current evaluation; empty without a candidate."""
+        """The figures of the current evaluation; empty without a candidate. After a new pair, the
+        interval is computed, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
@@ -312,6 +318,10 @@ class _Difference:
             self._test.add(difference)
 
     @property
+    def num_pairs(self) -> int:
+        return self._sequence.num
+
+    @property
     def is_acceptable(self) -> bool:
         """Whether the loss is certainly below the margin."""
         return self._test is not None and self._test.is_above
@@ -346,6 +356,10 @@ class _Evaluation:
         self._difference = _Difference(rules)
         self._trouble: str | None = None
         """Reason why the evaluation ended early."""
+
+    @property
+    def num_pairs(self) -> int:
+        return self._difference.num_pairs
 
     @property
     def is_decided(self) -> bool:

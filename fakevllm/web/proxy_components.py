@@ -337,7 +337,7 @@ async def _open_gate(
         row = await evaluator.evaluate(draft, release.eval_samples, eval_id, version)
         samples = row.group.siblings[1:]  # the first one is greedy
         rewards = [sibling.reward for sibling in samples if sibling.reward is not None]
-        return SampledRow(rewards, row.reason)
+        return SampledRow(rewards, row.reason, row.group.hook_hash)
 
     def check_rows() -> str | None:
         texts = [task.main_query for task in rows]
@@ -370,6 +370,7 @@ async def _open_gate(
         link,
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
+        is_arm_loading=lambda: arms.policies.is_loading(Arm.RELEASED),
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored
