@@ -19,6 +19,7 @@ from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
 from fakevllm.release.controller import GateRules
+from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
@@ -433,17 +434,17 @@ async def test_a_hook_edit_begins_the_evaluation_again(rig: GateRig) -> None:
 
 async def test_a_row_during_which_the_hook_was_edited_does_not_count(rig: GateRig) -> None:
     def rewards(version: int) -> float:
-        rig.hook_hash = "two" * 5
+        if version == 10:  # it is sampled last
+            rig.hook_hash = "new" * 5
         return float(version > 0)
 
     rig.hook_hash, rig.rewards = "one" * 5, rewards
     async with rig.running():
         await until(lambda: len(rig.decisions) == 2)
-    undisturbed = GateRig(FakeServer(SimulatedServer([0.5] * 11)))
-    async with undisturbed.running():
-        await until(lambda: len(undisturbed.decisions) == 2)
-    num_rows = len(rig.by_eval_id["gate-10-twotwotw-run"])
-    assert num_rows == len(undisturbed.evaluated)
+    eval_id = "gate-10-newnewne-run"
+    draws = HeldOutDraws(eval_id, len(ROWS))
+    assert draws.get(0).row != draws.get(1).row, "the first row tells which draw came first"
+    assert rig.by_eval_id[eval_id][0].task_id == ROWS[draws.get(0).row].task_id
 
 
 async def test_a_row_that_another_hook_has_scored_is_sampled_again(rig: GateRig) -> None:
