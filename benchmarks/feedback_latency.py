@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import random
 import re
 import sqlite3
@@ -21,7 +22,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
 
 import httpx
 
@@ -66,16 +66,24 @@ class Latencies:
     arm: str | None
     """Arm whose answers count; None if all count."""
     latencies_s: list[float]
-    """Seconds from each trained feedback to the first answer of a version that trained on it."""
-    num_unanswered: int
-    """Number of trained feedbacks after which no such answer came before the end of the run."""
+    """Seconds from each trained feedback to the first answer of a version that trained on it.
+    Infinite if no such answer came before the end of the run."""
 
     def cells(self) -> list[str]:
         """Return the row of the table."""
-        deciles = quantiles(self.latencies_s, n=10)
-        shown = [f"{seconds:.1f}" for seconds in (deciles[4], deciles[8], max(self.latencies_s))]
-        counts = [str(len(self.latencies_s)), str(self.num_unanswered)]
+        ordered = sorted(self.latencies_s)
+        shown = [_shown(_at_share(ordered, share)) for share in (0.5, 0.9, 1.0)]
+        counts = [str(len(ordered)), str(sum(map(math.isinf, ordered)))]
         return [self.name, self.arm or "all", *shown, *counts]
+
+
+def _at_share(ordered: Sequence[float], share: float) -> float:
+    """Return the smallest of the latencies that at least this share of them does not exceed."""
+    return ordered[math.ceil(share * len(ordered)) - 1]
+
+
+def _shown(seconds: float) -> str:
+    return "not before the end" if math.isinf(seconds) else f"{seconds:.1f}"
 
 
 HEADER = [
@@ -100,7 +108,7 @@ def latencies(
 
     >>> answers = [Answer(1.0, 4, "a"), Answer(2.5, 5, "b")]
     >>> latencies("plain", [(0.5, 5), (2.0, 6)], answers)
-    Latencies(name='plain', arm=None, latencies_s=[2.0], num_unanswered=1)
+    Latencies(name='plain', arm=None, latencies_s=[2.0, inf])
     """
     found: list[float] = []
     for sent_at, version in feedbacks:
@@ -109,10 +117,8 @@ def latencies(
             for one in answers
             if one.received_at > sent_at and one.version >= version
         )
-        first = next(later, None)
-        if first is not None:
-            found.append(first - sent_at)
-    return Latencies(name, arm, found, len(feedbacks) - len(found))
+        found.append(next(later, math.inf) - sent_at)
+    return Latencies(name, arm, found)
 
 
 async def rate_answers(run_dir: Path, seed: int, answers: list[Answer]) -> None:
@@ -242,7 +248,8 @@ def main() -> None:
             "whole answer of a version that trained on it. Each of the app's "
             f"{NUM_USERS} users sends a question every {MEAN_PAUSE_S} s on average, beside the "
             "demo's own eight. Feedback that was sent before its API key had eight waits for "
-            "them, and is counted too."
+            "them, and is counted too. So is feedback without such an answer before the end of "
+            "the run: its latency is longer than all others."
         )
         replace_section(TITLE, f"{run_conditions}\n{markdown_table(HEADER, rows)}\n{legend}")
 

@@ -55,7 +55,8 @@ class OpencodeRun(learning_runs.LearningRun):
     users_summary: str
     """Last line that the mock users printed: turns, passed tests, failed sessions."""
     releases: str = "-"
-    """Decisions of the release gate, in order."""
+    """Decisions of the release gate, in order; "-" without the gate. The gate holds one of five
+    questions out, which a run without it trains."""
 
     def own_cells(self) -> dict[str, str]:
         return {
@@ -220,6 +221,7 @@ def main() -> None:
 
 def _curve(run: OpencodeRun) -> str:
     label = "trained" if run.control == "none" else run.control
+    label += "" if run.releases == "-" else " with the gate"
     return f"seed {run.seed}, {label}: " + " ".join(f"{mean:.2f}" for mean in run.policy_mean)
 
 

@@ -168,7 +168,8 @@ def main() -> None:
         legend = (
             f"{summary(runs)} Ten steps from step {FIRST_PLANTED} on train with the opposite "
             "rewards. The released arm's mean reward is that of the 100 sessions before the "
-            "planted steps, and of all later ones. A version that stays undecided until training "
+            "planted steps, and of the later ones up to 100 sessions after training went back. A "
+            "version that stays undecided until training "
             "has recovered is not rejected, and the claim that training went back then fails."
         )
         table = markdown_table(HEADER, rows)

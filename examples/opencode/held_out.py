@@ -23,15 +23,15 @@ EVERY = 5
 
 
 def held_out_rows(request: Json) -> Iterator[Json]:
-    """Yield the rows. `request` is opencode's request for the question QUESTION."""
+    """Yield the rows. `request` is opencode's request for the question QUESTION. Raises ValueError
+    if it does not contain this question."""
+    messages = json.dumps(request["messages"])
+    if QUESTION not in messages:
+        raise ValueError(f"opencode's request does not contain the question {QUESTION!r}")
     for turn in all_turns()[::EVERY]:
-        messages = [_with_question(message, turn.question) for message in request["messages"]]
-        yield asdict(turn) | {"messages": messages, "tools": request["tools"]}
-
-
-def _with_question(message: Json, question: str) -> Json:
-    """Return a message in which the recorded question is replaced by another one."""
-    return json.loads(json.dumps(message).replace(QUESTION, question))
+        # Neither question has characters that JSON escapes.
+        own = json.loads(messages.replace(QUESTION, turn.question))
+        yield asdict(turn) | {"messages": own, "tools": request["tools"]}
 
 
 def main() -> None:

@@ -83,7 +83,8 @@ def _task(row: DatasetRow, file: Path, field: str) -> Task:
     if not isinstance(text, str):
         raise ConfigError(
             f"{file}, line {row.line_number}, has no text field {field!r} "
-            f"(its fields: {row.field_names}): set --field, or `dataset.field`."
+            f"(its fields: {row.field_names}): set --field, or the key `field` (`[dataset]` in "
+            "fakevllm.toml)."
         )
     return Task(task_id=row.row_id, main_query=text, metadata=row.fields)
 

@@ -10,12 +10,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import ConfigError
+from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.swarm import Task
 
-REQUEST_FIELDS = ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format")
+REQUEST_FIELDS = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "chat_template_kwargs",
+)
 """Fields of a row that are sent to the model, if the row has `messages`. Their form is that of a
 request to /v1/chat/completions."""
+_SYSTEM_ROLES = ("system", "developer")
 
 Json = dict[str, Any]
 
@@ -30,23 +43,45 @@ def request_of(task: Task) -> Json:
     >>> request_of(row) == {"messages": messages}
     True
     """
-    if "messages" not in task.metadata:
+    if task.metadata.get("messages") is None:
         return {"messages": [{"role": "user", "content": task.main_query}]}
     return {name: task.metadata[name] for name in REQUEST_FIELDS if name in task.metadata}
 
 
 def check_requests(tasks: Iterable[Task], file: Path) -> None:
-    """Raise ConfigError if the `messages` of a row cannot be a request."""
+    """Check that held-out rows can be sampled and recognised. Raises ConfigError if a row has no
+    text, or `messages` that are no request or do not contain its text."""
     for task in tasks:
-        problem = _problem(task.metadata["messages"]) if "messages" in task.metadata else None
+        problem = _problem(task)
         if problem is not None:
-            raise ConfigError(
-                f"In {file}, the row {task.main_query[:60]!r} has `messages` that {problem}: give "
-                "it the messages of a request to /v1/chat/completions, or none."
-            )
+            raise ConfigError(f"In {file}, the row {task.main_query[:60]!r} {problem}.")
 
 
-def _problem(messages: object) -> str | None:
+def _problem(task: Task) -> str | None:
+    if not task.main_query.strip():
+        return "has no text, by which requests of your app are recognised: give it one"
+    messages = task.metadata.get("messages")
+    if messages is None:
+        return None
+    problem = _message_problem(messages)
+    if problem is not None:
+        return (
+            f"has `messages` that {problem}: give it the messages of a request to "
+            "/v1/chat/completions, or none"
+        )
+    roles = {message.get("role") for message in messages}
+    if task.metadata.get("system") and roles.isdisjoint(_SYSTEM_ROLES):
+        return "has a field `system`, which is not sent: make it the first one of its `messages`"
+    chat, body = ADAPTERS["chat"], {"messages": messages}
+    if not HeldOutRows([task]).are_quoted(chat.question(body), chat.opening(body)):
+        return (
+            "has `messages` whose first and last user message do not contain its text, so requests "
+            "of your app could not be recognised: let its text be that of the user's message"
+        )
+    return None
+
+
+def _message_problem(messages: object) -> str | None:
     if not isinstance(messages, list) or not messages:
         return "are no list"
     each = cast(list[object], messages)

@@ -17,8 +17,9 @@ from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 
 NUM_COMPARED = 100
-"""Number of sessions before the planted steps that the later ones are compared with. Earlier
-sessions were answered by versions that had learnt less."""
+"""Number of sessions before the planted steps that the later ones are compared with, and number of
+sessions after training went back that still count as later ones. Sessions that are further away
+were answered by versions that had learnt less or more."""
 NUM_BAD = 5
 """Number of planted steps after which a version counts as bad. After fewer, it may still be better
 than the released version, which is older."""
@@ -120,7 +121,7 @@ def _planted_outcome(
         and "restored" in record.evidence
     ]
     first = returns[0] if returns else None
-    change = arm_change(groups, began_at)
+    change = arm_change(groups, began_at, math.inf if first is None else first.time_s)
     bad_versions = range(planted.begins_at + NUM_BAD, planted.ends_at + 1)
     released_bad = [
         record.version
@@ -148,12 +149,17 @@ def _planted_outcome(
     )
 
 
-def arm_change(groups: Sequence[GroupOutcome], began_at: float) -> ArmChange | None:
-    """Return how the mean reward of the released arm has changed at the time `began_at`, in Unix
-    seconds. Return None if there are too few sessions."""
+def arm_change(
+    groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
+) -> ArmChange | None:
+    """Return how the mean reward of the released arm has changed between the times `began_at` and
+    `returned_at`, in Unix seconds, and shortly after them. Return None if there are too few
+    sessions."""
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]
+    num_until_return = sum(began_at <= group.received_at < returned_at for group in released)
     since = [group.mean for group in released if group.received_at >= began_at]
+    since = since[: num_until_return + NUM_COMPARED]
     if len(before) < 2 or len(since) < 2:
         return None
     means = statistics.fmean(before), statistics.fmean(since)

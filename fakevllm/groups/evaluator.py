@@ -94,6 +94,7 @@ def row_draft(
     `app_key` the fingerprint of the key with which the evaluation was requested."""
     body: Json = {"model": model, **request_of(task)}
     if max_tokens is not None:
+        body.pop("max_completion_tokens", None)  # it would come before `max_tokens`
         body["max_tokens"] = max_tokens
     raw = orjson.dumps(body)
     adapter = ADAPTERS["chat"]

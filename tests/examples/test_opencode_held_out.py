@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from examples.opencode.held_out import held_out_rows
 from examples.opencode.hooks.on_compute_relative_reward import TESTS
 from examples.opencode.opencode_command import QUESTION
+from fakevllm.admission.row_requests import check_requests
 from fakevllm.config.model import load
+from fakevllm_adapters.protocol.swarm import Task
 
 RECORDED: dict[str, Any] = {
     "model": "app-model",
@@ -29,6 +33,22 @@ def test_each_held_out_row_has_opencodes_request_for_its_own_question() -> None:
         assert row["messages"][0] == RECORDED["messages"][0]
         assert row["messages"][1]["content"] == f'"{row["question"]}"\n'
         assert row["tools"] == RECORDED["tools"]
+
+
+def test_a_request_without_the_recorded_question_is_an_error() -> None:
+    other = RECORDED | {"messages": [{"role": "user", "content": "What is 1 plus 2?"}]}
+
+    with pytest.raises(ValueError, match="does not contain the question"):
+        list(held_out_rows(other))
+
+
+def test_the_held_out_rows_pass_the_proxys_check() -> None:
+    rows = list(held_out_rows(RECORDED))
+    tasks = [
+        Task(task_id=row["question"], main_query=row["question"], metadata=row) for row in rows
+    ]
+
+    check_requests(tasks, Path("held_out.jsonl"))
 
 
 def test_the_held_out_rows_have_every_file_name_and_several_sums() -> None:

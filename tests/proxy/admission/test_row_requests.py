@@ -28,17 +28,17 @@ def test_fields_of_the_dataset_are_not_sent_without_messages() -> None:
     assert request_of(row(tools=["hammer"], answer="5")) == {"messages": [USER]}
 
 
-def test_messages_and_tools_are_sent_and_nothing_else() -> None:
+def test_messages_tools_and_limits_are_sent_and_nothing_else() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
-    sent = request_of(row(messages=[USER], tools=tools, answer="5", temperature=0.0))
+    fields = {"messages": [USER], "tools": tools, "stop": ["."], "max_tokens": 8}
+    sent = request_of(row(**fields, answer="5", temperature=0.0, model="other", n=3, stream=True))
 
-    assert sent == {"messages": [USER], "tools": tools}
+    assert sent == fields
 
 
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        (None, "are no list"),
         ([], "are no list"),
         ("2 plus 3?", "are no list"),
         (["2 plus 3?"], "are no list of objects"),
@@ -54,4 +54,28 @@ def test_messages_that_are_no_request_are_refused_with_the_row(
 
 
 def test_rows_with_and_without_messages_are_accepted() -> None:
-    check_requests([row(), row(messages=[USER])], Path("held.jsonl"))
+    parts = [{"type": "text", "text": "Please: 2 PLUS  3?"}]
+    later = [USER, {"role": "assistant", "content": "5"}, {"role": "user", "content": "Why?"}]
+    good = [row(), row(messages=None), row(messages=[USER]), row(messages=later)]
+    good += [row(messages=[{"role": "user", "content": parts}])]
+    system = {"role": "system", "content": "Be brief."}
+    good += [row(messages=[system, USER], system="kept for the hook")]
+
+    check_requests(good, Path("held.jsonl"))
+
+
+@pytest.mark.parametrize("text", ["task 17", "2 plus 33?"])
+def test_a_row_whose_text_is_not_in_its_messages_is_refused(text: str) -> None:
+    task = Task(task_id="r", main_query=text, metadata={"messages": [USER]})
+    with pytest.raises(ConfigError, match="do not contain its text"):
+        check_requests([task], Path("held.jsonl"))
+
+
+def test_a_row_without_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no text"):
+        check_requests([Task(task_id="r", main_query=" \n", metadata={})], Path("held.jsonl"))
+
+
+def test_a_system_prompt_beside_the_messages_is_refused() -> None:
+    with pytest.raises(ConfigError, match="field `system`, which is not sent"):
+        check_requests([row(messages=[USER], system="Be brief.")], Path("held.jsonl"))

@@ -16,7 +16,7 @@ from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.config.model import Config
 from fakevllm.demo.command import run_demo
 from fakevllm.demo.gate_settings import PlantedSteps, release_section
-from fakevllm.demo.gated_outcome import GatedOutcome, arm_change, gated_outcome
+from fakevllm.demo.gated_outcome import NUM_COMPARED, GatedOutcome, arm_change, gated_outcome
 from fakevllm.demo.gated_report import show_gated
 from fakevllm.demo.release_watch import PausingPlayer, PlantedTimes, ReleaseWatch
 from fakevllm.demo.run_state import DemoSettings
@@ -176,6 +176,20 @@ def test_the_change_of_the_released_arm_needs_sessions_on_both_sides() -> None:
     assert arm_change(groups, 0.0) is None
     change = arm_change(groups, BEGAN_AT)
     assert change is not None and change.low < change.difference < change.high
+
+
+def test_sessions_long_after_the_return_do_not_hide_a_fall() -> None:
+    fallen = sessions(released_since=0.5)
+    late = [
+        GroupOutcome(f"late{second}", Arm.RELEASED, float(second), 0.95, 1.0, 0.0, 1.0)
+        for second in range(1100, 3100)
+    ]
+    whole = arm_change([*fallen, *late], BEGAN_AT)
+    near = arm_change([*fallen, *late], BEGAN_AT, returned_at=1090.0)
+
+    assert whole is not None and whole.difference > 0
+    assert near is not None and near.num_since == 30 + NUM_COMPARED
+    assert near.difference < whole.difference
 
 
 def test_the_watch_names_each_verdict_once_and_the_planted_steps() -> None:
