@@ -38,7 +38,7 @@ RULES = GateRules(RewardRange(0, 1), num_samples=2, evaluate_every=10, max_sampl
 DECISIONS_OF_A_RELEASE = [Decision.CANDIDATE, Decision.RELEASED]
 PAUSE_S = 0.001
 REQUEST = aiohttp.RequestInfo(
-    URL("http://server"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://server")
+    URL("http://server"), "POST", CIMultiDictProxy(CIMultiDict[str]()), URL("http://server")
 )
 
 
