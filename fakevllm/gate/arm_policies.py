@@ -92,6 +92,11 @@ class _ArmPolicy:
         return self.trouble
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the version is not loaded yet, and no attempt to load it has failed."""
+        return self.trouble is not None and self._failed_at is None
+
+    @property
     def retry_s(self) -> float:
         """Seconds after a failure before the version is requested again."""
         if self._num_outages == 0:
@@ -263,6 +268,12 @@ class ArmPolicies:
         it can, or if the arm has no version of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return None if policy is None else policy.trouble
+
+    def is_loading(self, arm: Arm) -> bool:
+        """Return True if the version that the arm was given last cannot be sampled only because it
+        is not loaded yet, and no attempt has failed."""
+        policy = self._next.get(arm) or self._policies.get(arm)
+        return policy is not None and policy.is_loading
 
     async def wait_loaded(self, arm: Arm) -> str | None:
         """Wait until the arm has a version that is loaded, but not for long. Return the reason if

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import aiohttp
 
 from fakevllm.evaluation.messages import HOW_TO_SCORE
-from fakevllm.gate.held_out_evaluation import EvaluationRows, HeldOutEvaluation
+from fakevllm.gate.held_out_evaluation import EvaluationRows, HeldOutEvaluation, HooksChanged
 from fakevllm.gate.live_sessions import LiveSessions
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.controller import (
+    HELD_OUT,
     Action,
     Decide,
     Evaluate,
@@ -91,12 +92,22 @@ class GateView:
     candidate: int | None
     """Version that is evaluated."""
     is_held: bool
-    evaluation: dict[str, Any]
-    """Figures of the current evaluation; empty without a candidate."""
+    num_pairs: int
+    """Number of pairs in the current evaluation; 0 without a candidate."""
     trouble: str | None
     """Reason why nothing is decided now; None if there is none."""
+    is_blocked: bool
+    """Whether the trouble does not end by itself in normal operation. It is False while a training
+    step runs, and while a released version is loaded."""
     num_decisions: Mapping[str, int]
     """Number of decisions in the history of the server's run, by their kind."""
+    progress: Callable[[], dict[str, Any]]
+    """Function that computes the figures of the current evaluation, which may take 50 ms."""
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """Figures of the current evaluation; empty without a candidate."""
+        return self.progress()
 
 
 class ReleaseGate:
@@ -109,19 +120,22 @@ class ReleaseGate:
         server: ReleaseServer,
         on_released: Callable[[int], None],
         arm_trouble: Callable[[], str | None] = lambda: None,
+        is_arm_loading: Callable[[], bool] = lambda: False,
         *,
         pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
         """Create the gate. `on_released` is called with the version that answers the released arm,
-        and `arm_trouble` returns the reason if that version cannot be sampled. `pinned` are further
-        versions whose checkpoints are kept, such as the baseline."""
+        and `arm_trouble` returns the reason if that version cannot be sampled. `is_arm_loading`
+        returns whether it is only not loaded yet. `pinned` are further versions whose checkpoints
+        are kept, such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
         self._on_released = on_released
         self._arm_trouble = arm_trouble
+        self._is_arm_loading = is_arm_loading
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
@@ -140,6 +154,7 @@ class ReleaseGate:
         """Number of attempts that failed because of an outage, one after the other."""
         self._live = LiveSessions()
         self._trouble: str | None = None
+        self._is_blocked = False
 
     async def run(self) -> None:
         """Carry out what is due, until this task is cancelled."""
@@ -151,7 +166,8 @@ class ReleaseGate:
                 self._num_outages = 0
             except aiohttp.ClientResponseError as error:
                 if error.status == 503:  # a decision waits for the end of a training step
-                    self._trouble, pause_s = "the server is busy", self._check_every_s
+                    self._set_trouble("the server is busy", is_blocked=False)
+                    pause_s = self._check_every_s
                 else:
                     self._report(_refusal(error))
             except (*NETWORK_ERRORS, ValueError) as error:
@@ -198,22 +214,27 @@ class ReleaseGate:
             None if history is None else history.released,
             None if history is None else history.candidate,
             history is not None and history.is_held,
-            self._controller.progress,
+            self._controller.num_pairs,
             self._trouble,
+            self._is_blocked,
             self._num_decisions,
+            lambda: self._controller.progress,
         )
 
     async def _step(self) -> float:
         """Do what is due, and return the seconds until the next look."""
         status = self._server.status
         if status is None:
+            self._set_trouble("the server cannot be reached")  # logged with the connection
             return self._check_every_s
         if not self._is_current(status):
             await self._read()
         self._observe(status)
         action = self._controller.next_action()
         if _needs_released_arm(action) and (trouble := self._arm_trouble()) is not None:
-            self._trouble = f"the released arm: {trouble}"  # logged with the arm
+            # It is logged with the arm.
+            is_blocked = not self._is_arm_loading()
+            self._set_trouble(f"the released arm: {trouble}", is_blocked=is_blocked)
             return self._check_every_s
         match action:
             case Decide() as decision:
@@ -221,7 +242,9 @@ class ReleaseGate:
             case Evaluate() as row if self._server.is_serving:
                 unscored = await self._evaluate(row)
                 self._report(unscored or self._controller.trouble)
-                return 0.0 if unscored is None else self._retry_every_s
+                # Rows that the ledger has are not sampled again, so they need no pause.
+                is_sampled = self._evaluation is not None and self._evaluation.was_sampled
+                return self._retry_every_s if unscored is not None and is_sampled else 0.0
             case Evaluate() | Wait():
                 self._report(self._controller.trouble)
                 return self._check_every_s
@@ -262,8 +285,10 @@ class ReleaseGate:
 
     async def _decide(self, decision: Decide) -> float:
         """Send a decision to the server, and read the history, which then contains it."""
-        # The rows on which it is based, so that the next process makes the same decision.
-        await self._rows.flush()
+        # The next process must have the rows on which it is based, to make the same decision.
+        if decision.source == HELD_OUT and not await self._rows.flush():
+            self._report("the ledger cannot store the evaluated rows: see if its disk is full")
+            return self._retry_every_s
         reply = await self._server.decide(
             ReleaseRequest(
                 id=decision.id,
@@ -275,6 +300,7 @@ class ReleaseGate:
         )
         await self._read()
         if reply.record is None or not reply.success:
+            self._controller.decision_refused(decision)
             self._report(f"the server refused a decision: {reply.failure_reason}")
             return self._retry_every_s
         self._report(self._controller.trouble)
@@ -293,8 +319,9 @@ class ReleaseGate:
         evaluation = self._evaluation
         eval_id = self._eval_id(due.candidate)
         if evaluation is None or evaluation.eval_id != eval_id:
-            known = await asyncio.to_thread(self._rows.read_evaluated, eval_id)
-            evaluation = HeldOutEvaluation(eval_id, self._rows, known)
+            hooks = self._rows.hook_hash()
+            known = await asyncio.to_thread(self._rows.read_evaluated, eval_id, hooks)
+            evaluation = HeldOutEvaluation(eval_id, self._rows, known, hooks)
             self._evaluation, self._num_refused, self._num_unscored = evaluation, 0, 0
         sampling = asyncio.create_task(evaluation.pair(due.draw, due.released, due.candidate))
         try:
@@ -302,9 +329,11 @@ class ReleaseGate:
             while not is_sampled:
                 done, _ = await asyncio.wait({sampling}, timeout=self._check_every_s)
                 is_sampled = bool(done)
-                if not self._is_still_due(due):
+                if not self._is_still_due(due) or self._eval_id(due.candidate) != eval_id:
                     return None
             pair = sampling.result()
+        except HooksChanged:
+            return None
         except WireError as error:
             self._count_refusal(due.candidate, error)
             raise
@@ -352,7 +381,11 @@ class ReleaseGate:
                 log.warning("no version is evaluated or released: %s", trouble)
             else:
                 log.warning("no version can be released or rejected now: %s; retrying", trouble)
+        self._set_trouble(trouble)
+
+    def _set_trouble(self, trouble: str | None, *, is_blocked: bool = True) -> None:
         self._trouble = trouble
+        self._is_blocked = is_blocked and trouble is not None
 
 
 def _needs_released_arm(action: Action) -> bool:

@@ -156,6 +156,8 @@ class Evaluator:
             if isinstance(error, aiohttp.ClientResponseError) and error.status in (404, 405):
                 raise bad_request(_OLD_SERVER) from None
             raise unavailable(f"The server {describe_error(error, LOAD_TIMEOUT_S)}.") from None
+        if reply.is_temporary:
+            raise unavailable(reply.failure_reason, OutageReason.ENGINE_BUSY)
         if not reply.success:
             raise bad_request(reply.failure_reason)
         return reply.model

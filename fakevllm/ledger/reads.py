@@ -62,7 +62,8 @@ LATEST = f"""
     ORDER BY received_at DESC LIMIT 1
 """
 TRAINED = """
-    SELECT question, task_id FROM group_rows WHERE state IN ('trained', 'pooled', 'scored')
+    SELECT question, task_id FROM group_rows
+    WHERE state IN ('trained', 'pooled') OR (state = 'scored' AND ?)
     OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled'))
 """
 
@@ -88,6 +89,7 @@ EVAL_REWARDS = f"""
     FROM group_rows AS g LEFT JOIN sibling_rows AS s
         ON s.group_id = g.group_id AND s."index" > 0 AND s.reward IS NOT NULL
     WHERE g.eval_id = ? AND g.kind = '{EVAL_KIND}' AND g.eval_version IS NOT NULL
+    AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
 """The rewards of an evaluation's rows at temperature 1. A row without any has one line without a

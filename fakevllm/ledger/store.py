@@ -330,29 +330,31 @@ class Ledger:
         return None if row is None else AnsweredRequest(*row)
 
     def trained(
-        self, questions: Sequence[str], task_ids: Sequence[str]
+        self, questions: Sequence[str], task_ids: Sequence[str], *, with_unsent: bool = True
     ) -> tuple[set[str], set[str]]:
         """Return those of the questions and of the ids of tasks whose groups (requests with their
-        sampled answers) were trained, or wait to be trained. A group counts too if only its served
-        answer was trained, by feedback that arrived late. Questions are compared without case and
+        sampled answers) were trained, or wait to be trained. Groups that were not sent to the
+        server yet count only if `with_unsent` says so. A group counts too if only its served answer
+        was trained, by feedback that arrived late. Questions are compared without case and
         white space, and returned as they are in the ledger. The method reads all trained groups.
         """
         texts, ids = set(map(normalised, questions)), set(task_ids)
         found_questions, found_ids = set[str](), set[str]()
         with self._read_engine.connect() as db:
-            for question, task_id in db.exec_driver_sql(reads.TRAINED):
+            for question, task_id in db.exec_driver_sql(reads.TRAINED, (with_unsent,)):
                 if normalised(question) in texts:
                     found_questions.add(question)
                 if task_id in ids:
                     found_ids.add(task_id)
         return found_questions, found_ids
 
-    def evaluated_rows(self, eval_id: str) -> list[EvaluatedRewards]:
+    def evaluated_rows(self, eval_id: str, hook_hash: str) -> list[EvaluatedRewards]:
         """Return the rows that were sampled for an evaluation with a known version of the weights,
-        in the order in which they were requested. The same row may have been sampled several times.
-        The method reads all groups."""
+        in the order in which they were requested. Rows that other hooks than those with this
+        content hash have scored are left out. The same row may have been sampled several times. The
+        method reads all groups."""
         with self._read_engine.connect() as db:
-            lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id,)).all()
+            lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id, hook_hash)).all()
         rows: list[EvaluatedRewards] = []
         for (_, version, task_id), siblings in itertools.groupby(lines, lambda line: line[:3]):
             rewards = [line[3] for line in siblings if line[3] is not None]

@@ -17,7 +17,8 @@ Two tests run during each cycle, which ends with a verdict:
 
 If no version is worse by more than `margin`, each test rejects one with a probability of at most
 alpha / 2, however often it is looked at, so both together with at most alpha. The comparison of
-live sessions begins anew with each GateController, and the bound does not cover this.
+live sessions begins anew with each GateController, and after a rejection that the server has
+refused. The bound does not cover this.
 
 The bounds need rewards in their range. While a reward outside of it was seen, nothing is evaluated
 and no version is released.
@@ -33,6 +34,10 @@ from fakevllm.statistics.betting_sequence import BettingSequence, BettingTest
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.releases import GATE, Decision, ReleasesReply
 
+LIVE = "live"
+"""Source of decisions that follow from live sessions."""
+HELD_OUT = "held_out"
+"""Source of decisions that follow from held-out rows."""
 _VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 
 
@@ -93,6 +98,11 @@ class Decide:
     version: int | None
     """Version that is decided about; None for a candidate, which is the server's newest version."""
     evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def source(self) -> str | None:
+        """Test from which the decision follows, LIVE or HELD_OUT; None for a candidate."""
+        return self.evidence.get("source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +189,14 @@ class GateController:
             self.rewards_seen(*pair.released, *pair.candidate)
             evaluation.add(pair)
 
+    def decision_refused(self, decision: Decide) -> None:
+        """Record that the server has refused a decision. After a rejection that follows from live
+        sessions, their comparison begins again. Other decisions stay due."""
+        if decision.source == LIVE:
+            candidate = self._live.candidate
+            self._live = _LiveTest(self._rules)
+            self._live.candidate = candidate
+
     def session_scored(self, session: ScoredSession) -> None:
         """Add a session that an app had since the latest verdict. A session of the training arm
         counts if its version is newer than all versions of earlier verdicts."""
@@ -225,8 +243,14 @@ class GateController:
         return self._verdict_number(self._history)
 
     @property
+    def num_pairs(self) -> int:
+        """Number of pairs in the current evaluation; 0 without a candidate."""
+        return 0 if self._evaluation is None else self._evaluation.num_pairs
+
+    @property
     def progress(self) -> dict[str, Any]:
-        """The figures of the current evaluation; empty without a candidate."""
+        """The figures of the current evaluation; empty without a candidate. After a new pair, the
+        interval is computed, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
@@ -294,6 +318,10 @@ class _Difference:
             self._test.add(difference)
 
     @property
+    def num_pairs(self) -> int:
+        return self._sequence.num
+
+    @property
     def is_acceptable(self) -> bool:
         """Whether the loss is certainly below the margin."""
         return self._test is not None and self._test.is_above
@@ -330,6 +358,10 @@ class _Evaluation:
         """Reason why the evaluation ended early."""
 
     @property
+    def num_pairs(self) -> int:
+        return self._difference.num_pairs
+
+    @property
     def is_decided(self) -> bool:
         return self.verdict is not None
 
@@ -359,7 +391,7 @@ class _Evaluation:
         return (known + (num - len(rewards)) * missing) / num
 
     def evidence(self) -> dict[str, Any]:
-        figures = self._difference.evidence("held_out")
+        figures = self._difference.evidence(HELD_OUT)
         figures |= {"draws": self.num_draws, "released": self.versions[1]}
         return figures if self._trouble is None else figures | {"trouble": self._trouble}
 
@@ -441,7 +473,7 @@ class _LiveTest:
         return self._oldest
 
     def evidence(self) -> dict[str, Any]:
-        return self._difference.evidence("live")
+        return self._difference.evidence(LIVE)
 
 
 def _clipped(reward: float, rules: GateRules) -> float:

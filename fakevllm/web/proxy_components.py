@@ -338,11 +338,13 @@ async def _open_gate(
         row = await evaluator.evaluate(draft, release.eval_samples, eval_id, version)
         samples = row.group.siblings[1:]  # the first one is greedy
         rewards = [sibling.reward for sibling in samples if sibling.reward is not None]
-        return SampledRow(rewards, row.reason)
+        return SampledRow(rewards, row.reason, row.group.hook_hash)
 
     def check_rows() -> str | None:
         texts = [task.main_query for task in rows]
-        trained = [texts[position] for position in trained_rows(ledger, tasks, texts)]
+        # Groups that were not sent yet are dropped if they quote a held-out row.
+        positions = trained_rows(ledger, tasks, texts, with_unsent=False)
+        trained = [texts[position] for position in positions]
         if not trained:
             return None
         advice = "take them out of the file, or name another file, and restart the proxy"
@@ -369,6 +371,7 @@ async def _open_gate(
         link,
         on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
         arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
+        is_arm_loading=lambda: arms.policies.is_loading(Arm.RELEASED),
         pinned=[release.baseline_version] if release.baseline_share else [],
     )
     arms.on_outcome = gate.group_scored

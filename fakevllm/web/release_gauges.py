@@ -30,13 +30,14 @@ def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
     )
     metrics.gauge(
         "fakevllm_release_blocked",
-        "1 while nothing is decided for a reason that `fakevllm status` names.",
-        lambda: view().trouble is not None,
+        "1 while nothing is decided for a reason that `fakevllm status` names, except while a "
+        "training step runs or a released version is loaded.",
+        lambda: view().is_blocked,
     )
     metrics.gauge(
         "fakevllm_evaluation_pairs",
         "Pairs of held-out rows in the candidate's evaluation; 0 without a candidate.",
-        lambda: view().evaluation.get("pairs", 0),
+        lambda: view().num_pairs,
     )
     metrics.labelled_gauge(
         "fakevllm_evaluation_difference",

@@ -8,12 +8,15 @@ from fakevllm.admission.task_index import TaskIndex, normalised
 from fakevllm.ledger.store import Ledger
 
 
-def trained_rows(ledger: Ledger, tasks: TaskIndex, texts: Sequence[str]) -> list[int]:
+def trained_rows(
+    ledger: Ledger, tasks: TaskIndex, texts: Sequence[str], *, with_unsent: bool = True
+) -> list[int]:
     """Return the positions of the texts that were trained, or wait to be trained. A text was
     trained if a trained request has this text as its question, or belongs to a task with this text.
-    The function reads all trained groups, and blocks the thread."""
+    Groups that were not sent to the server yet count only if `with_unsent` says so. The function
+    reads all trained groups, and blocks the thread."""
     keys = [normalised(text) for text in texts]
     known = tasks.texts_by_id(set(keys))
-    questions, task_ids = ledger.trained(texts, list(known))
+    questions, task_ids = ledger.trained(texts, list(known), with_unsent=with_unsent)
     trained = {normalised(question) for question in questions} | {known[id] for id in task_ids}
     return [position for position, key in enumerate(keys) if key in trained]

@@ -257,6 +257,8 @@ class LoadPolicyReply(SuccessReply):
 
     model: str = ""
     """Model name of calls that are sampled by this version; empty without success."""
+    is_temporary: bool = False
+    """Whether the version is refused only now, because other evaluations use all places."""
 
 
 # --- groups (passive traffic)

@@ -11,7 +11,7 @@ holds for the weights of a version holds for its twins.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from fakevllm_server.journal.rows import VersionChange
 
@@ -132,6 +132,12 @@ class VersionLineage:
         itself, if there is none."""
         twins = self.twins_of(version)
         return next((one for one in self._path if one in twins), version)
+
+    def first_after(self, version: int, but: Set[int]) -> int | None:
+        """Return the first version after `version` on the path that is not one of `but`; None if
+        there is none, or if the version is not on the path."""
+        later = self._path[self._path.index(version) + 1 :] if version in self._path else []
+        return next((one for one in later if one not in but), None)
 
     def descendants(self, version: int) -> set[int]:
         """Return a version, its twins, and all versions that were trained from one of them."""

@@ -50,7 +50,12 @@ twice the time in which a proxy repeats the request."""
 
 
 class PolicyRefused(Exception):
-    """Error for a version that cannot be sampled. The message says why, and what can be sampled."""
+    """Error for a version that cannot be sampled. The message says why, and what can be sampled.
+    `is_temporary` says whether it can be sampled as soon as other evaluations have ended."""
+
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class PolicyLoader:
@@ -187,7 +192,8 @@ class PolicyLoader:
                 raise PolicyRefused(
                     f"The engine holds {len(loaded)} versions beside the served weights, which is "
                     f"the maximum, and all of them are in use ({', '.join(loaded)}): wait until "
-                    "the other evaluations have ended, or compare fewer versions."
+                    "the other evaluations have ended, or compare fewer versions.",
+                    is_temporary=True,
                 )
             await self._backend.rollout.unload_policy(loaded.pop(0))
 

@@ -217,6 +217,8 @@ class ReleaseService:
             raise ReleaseRefused(f"Name the version that is {decision}.")
         else:
             self._check_known(version)
+            if decision is Decision.REJECTED:
+                version = self._version_to_reject(version)
             row = self._row("release", request, decision, version, decided_by)
         if decision is Decision.REJECTED:
             return await self._reject(row, control)
@@ -285,21 +287,30 @@ class ReleaseService:
             )
         return version
 
-    async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
-        """Record a rejection. If the newest weights are rejected with the version, let training go
-        back to the version that answers apps then."""
-        version, lineage = row.record.version, self._releases.lineage()
-        assert version is not None, "a rejection names its version"
+    def _version_to_reject(self, version: int) -> int:
+        """Return the version that is rejected if the rejection of `version` is requested. This is
+        another one if the version is a copy of the released one, which training has restored: the
+        first later version on the path that is none."""
+        lineage, released = self._releases.lineage(), self._releases.state.released
+        twins = lineage.twins_of(released)
+        if version != released and version in twins:
+            first = lineage.first_after(version, twins)
+            if first is None:
+                raise ReleaseRefused(
+                    f"Version {version} has the weights of version {released}, which is released: "
+                    "there is nothing to go back from."
+                )
+            return first
         if lineage.step_of(version) == 0:
             raise ReleaseRefused(
                 f"Version {version} is the model itself, which cannot be rejected."
             )
-        released = self._releases.state.released
-        if version != released and version in lineage.twins_of(released):
-            raise ReleaseRefused(
-                f"Version {version} has the weights of version {released}, which is released: "
-                "there is nothing to go back from."
-            )
+        return version
+
+    async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
+        """Record a rejection. If the newest weights are rejected with the version, let training go
+        back to the version that answers apps then."""
+        lineage = self._releases.lineage()
         rejected = rejected_by(row, lineage)
         # An undone version would come back under another number.
         if rejected.isdisjoint({lineage.newest, *lineage.undone}):
@@ -327,8 +338,7 @@ class ReleaseService:
             )
         version = lineage.on_path(version)
         # Versions that training leaves for one that it had left before do not descend from it.
-        later = path[path.index(version) + 1 :] if version in path else []
-        first = next((one for one in later if one not in twins), None)
+        first = lineage.first_after(version, twins)
         row = self._row("rollback", request, Decision.REJECTED, first, decided_by)
         row = _with_restored(row, version, is_rollback=True)
         return await self._go_back(row, control)

@@ -187,6 +187,19 @@ async def test_a_version_that_cannot_be_sampled_is_refused_with_the_servers_word
         assert swarm.calls[CHAT] == 0
 
 
+async def test_a_version_for_which_there_is_no_room_now_may_be_sampled_later(
+    tmp_path: Path,
+) -> None:
+    refusal = {"success": False, "failure_reason": "All of them are in use.", "is_temporary": True}
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/load_policy"] = refusal
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert check.json()["refusal"] == "All of them are in use."
+        refused = await client.post("/fakevllm/eval", json=ROW | {"version": 3})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == "All of them are in use."
+
+
 async def test_a_proxy_whose_key_is_not_an_admins_says_that_it_cannot_load_versions(
     tmp_path: Path,
 ) -> None:

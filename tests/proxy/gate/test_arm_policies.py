@@ -51,8 +51,10 @@ async def test_a_version_is_pinned_at_the_start(ledger: Ledger) -> None:
     async with ScriptedSwarm() as swarm:
         swarm.answers["/load_policy"] = LOADED
         async with policies_of(swarm, ledger) as policies:
+            assert policies.is_loading(Arm.BASELINE) and not policies.is_loading(Arm.TRAINING)
             assert await policies.wait_loaded(Arm.BASELINE) is None
             assert policies.trouble(Arm.BASELINE) is None
+            assert not policies.is_loading(Arm.BASELINE)
             assert policies.trouble(Arm.TRAINING) is None
             assert policies.model(Arm.BASELINE) == "policy-7"
             assert swarm.bodies["/load_policy"] == {"version": 7, "pinned": True}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
 from fakevllm.gate.release_gate import NUM_UNSCORED, ReleaseGate
@@ -16,6 +19,7 @@ from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.release.arms import Arm
 from fakevllm.release.controller import GateRules
+from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
@@ -33,6 +37,9 @@ ROWS = [Task(main_query=f"question {number}", task_id=f"row-{number}") for numbe
 RULES = GateRules(RewardRange(0, 1), num_samples=2, evaluate_every=10, max_samples=400)
 DECISIONS_OF_A_RELEASE = [Decision.CANDIDATE, Decision.RELEASED]
 PAUSE_S = 0.001
+REQUEST = aiohttp.RequestInfo(
+    URL("http://server"), "POST", CIMultiDictProxy(CIMultiDict[str]()), URL("http://server")
+)
 
 
 @dataclass
@@ -42,12 +49,16 @@ class FakeServer:
     state: SimulatedServer
     run_id: str = "run"
     is_away: bool = False
+    is_silent: bool = False
+    """Whether the requests for its status fail."""
     num_lost_replies: int = 0
     num_requests: int = 0
     on_decide: Callable[[], None] = lambda: None
 
     @property
     def status(self) -> EngineStatusReply | None:
+        if self.is_silent:
+            return None
         return EngineStatusReply(
             engine_status=EngineStatus.ROLLING,
             run_id=self.run_id,
@@ -66,7 +77,9 @@ class FakeServer:
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         self._answer()
         self.on_decide()
-        self.state.decide(request.id, request.decision, request.version)
+        refusal = self.state.decide(request.id, request.decision, request.version)
+        if refusal:
+            return ReleaseReply(success=False, failure_reason=refusal)
         record = next(one for one in self.state.records if one.id == request.id)
         if self.num_lost_replies:
             self.num_lost_replies -= 1
@@ -87,10 +100,14 @@ class GateRig:
     rewards: Callable[[int], float | None] = lambda version: float(version > 0)
     """Reward of all samples of a version; None if the hook gives none."""
     evaluated: list[EvaluatedRewards] = field(default_factory=list[EvaluatedRewards])
-    """Rows in the ledger."""
-    eval_ids: set[str] = field(default_factory=set[str])
+    """Rows that were sampled."""
+    by_eval_id: defaultdict[str, list[EvaluatedRewards]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     num_flushed: int = 0
     """Number of rows that are in the ledger's file."""
+    num_failed_flushes: int = 0
+    """Number of times that the ledger cannot write its rows."""
     num_outages: int = 0
     retry_every_s: float = PAUSE_S
     most_rows: int | None = None
@@ -98,7 +115,10 @@ class GateRig:
     released: list[int] = field(default_factory=list[int])
     unloaded: list[int] = field(default_factory=list[int])
     arm_trouble: str | None = None
+    is_arm_loading: bool = False
     hook_hash: str = ""
+    scored_by: list[str] = field(default_factory=list[str])
+    """Content hashes of the hooks that score the next rows."""
     unusable: str | None = None
     """Reason why the held-out rows measure nothing."""
     is_damaged: bool = False
@@ -111,7 +131,7 @@ class GateRig:
             EvaluationRows(
                 ROWS,
                 self._sample,
-                lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
+                lambda eval_id, _: list(self.by_eval_id[eval_id]),
                 self._unload,
                 lambda: self.hook_hash,
                 lambda: self.unusable,
@@ -120,6 +140,7 @@ class GateRig:
             self.server,
             self.released.append,
             lambda: self.arm_trouble,
+            lambda: self.is_arm_loading,
             retry_every_s=self.retry_every_s,
             check_every_s=PAUSE_S,
         )
@@ -139,15 +160,22 @@ class GateRig:
         if self.most_rows is not None and len(self.evaluated) >= self.most_rows:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
-        self.eval_ids.add(eval_id)
+        hook_hash = self.scored_by.pop(0) if self.scored_by else self.hook_hash
         reward = self.rewards(version)
         rewards = [] if reward is None else [reward] * 2
-        self.evaluated.append(EvaluatedRewards(version, task.task_id, rewards))
-        return SampledRow(rewards, "hook_failed: KeyError: 'answer'" if reward is None else None)
+        row = EvaluatedRewards(version, task.task_id, rewards)
+        self.evaluated.append(row)
+        self.by_eval_id[eval_id].append(row)
+        reason = "hook_failed: KeyError: 'answer'" if reward is None else None
+        return SampledRow(rewards, reason, hook_hash)
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> bool:
         await asyncio.sleep(0)
+        if self.num_failed_flushes:
+            self.num_failed_flushes -= 1
+            return False
         self.num_flushed = len(self.evaluated)
+        return True
 
     async def _unload(self, version: int) -> None:
         self.unloaded.append(version)
@@ -209,9 +237,52 @@ async def test_a_decision_whose_reply_is_lost_is_made_once(rig: GateRig) -> None
 async def test_a_decision_is_sent_when_its_rows_are_in_the_ledgers_file(rig: GateRig) -> None:
     rig.server.on_decide = lambda: num_missing.append(len(rig.evaluated) - rig.num_flushed)
     num_missing: list[int] = []
+    rig.num_failed_flushes = 3
     async with rig.running():
         await until(lambda: len(rig.decisions) == 2)
     assert num_missing == [0, 0]
+
+
+async def test_a_disk_that_is_full_delays_a_verdict_on_held_out_rows_but_no_live_rejection(
+    rig: GateRig,
+) -> None:
+    rig.num_failed_flushes = 1_000_000
+    async with rig.running() as gate:
+        await until(lambda: "disk is full" in (gate.view().trouble or ""))
+        assert rig.decisions == [Decision.CANDIDATE]
+        for number in range(40):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
+        await until(lambda: rig.decisions == [Decision.CANDIDATE, Decision.REJECTED])
+
+
+async def test_a_server_that_cannot_be_reached_blocks_the_gate(rig: GateRig) -> None:
+    rig.server.state.means = [0.5] * 5
+    async with rig.running() as gate:
+        await until(lambda: rig.released == [0])
+        assert not gate.view().is_blocked
+        rig.server.is_silent = True
+        await until(lambda: gate.view().is_blocked)
+        assert gate.view().trouble == "the server cannot be reached"
+        rig.server.is_silent = False
+        await until(lambda: not gate.view().is_blocked and gate.view().trouble is None)
+
+
+async def test_a_training_step_and_a_version_that_is_loaded_do_not_block_the_gate(
+    rig: GateRig,
+) -> None:
+    def be_busy() -> None:
+        raise aiohttp.ClientResponseError(REQUEST, (), status=503)
+
+    rig.server.on_decide = be_busy
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble == "the server is busy")
+        assert not gate.view().is_blocked
+        rig.arm_trouble, rig.is_arm_loading = "not loaded yet", True
+        await until(lambda: gate.view().trouble == "the released arm: not loaded yet")
+        assert not gate.view().is_blocked
+        rig.arm_trouble, rig.is_arm_loading = "the checkpoint is damaged", False
+        await until(lambda: gate.view().is_blocked)
 
 
 async def test_decisions_wait_while_the_server_is_away(rig: GateRig) -> None:
@@ -299,7 +370,7 @@ async def test_another_run_of_the_server_has_its_own_evaluations(rig: GateRig) -
         await until(lambda: len(rig.decisions) == 2)
         rig.server.state, rig.server.run_id = SimulatedServer([0.5] * 11), "other"
         await until(lambda: len(rig.decisions) == 2)
-    assert rig.eval_ids == {"gate-10-run", "gate-10-other"}
+    assert set(rig.by_eval_id) == {"gate-10-run", "gate-10-other"}
 
 
 async def test_nothing_is_evaluated_while_the_released_version_cannot_be_sampled(
@@ -358,7 +429,42 @@ async def test_a_hook_edit_begins_the_evaluation_again(rig: GateRig) -> None:
     async with undisturbed.running():
         await until(lambda: len(undisturbed.decisions) == 2)
     assert rig.num_sampled(10) == undisturbed.num_sampled(10)
-    assert rig.eval_ids == {"gate-10-oneoneon-run", "gate-10-twotwotw-run"}
+    assert set(rig.by_eval_id) == {"gate-10-oneoneon-run", "gate-10-twotwotw-run"}
+
+
+async def test_a_row_during_which_the_hook_was_edited_does_not_count(rig: GateRig) -> None:
+    def rewards(version: int) -> float:
+        if version == 10:  # it is sampled last
+            rig.hook_hash = "new" * 5
+        return float(version > 0)
+
+    rig.hook_hash, rig.rewards = "one" * 5, rewards
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    eval_id = "gate-10-newnewne-run"
+    draws = HeldOutDraws(eval_id, len(ROWS))
+    assert draws.get(0).row != draws.get(1).row, "the first row tells which draw came first"
+    assert rig.by_eval_id[eval_id][0].task_id == ROWS[draws.get(0).row].task_id
+
+
+async def test_a_row_that_another_hook_has_scored_is_sampled_again(rig: GateRig) -> None:
+    rig.hook_hash, rig.scored_by = "one" * 5, ["two" * 5, "one" * 5]
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    undisturbed = GateRig(FakeServer(SimulatedServer([0.5] * 11)))
+    async with undisturbed.running():
+        await until(lambda: len(undisturbed.decisions) == 2)
+    assert len(rig.evaluated) > len(undisturbed.evaluated)
+    assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_after_a_restart_known_rows_without_rewards_need_no_pause(rig: GateRig) -> None:
+    rig.rewards = lambda version: None
+    async with rig.running():
+        await until(lambda: len(rig.evaluated) >= 2 * NUM_UNSCORED + 4)
+    rig.retry_every_s, rig.rewards = 60.0, lambda version: float(version > 0)
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
 
 
 async def test_a_candidate_whose_checkpoint_is_damaged_is_undecided_in_the_end(
@@ -406,6 +512,29 @@ async def test_live_sessions_of_the_training_arm_can_reject_it(rig: GateRig) -> 
             gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
         await until(lambda: rig.decisions == [Decision.REJECTED])
     assert rig.server.state.records[0].version == 4
+
+
+async def test_a_live_rejection_that_the_server_refuses_does_not_stop_the_gate(
+    rig: GateRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.server.state.means = [0.5] * 5
+    rig.arm_trouble = "not loaded yet"
+    async with rig.running() as gate:
+
+        def let_training_arm_lose(name: str) -> None:
+            for number in range(40):
+                gate.group_scored(outcome(f"{name}-released-{number}", Arm.RELEASED, 0.9))
+                gate.group_scored(outcome(f"{name}-training-{number}", Arm.TRAINING, 0.1))
+
+        await until(lambda: rig.released == [0])
+        let_training_arm_lose("first")
+        await until(lambda: rig.decisions == [Decision.REJECTED])
+        await until(lambda: gate.view().trouble == "the released arm: not loaded yet")
+        let_training_arm_lose("second")
+        await until(lambda: "nothing to go back from" in caplog.text)
+        rig.arm_trouble = None
+        rig.server.state.means += [0.5] * 10
+        await until(lambda: Decision.RELEASED in rig.decisions)
 
 
 async def test_each_live_session_counts_once_and_only_after_its_version_is_known(

@@ -136,7 +136,12 @@ def test_the_rows_of_an_evaluation_are_read_in_the_order_in_which_they_were_requ
 ) -> None:
     def row(group_id: str, at: float, rewards: list[float | None], **changes: Any) -> None:
         record = group(group_id, rewards, state="served", received_at=at, task_id="row-1")
-        values = {"kind": EVAL_KIND, "eval_id": "gate-20-run", "eval_version": 20}
+        values = {
+            "kind": EVAL_KIND,
+            "eval_id": "gate-20-run",
+            "eval_version": 20,
+            "hook_hash": "now",
+        }
         ledger.record(replace(record, **{**values, **changes}))
 
     row("later", 3.0, [1.0, 0.25, 0.5])
@@ -144,11 +149,14 @@ def test_the_rows_of_an_evaluation_are_read_in_the_order_in_which_they_were_requ
     row("without a reward", 4.0, [None, None, None], task_id="row-2")
     row("of another evaluation", 1.0, [1.0, 1.0], eval_id="gate-40-run")
     row("of changed weights", 1.0, [1.0, 1.0], eval_version=None)
+    row("of another hook", 1.0, [1.0, 1.0], hook_hash="before")
+    row("of no hook", 5.0, [None, None], task_id="row-3", hook_hash=None)
     assert ledger.drain()
-    assert ledger.evaluated_rows("gate-20-run") == [
+    assert ledger.evaluated_rows("gate-20-run", "now") == [
         EvaluatedRewards(0, "row-1", [0.75]),
         EvaluatedRewards(20, "row-1", [0.25, 0.5]),
         EvaluatedRewards(20, "row-2", []),
+        EvaluatedRewards(20, "row-3", []),
     ]
 
 

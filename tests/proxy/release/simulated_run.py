@@ -29,7 +29,8 @@ SPREAD = 0.2
 @dataclass
 class SimulatedServer:
     """The server's half: it keeps the history, and restores the released version after a
-    rejection."""
+    rejection, as a new version with the same weights. It rejects no such copy of the released
+    version, but the first version that was trained from it."""
 
     means: list[float]
     """True mean reward of each version."""
@@ -38,6 +39,8 @@ class SimulatedServer:
     released: int = 0
     candidate: int | None = None
     is_held: bool = False
+    originals: dict[int, int] = field(default_factory=dict[int, int])
+    """By restored version, the version whose weights it has."""
 
     @property
     def newest(self) -> int:
@@ -52,10 +55,11 @@ class SimulatedServer:
             is_held=self.is_held,
         )
 
-    def decide(self, id: str, decision: Decision, version: int | None, by: str = GATE) -> None:
-        """Carry out a decision, unless a request with this id was carried out before."""
+    def decide(self, id: str, decision: Decision, version: int | None, by: str = GATE) -> str:
+        """Carry out a decision, unless a request with this id was carried out before. Return the
+        reason if the decision is refused, else an empty string."""
         if any(record.id == id for record in self.records):
-            return
+            return ""
         if decision is Decision.CANDIDATE:
             self.candidate = version = self.newest
         elif decision is Decision.RELEASED:
@@ -63,8 +67,14 @@ class SimulatedServer:
             self.released = version
         elif decision is Decision.REJECTED:
             assert version is not None and version > self.released
+            version = next(
+                (one for one in self._path_from(version) if not self._is_copy(one)), None
+            )
+            if version is None:
+                return "there is nothing to go back from"
             self.rejected |= set(range(version, self.newest + 1))
             self.means.append(self.means[self.released])
+            self.originals[self.newest] = self.released
             self.candidate = None
         elif decision in (Decision.HOLD, Decision.RESUME):
             self.is_held = decision is Decision.HOLD
@@ -82,6 +92,19 @@ class SimulatedServer:
                 decided_by=by,
             )
         )
+        return ""
+
+    def _path_from(self, version: int) -> range:
+        return range(version, self.newest + 1)
+
+    def _is_copy(self, version: int) -> bool:
+        """Return True if a version has the weights of the released one."""
+        return self._original(version) == self._original(self.released)
+
+    def _original(self, version: int) -> int:
+        while version in self.originals:
+            version = self.originals[version]
+        return version
 
 
 class SimulatedRun:
@@ -144,8 +167,10 @@ class SimulatedRun:
             self.gate.pair_scored(action.candidate, action.released, action.draw, pair)
             action = self.gate.next_action()
         if isinstance(action, Decide):
-            self.server.decide(action.id, action.decision, action.version)
+            is_refused = self.server.decide(action.id, action.decision, action.version)
             self.gate.history_read(self.server.history())
+            if is_refused:
+                self.gate.decision_refused(action)
             self.gate.version_published(self.server.newest)
 
     def _spread(self) -> float:

@@ -52,8 +52,10 @@ class Gate:
         """Send the decision that is due to the server, and read its history."""
         action = self.controller.next_action()
         assert isinstance(action, Decide)
-        self.server.decide(action.id, action.decision, action.version)
+        is_refused = self.server.decide(action.id, action.decision, action.version)
         self.read()
+        if is_refused:
+            self.controller.decision_refused(action)
         return action
 
     def score(self, pair: ScoredPair, most: int = 10_000) -> int:
@@ -309,6 +311,35 @@ def test_live_sessions_reject_the_oldest_version_if_versions_up_to_the_candidate
     gate.send()
     live(gate, training=0.1, released=0.6, num=100, version=23)
     assert gate.send().version == 7
+
+
+def test_live_sessions_reject_what_was_trained_from_the_restored_version() -> None:
+    gate = Gate(num_versions=10)
+    live(gate, training=0.2, released=0.9, num=30, version=4)
+    assert gate.send().version == 4
+    restored = gate.server.newest
+    gate.server.means += [0.5] * 2
+    gate.read()
+    live(gate, training=0.2, released=0.9, num=30, version=restored)
+    assert gate.send().version == restored
+    assert [record.version for record in gate.server.records] == [4, restored + 1]
+    assert restored not in gate.server.rejected
+    assert gate.next == Wait()
+
+
+def test_a_refused_rejection_begins_the_comparison_of_live_sessions_again() -> None:
+    gate = Gate(num_versions=10)
+    live(gate, training=0.2, released=0.9, num=30, version=4)
+    gate.send()
+    restored = gate.server.newest
+    live(gate, training=0.2, released=0.9, num=30, version=restored)
+    gate.send()
+    assert len(gate.server.records) == 1 and gate.next == Wait()
+    gate.server.means += [0.5] * RULES.evaluate_every
+    gate.read()
+    assert gate.send().decision is Decision.CANDIDATE
+    live(gate, training=0.2, released=0.9, num=30, version=restored + 1)
+    assert gate.send().decision is Decision.REJECTED
 
 
 def test_the_cost_of_a_live_session_does_not_grow() -> None:

@@ -119,6 +119,26 @@ async def test_held_out_rows_that_were_trained_are_named_in_one_line(
     assert "take them out of the file, or name another file, and restart the proxy" in line
 
 
+async def test_a_group_that_was_not_sent_before_its_row_was_held_out_does_not_stop_the_gate(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger.open(tmp_path / "run" / "ledger.sqlite")
+    ledger.record(replace(group("g1", state="trained"), question="A row that was trained?"))
+    ledger.record(replace(group("g2", state="scored"), question="A row that waits?"))
+    assert ledger.drain()
+    ledger.close()
+    rows = '{"question": "A row that waits?"}\n{"question": "A row that was trained?"}\n'
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/releases"] = HISTORY
+        swarm.answers["/load_policy"] = LoadPolicyReply(success=True, model="policy-7")
+        async with gated(tmp_path, swarm, rows) as proxy:
+            gate = proxy.gate
+            assert gate is not None
+            await until(lambda: "was trained" in (gate.view().trouble or ""))
+            trouble = gate.view().trouble
+    assert trouble is not None and "(the first: 'A row that was trained?')" in trouble
+
+
 async def test_a_held_out_file_without_rows_is_refused_at_the_start(tmp_path: Path) -> None:
     async with ScriptedSwarm() as swarm:
         with pytest.raises(ConfigError, match=r"has no rows: write one JSON object per line"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fakevllm.gate.release_gate import GateView
 from fakevllm.metrics import Metrics
 from fakevllm.web.release_gauges import add_release_gauges
@@ -18,7 +20,7 @@ def lines_of(view: GateView) -> set[str]:
 
 def test_a_candidate_its_interval_and_all_decisions_are_shown() -> None:
     decisions = {"candidate": 2, "released": 1}
-    shown = lines_of(GateView(20, 40, False, EVALUATION, None, decisions))
+    shown = lines_of(GateView(20, 40, False, 12, None, False, decisions, lambda: EVALUATION))
     assert shown == {
         'fakevllm_release_version{role="released"} 20.0',
         'fakevllm_release_version{role="candidate"} 40.0',
@@ -34,9 +36,25 @@ def test_a_candidate_its_interval_and_all_decisions_are_shown() -> None:
 
 
 def test_what_is_not_known_has_no_line() -> None:
-    shown = lines_of(GateView(None, None, True, {}, "the server is busy", {}))
+    shown = lines_of(GateView(None, None, True, 0, "the disk is full", True, {}, dict))
     assert shown == {
         "fakevllm_release_held 1.0",
         "fakevllm_release_blocked 1.0",
         "fakevllm_evaluation_pairs 0.0",
     }
+
+
+def test_the_interval_is_computed_once_for_a_page_of_metrics() -> None:
+    computed: list[str] = []
+
+    def progress() -> dict[str, Any]:
+        computed.append("interval")
+        return EVALUATION
+
+    lines_of(GateView(20, 40, False, 12, None, False, {}, progress))
+    assert computed == ["interval"]
+
+
+def test_the_gate_is_not_blocked_while_the_server_is_busy() -> None:
+    shown = lines_of(GateView(20, 40, False, 12, "the server is busy", False, {}, dict))
+    assert "fakevllm_release_blocked 0.0" in shown

@@ -186,8 +186,9 @@ async def test_a_policy_in_use_is_not_unloaded_for_another(policies: Policies) -
     for version in versions:
         await policies.load(version)
     policies.now_s += IN_USE_S - 1
-    with pytest.raises(PolicyRefused, match=r"all of them are in use .* wait until the other"):
+    with pytest.raises(PolicyRefused, match=r"all of them are in use .* wait until the other") as e:
         await policies.load(other)
+    assert e.value.is_temporary
     assert set((await policies.rollout.policies()).values()) == set(versions)
     for version in versions[1:]:
         await policies.load(version)

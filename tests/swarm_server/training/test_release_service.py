@@ -151,6 +151,30 @@ async def test_a_rejection_restores_the_released_version_and_training_goes_on_fr
     await run.stop()
 
 
+@pytest.mark.parametrize("released", [0, 1])
+async def test_a_copy_of_the_released_version_is_never_rejected_but_what_was_trained_from_it(
+    tmp_path: Path, released: int
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    if released:
+        await run.decide(RELEASED, 1)
+    await run.decide(REJECTED, released + 1)
+    await run.rolling()
+    copy = run.engine.version
+    refused = await run.decide(REJECTED, copy, id="too early")
+    assert "nothing to go back from" in refused.failure_reason
+    await train(run, "c", "d")
+    reply = await run.decide(REJECTED, copy, id="again")
+    assert reply.record is not None and reply.record.version == copy + 1
+    assert run.journal.read(reads.releases)[-1].record == reply.record
+    assert run.releases.reply().rejected == [*range(released + 1, 3), copy + 1, copy + 2]
+    await run.rolling()
+    assert run.log.last_step == released
+    assert (await run.decide(REJECTED, copy, id="again")).record == reply.record
+    await run.stop()
+
+
 async def test_waiting_and_late_groups_of_rejected_versions_are_dropped_with_the_reason(
     tmp_path: Path,
 ) -> None:

@@ -23,6 +23,7 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.training import loop
+from fakevllm_server.training.policies import MAX_UNPINNED
 from fakevllm_server.types.backend import Endpoint, Rollout
 from fakevllm_server.web import server_state
 from fakevllm_server.web.app import create_app
@@ -44,6 +45,9 @@ class HoldingBackend(LocalBackend):
     @property
     def rollout(self) -> Rollout:
         return cast("Rollout", self)
+
+    async def policies(self) -> dict[str, int]:
+        return dict(self.names.loaded)
 
 
 class Server:
@@ -230,6 +234,24 @@ async def test_a_rejected_version_is_unloaded_with_the_decision(open_server: Ope
             await server.backend.load_policy(f"policy-{version}", server.weights, version)
         await server.post("/release", id="1", decision="rejected", version=2)
         assert dict(server.backend.names.loaded) == {"policy-1": 1}
+
+
+async def test_a_version_for_which_there_is_no_room_now_is_refused_as_temporary(
+    open_server: OpenServer,
+) -> None:
+    async with open_server() as server:
+        await server.start()
+        for name in "abcde":
+            await server.train(name)
+        endpoint = Endpoint(None, "http://engine", "fake", 4096, holds_policies=True)
+        server.state.engine_client = EngineClient(endpoint)
+        for version in range(1, MAX_UNPINNED + 1):
+            await server.backend.load_policy(f"policy-{version}", server.weights, version)
+            assert (await server.post("/load_policy", version=version))["success"]
+        full = await server.post("/load_policy", version=5)
+        assert not full["success"] and full["is_temporary"] and "in use" in full["failure_reason"]
+        unknown = await server.post("/load_policy", version=9)
+        assert not unknown["success"] and not unknown["is_temporary"]
 
 
 async def test_a_decision_about_another_run_is_refused(open_server: OpenServer) -> None:

@@ -169,7 +169,10 @@ def router(state: ServerState) -> APIRouter:
         try:
             model = await loader.load(request.version, client.endpoint, pinned=request.pinned)
         except (PolicyRefused, BackendRefused, ActionFailed) as refused:
-            return LoadPolicyReply(success=False, failure_reason=str(refused))
+            is_temporary = isinstance(refused, PolicyRefused) and refused.is_temporary
+            return LoadPolicyReply(
+                success=False, failure_reason=str(refused), is_temporary=is_temporary
+            )
         except BackendError as failure:
             log.error("version %d could not be loaded: %s", request.version, failure)
             raise unavailable(f"Version {request.version} could not be loaded.") from None
