@@ -3,8 +3,8 @@
     python -m benchmarks.feedback_latency [--steps 60] [--seeds 1] [--write]
 
 An app sends questions beside `fakevllm demo`, without and with `--gated`. Each of its answers gets
-a thumb. In the ledger, each feedback that was trained has the version of the weights that its step
-made. The header `x-fakevllm-version` says which version gave an answer.
+a thumb. In the ledger, each feedback that was trained, or its group, has the version of the weights
+that its step made. The header `x-fakevllm-version` says which version gave an answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ equal to all other feedback."""
 DEMO_TIMEOUT_S = 900.0
 MIN_FEEDBACKS = 10
 _SUM = re.compile(r"(\d+)\.?$")
-_TRAINED = "SELECT received_at, trained_version FROM feedback WHERE state = 'trained'"
+_TRAINED = """
+    SELECT f.received_at, COALESCE(f.trained_version, g.trained_version) AS version
+    FROM feedback AS f JOIN groups AS g USING (group_id)
+    WHERE version IS NOT NULL AND (f.state = 'trained' OR f.state = 'joined')
+"""
+"""Feedback that was trained by itself, and feedback that arrived before its group was sent and was
+trained as a part of the group's reward."""
 _ARMS = "SELECT group_id, arm FROM groups WHERE kind IS NOT 'eval'"
 
 
