@@ -103,13 +103,17 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
     version = release["released"]
     text = "not known yet" if version is None else f"version {version}"
     yield "released", f"{text}{held}"
+    figures: Json = release["evaluation"]
     if release["candidate"] is not None:
-        figures: Json = release["evaluation"]
         text = f"version {release['candidate']}, {counted(figures.get('pairs', 0), 'pair')}"
         if figures.get("difference") is not None:
             low, high = figures["low"], figures["high"]
             text += f", difference {figures['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
         yield "candidate", text
+    if "reference" in figures:
+        num, size = figures["reference_draws"], figures["reference_size"]
+        text = f"training waits for answers of version {figures['reference']}"
+        yield "reference", f"{text}: {num} of {size} rows"
     if release["trouble"]:
         yield "release gate", str(release["trouble"])
 

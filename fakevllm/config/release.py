@@ -27,6 +27,10 @@ class ReleaseSection(Section):
     """Which weights answer apps. `continuous`: those of the newest training step. `gated`: the
     newest ones answer the share `canary_share` of the sessions, and only these sessions are
     trained. All others get the version that passed its evaluation on held-out rows."""
+    evaluation: Literal["beside_training", "between_steps"] = "beside_training"
+    """With the mode `gated`: when versions are evaluated. `beside_training`: while training goes
+    on, by an engine that holds several versions. `between_steps`: while training waits, by any
+    engine. The newest version then answers all sessions, and all of them are trained."""
     canary_share: float = Field(default=0.2, gt=0, le=1, allow_inf_nan=False)
     """With the mode `gated`: share of the sessions that the newest version answers."""
     eval_dataset: Path | None = None
@@ -57,9 +61,19 @@ class ReleaseSection(Section):
         return self.mode == "gated"
 
     @property
+    def is_between_steps(self) -> bool:
+        """Whether training waits while a version is evaluated."""
+        return self.is_gated and self.evaluation == "between_steps"
+
+    @property
+    def has_released_arm(self) -> bool:
+        """Whether the released version answers sessions beside the newest one."""
+        return self.is_gated and not self.is_between_steps
+
+    @property
     def shares(self) -> dict[str, float]:
         """The configured shares of sessions, by key."""
-        canary = {"canary_share": self.canary_share} if self.is_gated else {}
+        canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 
     @model_validator(mode="after")
@@ -75,6 +89,11 @@ class ReleaseSection(Section):
     def _check_gate(self) -> Self:
         if not self.is_gated:
             return self
+        if self.is_between_steps and "canary_share" in self.model_fields_set:
+            raise ValueError(
+                'canary_share has no effect with evaluation = "between_steps", where the newest '
+                "version answers all sessions: take it out"
+            )
         if self.eval_dataset is None:
             raise ValueError(
                 'the mode "gated" evaluates versions on held-out rows: name their file in '

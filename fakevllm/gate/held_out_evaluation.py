@@ -1,12 +1,13 @@
-"""Sample the held-out rows of an evaluation with two versions, and read those that were sampled by
-an earlier process."""
+"""The held-out rows of an evaluation: sample them with the versions that are compared, and read
+those that an earlier process has sampled."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.controller import ScoredPair
@@ -23,16 +24,22 @@ class SampledRow:
     """Reason why there are no rewards; None if there are any."""
     hook_hash: str | None = None
     """Content hash of the hooks that scored the row; None if none did."""
+    version: int | None = None
+    """Version that sampled the row; None if several may have."""
 
 
 class HooksChanged(Exception):
     """Error for a row that was scored by other hooks than those of its evaluation."""
 
 
-SampleRow = Callable[[Task, int, str], Awaitable[SampledRow]]
+class VersionChanged(Exception):
+    """Error for a row that another version sampled than the evaluation needs."""
+
+
+SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
 """A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version, and the evaluation's id. It raises
-WireError if the row cannot be sampled now."""
+returns its rewards. The arguments are the row, the version (None: the one that is served), and the
+evaluation's id. It raises WireError if the row cannot be sampled now."""
 
 
 async def _flushed() -> bool:
@@ -60,55 +67,97 @@ class EvaluationRows:
     could not be written in time."""
 
 
-class HeldOutEvaluation:
-    """The rows of one evaluation: those that the ledger has, and those that are sampled."""
+class AnsweredRows:
+    """The rewards of one version for drawn rows: those that the ledger has, and those that are
+    sampled."""
 
     def __init__(
         self,
-        eval_id: str,
-        rows: EvaluationRows,
-        known: Sequence[EvaluatedRewards],
+        draws: HeldOutDraws,
+        tasks: Sequence[Task],
+        sample: Callable[[Task], Awaitable[SampledRow]],
+        known: Iterable[EvaluatedRewards],
         hook_hash: str = "",
     ) -> None:
-        """Create the evaluation. `known` are the rows that the ledger has, and `hook_hash` is the
-        content hash of the hooks that score the others."""
-        self.eval_id = eval_id
-        self._rows = rows
+        """Create the rows. `sample` samples a row, `known` are the rows that the ledger has, and
+        `hook_hash` is the content hash of the hooks that score the others."""
+        self._draws = draws
+        self._tasks = tasks
+        self._sample = sample
         self._hook_hash = hook_hash
-        self._draws = HeldOutDraws(eval_id, len(rows.tasks))
-        self._sampled: defaultdict[tuple[int, str], list[Sequence[float]]] = defaultdict(list)
-        """By version and row, the rewards of each time that the row was sampled."""
+        self._answered: defaultdict[str, list[Sequence[float]]] = defaultdict(list)
+        """By row, the rewards of each time that the row was sampled."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Lock of each row, which is held while the row is sampled."""
+        self.num_sampled = 0
+        """Number of rows that were sampled, and not read from the ledger."""
         self.reason: str | None = None
         """Reason why the row that was sampled last without rewards has none."""
-        self.was_sampled = False
-        """Whether the draw that was returned last had to be sampled."""
         for row in known:
-            self._sampled[row.version, row.task_id].append(row.rewards)
+            self._answered[row.task_id].append(row.rewards)
 
-    async def pair(self, number: int, released: int, candidate: int) -> ScoredPair:
-        """Return the rewards of a draw, after the row was sampled by the versions that lack it.
-        Raises WireError if it cannot be sampled, and HooksChanged if other hooks scored it."""
-        self.was_sampled = False
+    def num_known(self, most: int) -> int:
+        """Return how many draws are known, from the first one on, but not more than `most`."""
+        for number in range(most):
+            draw = self._draws.get(number)
+            if len(self._answered[self._tasks[draw.row].task_id]) <= draw.occurrence:
+                return number
+        return most
+
+    async def rewards(self, number: int) -> Sequence[float]:
+        """Return the rewards of a draw, after its row was sampled as often as it was drawn. Raises
+        WireError if it cannot be sampled, and HooksChanged if other hooks scored it."""
         draw = self._draws.get(number)
-        task = self._rows.tasks[draw.row]
-        parts = [
-            asyncio.create_task(self._rewards(version, task, draw.occurrence))
-            for version in (released, candidate)
-        ]
-        try:
-            return ScoredPair(*await asyncio.gather(*parts))
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
+        task = self._tasks[draw.row]
+        known = self._answered[task.task_id]
+        async with self._locks[task.task_id]:
+            while len(known) <= draw.occurrence:
+                self.num_sampled += 1
+                sampled = await self._sample(task)
+                if sampled.hook_hash not in (None, self._hook_hash):
+                    raise HooksChanged
+                known.append(sampled.rewards)
+                self.reason = sampled.reason or self.reason
+        return known[draw.occurrence]
 
-    async def _rewards(self, version: int, task: Task, occurrence: int) -> Sequence[float]:
-        known = self._sampled[version, task.task_id]
-        while len(known) <= occurrence:
-            self.was_sampled = True
-            sampled = await self._rows.sample(task, version, self.eval_id)
-            if sampled.hook_hash not in (None, self._hook_hash):
-                raise HooksChanged
-            known.append(sampled.rewards)
-            self.reason = sampled.reason or self.reason
-        return known[occurrence]
+
+class HeldOutEvaluation:
+    """The drawn rows of one evaluation, answered by two versions."""
+
+    def __init__(self, eval_id: str, released: AnsweredRows, candidate: AnsweredRows) -> None:
+        self.eval_id = eval_id
+        self._versions = (released, candidate)
+
+    @property
+    def reason(self) -> str | None:
+        """Reason why a row that was sampled without rewards has none."""
+        return next((rows.reason for rows in self._versions if rows.reason is not None), None)
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of rows that were sampled, and not read from the ledger."""
+        return sum(rows.num_sampled for rows in self._versions)
+
+    async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
+        """Return the rewards of the draws from `first` on, after their rows were sampled by the
+        versions that lack them. Raises WireError if one cannot be sampled, and HooksChanged if
+        other hooks scored it."""
+        numbers = range(first, first + num)
+        rewards = await at_once(
+            [rows.rewards(number) for number in numbers for rows in self._versions]
+        )
+        return [ScoredPair(*rewards[at : at + 2]) for at in range(0, len(rewards), 2)]
+
+
+async def at_once(
+    draws: Sequence[Coroutine[Any, Any, Sequence[float]]],
+) -> list[Sequence[float]]:
+    """Return the rewards of draws that are sampled at the same time. If one raises an error, cancel
+    the others, and raise it."""
+    tasks = [asyncio.create_task(draw) for draw in draws]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,25 +13,33 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
 from fakevllm.evaluation.messages import HOW_TO_SCORE
-from fakevllm.gate.held_out_evaluation import EvaluationRows, HeldOutEvaluation, HooksChanged
+from fakevllm.gate.compared_versions import Reference, open_beside_training
+from fakevllm.gate.held_out_evaluation import (
+    EvaluationRows,
+    HeldOutEvaluation,
+    HooksChanged,
+    VersionChanged,
+)
 from fakevllm.gate.live_sessions import LiveSessions
-from fakevllm.release.arm_gains import GroupOutcome
-from fakevllm.release.controller import (
+from fakevllm.release.actions import (
     HELD_OUT,
     Action,
     Decide,
     Evaluate,
-    GateController,
-    GateRules,
+    LimitTraining,
+    SampleReference,
     Wait,
 )
+from fakevllm.release.arm_gains import GroupOutcome
+from fakevllm.release.between_steps import BetweenStepsController
+from fakevllm.release.controller import GateController, GateRules
 from fakevllm.swarm.errors import (
     NETWORK_ERRORS,
     RELEASES_NEED_ADMIN_KEY,
@@ -48,7 +56,7 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseRequest,
     ReleasesReply,
 )
-from fakevllm_adapters.protocol.swarm import EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, SuccessReply
 
 log = logging.getLogger("fakevllm.gate.release_gate")
 
@@ -69,6 +77,9 @@ MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
 
 
+_Rows = TypeVar("_Rows")
+
+
 class ReleaseServer(Protocol):
     """The part of the connection to the server that the gate uses."""
 
@@ -81,6 +92,24 @@ class ReleaseServer(Protocol):
     async def releases(self) -> ReleasesReply: ...
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply: ...
+
+    async def limit_training(self, version: int | None) -> SuccessReply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedArm:
+    """The functions with which the gate controls the arm of the released version."""
+
+    set_version: Callable[[int], None]
+    """Function that is called with the version that answers the arm."""
+    trouble: Callable[[], str | None]
+    """Function that returns the reason if that version cannot be sampled, else None."""
+    is_loading: Callable[[], bool]
+    """Function that returns whether the version is only not loaded yet."""
+
+
+NO_RELEASED_ARM = ReleasedArm(lambda version: None, lambda: None, lambda: False)
+"""The arm if the newest version answers all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +132,17 @@ class GateView:
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
+    has_released_arm: bool = True
+    """Whether the released version answers sessions beside the newest one."""
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Figures of the current evaluation; empty without a candidate."""
+        """Figures of the current evaluation, or of the reference while it is sampled."""
         return self.progress()
+
+
+class _NotDue(Exception):
+    """Error for rows that are not needed any more."""
 
 
 class ReleaseGate:
@@ -118,31 +153,31 @@ class ReleaseGate:
         rules: GateRules,
         rows: EvaluationRows,
         server: ReleaseServer,
-        on_released: Callable[[int], None],
-        arm_trouble: Callable[[], str | None] = lambda: None,
-        is_arm_loading: Callable[[], bool] = lambda: False,
+        arm: ReleasedArm = NO_RELEASED_ARM,
         *,
         pinned: Sequence[int] = (),
+        controller: Callable[[GateRules], GateController] = GateController,
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Create the gate. `on_released` is called with the version that answers the released arm,
-        and `arm_trouble` returns the reason if that version cannot be sampled. `is_arm_loading`
-        returns whether it is only not loaded yet. `pinned` are further versions whose checkpoints
-        are kept, such as the baseline."""
-        self._rules = rules
+        """Create the gate. `pinned` are further versions whose checkpoints are kept, such as the
+        baseline. `controller` creates the object that decides, also when the server changes to
+        another run."""
         self._rows = rows
         self._server = server
-        self._on_released = on_released
-        self._arm_trouble = arm_trouble
-        self._is_arm_loading = is_arm_loading
+        self._arm = arm
         self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
-        self._controller = GateController(rules)
+        self._rules = rules
+        self._new_controller = lambda: controller(rules)
+        self._controller = self._new_controller()
         self._run_id = ""
+        self._read_at_version = 0
+        """Newest version of the weights when the history was requested last."""
         self._history: ReleasesReply | None = None
         self._num_decisions: Counter[str] = Counter()
+        self._reference: Reference | None = None
         self._evaluation: HeldOutEvaluation | None = None
         self._num_refused = 0
         """Number of times that the present row was refused, one after the other."""
@@ -219,6 +254,7 @@ class ReleaseGate:
             self._is_blocked,
             self._num_decisions,
             lambda: self._controller.progress,
+            self._arm is not NO_RELEASED_ARM,
         )
 
     async def _step(self) -> float:
@@ -230,22 +266,21 @@ class ReleaseGate:
         if not self._is_current(status):
             await self._read()
         self._observe(status)
+        await self._read_reference()
         action = self._controller.next_action()
-        if _needs_released_arm(action) and (trouble := self._arm_trouble()) is not None:
+        if _needs_released_arm(action) and (trouble := self._arm.trouble()) is not None:
             # It is logged with the arm.
-            is_blocked = not self._is_arm_loading()
+            is_blocked = not self._arm.is_loading()
             self._set_trouble(f"the released arm: {trouble}", is_blocked=is_blocked)
             return self._check_every_s
         match action:
             case Decide() as decision:
                 return await self._decide(decision)
-            case Evaluate() as row if self._server.is_serving:
-                unscored = await self._evaluate(row)
-                self._report(unscored or self._controller.trouble)
-                # Rows that the ledger has are not sampled again, so they need no pause.
-                is_sampled = self._evaluation is not None and self._evaluation.was_sampled
-                return self._retry_every_s if unscored is not None and is_sampled else 0.0
-            case Evaluate() | Wait():
+            case LimitTraining(version=version):
+                return await self._limit_training(version)
+            case Evaluate() | SampleReference() as rows if self._server.is_serving:
+                return await self._sample(rows)
+            case Evaluate() | SampleReference() | Wait():
                 self._report(self._controller.trouble)
                 return self._check_every_s
 
@@ -257,20 +292,26 @@ class ReleaseGate:
 
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the known history is that of the server, which may have decisions of
-        operators."""
+        operators. Between steps, it is read with each version, because a version may be a copy of
+        another one."""
         history = self._history
         if history is None or status.run_id != self._run_id:
+            return False
+        is_newer = status.weight_version != self._read_at_version
+        if is_newer and isinstance(self._controller, BetweenStepsController):
             return False
         return status.num_releases == len(history.records)
 
     async def _read(self) -> None:
         """Read the history of the server's present run."""
         status = self._server.status
+        version = 0 if status is None else status.weight_version
         history = await self._server.releases()
+        self._read_at_version = version
         run_id = self._run_id if status is None else status.run_id
         if run_id != self._run_id:
             self._run_id = run_id
-            self._controller = GateController(self._rules)
+            self._controller = self._new_controller()
             if self._unusable is not None:
                 self._controller.rows_unusable(self._unusable)
             self._live = LiveSessions()
@@ -278,7 +319,7 @@ class ReleaseGate:
         self._num_decisions = Counter(record.decision.value for record in history.records)
         self._controller.history_read(history)
         self._live.begin(self._controller.latest_verdict)
-        self._on_released(history.released)
+        self._arm.set_version(history.released)
         ended = None if before is None else before.candidate
         if ended is not None and ended not in (history.candidate, history.released):
             await self._rows.unload(ended)
@@ -312,48 +353,113 @@ class ReleaseGate:
         )
         return 0.0
 
-    async def _evaluate(self, due: Evaluate) -> str | None:
-        """Sample the row that is due with both versions, and pass its rewards to the controller.
-        Stop as soon as something else is due, such as a decision or the evaluation of another
-        version: an operator does not wait for the row. Return a reason if no row gets rewards."""
-        evaluation = self._evaluation
-        eval_id = self._eval_id(due.candidate)
-        if evaluation is None or evaluation.eval_id != eval_id:
-            hooks = self._rows.hook_hash()
-            known = await asyncio.to_thread(self._rows.read_evaluated, eval_id, hooks)
-            evaluation = HeldOutEvaluation(eval_id, self._rows, known, hooks)
-            self._evaluation, self._num_refused, self._num_unscored = evaluation, 0, 0
-        sampling = asyncio.create_task(evaluation.pair(due.draw, due.released, due.candidate))
+    async def _limit_training(self, version: int) -> float:
+        """Let training make no version above this one, until the next limit."""
+        reply = await self._server.limit_training(version)
+        if not reply.success:
+            self._report(f"the server does not limit training: {reply.failure_reason}")
+            return self._retry_every_s
+        await self._read()
+        return 0.0
+
+    async def _read_reference(self) -> None:
+        """Read the answers of the reference from the ledger, if the controller needs them."""
+        controller = self._controller
+        if not isinstance(controller, BetweenStepsController) or not controller.needs_reference:
+            return
+        version = controller.reference
+        assert version is not None, "the controller names the reference that it needs"
+        self._reference = Reference(self._eval_id(f"reference-{version}"), self._rows)
+        self._evaluation = None  # it has the answers of the reference before
+        await self._reference.read(lambda: controller.reference_copies)
+        controller.reference_answered(
+            version, self._reference.answers.num_known(self._rules.max_draws)
+        )
+
+    async def _sample(self, due: Evaluate | SampleReference) -> float:
+        """Sample the rows that are due, and pass their rewards to the controller. Stop as soon as
+        something else is due, such as a decision or the evaluation of another version: an operator
+        does not wait for the rows. Return the seconds until the next look."""
         try:
-            is_sampled = False
-            while not is_sampled:
-                done, _ = await asyncio.wait({sampling}, timeout=self._check_every_s)
-                is_sampled = bool(done)
-                if not self._is_still_due(due) or self._eval_id(due.candidate) != eval_id:
-                    return None
-            pair = sampling.result()
-        except HooksChanged:
-            return None
+            if isinstance(due, Evaluate):
+                num_sampled, reason = await self._sample_pairs(due)
+            else:
+                num_sampled, reason = await self._sample_reference(due)
+        except (_NotDue, HooksChanged):
+            return 0.0
+        except VersionChanged:
+            return self._check_every_s
+        self._num_refused = 0
+        unscored = _unscored(reason) if self._num_unscored >= NUM_UNSCORED else None
+        self._report(unscored or self._controller.trouble)
+        # Rows that the ledger has are not sampled again, so they need no pause.
+        return self._retry_every_s if unscored is not None and num_sampled else 0.0
+
+    async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
+        """Sample rows of an evaluation. Return the number of rows that the ledger did not have, and
+        the reason why a row has no reward."""
+        eval_id = self._eval_id(str(due.candidate))
+        evaluation = self._evaluation
+        if evaluation is None or evaluation.eval_id != eval_id:
+            evaluation = self._evaluation = await self._open_evaluation(eval_id, due)
+            self._num_refused, self._num_unscored = 0, 0
+        num_before = evaluation.num_sampled
+        try:
+            pairs = await self._while_due(due, evaluation.pairs(due.draw, due.num_draws))
         except WireError as error:
             self._count_refusal(due.candidate, error)
             raise
+        for draw, pair in enumerate(pairs, start=due.draw):
+            self._controller.pair_scored(due.candidate, due.released, draw, pair)
+            self._count_unscored(is_scored=bool(pair.released or pair.candidate))
+        return evaluation.num_sampled - num_before, evaluation.reason
+
+    async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
+        """Sample rows of the reference. Return the number of rows that the ledger did not have, and
+        the reason why a row has no reward."""
+        reference, controller = self._reference, self._controller
+        assert reference is not None, "a reference is read before its rows are due"
+        assert isinstance(controller, BetweenStepsController), "it alone has a reference"
+        num_before = reference.answers.num_sampled
+        for is_scored in await self._while_due(due, reference.sample(due.draw, due.num_draws)):
+            self._count_unscored(is_scored=is_scored)
+        controller.reference_answered(due.reference, due.draw + due.num_draws)
+        return reference.answers.num_sampled - num_before, reference.answers.reason
+
+    async def _open_evaluation(self, eval_id: str, due: Evaluate) -> HeldOutEvaluation:
+        controller = self._controller
+        if not isinstance(controller, BetweenStepsController):
+            return await open_beside_training(self._rows, eval_id, due.released, due.candidate)
+        assert self._reference is not None, "a reference is read before it is compared"
+        return await self._reference.open(eval_id, lambda: controller.candidate_copies)
+
+    async def _while_due(self, due: Action, sampling: Coroutine[Any, Any, _Rows]) -> _Rows:
+        """Return the result of a coroutine. Cancel it and raise _NotDue if something else is due
+        meanwhile."""
+        hooks, task = self._rows.hook_hash(), asyncio.create_task(sampling)
+        try:
+            is_sampled = False
+            while not is_sampled:
+                done, _ = await asyncio.wait({task}, timeout=self._check_every_s)
+                is_sampled = bool(done)
+                if not self._is_still_due(due) or self._rows.hook_hash() != hooks:
+                    raise _NotDue
+            return task.result()
         finally:
-            sampling.cancel()
-            await asyncio.gather(sampling, return_exceptions=True)
-        self._num_refused = 0
-        self._controller.pair_scored(due.candidate, due.released, due.draw, pair)
-        is_scored = bool(pair.released or pair.candidate)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _count_unscored(self, *, is_scored: bool) -> None:
         self._num_unscored = 0 if is_scored else self._num_unscored + 1
-        return _unscored(evaluation.reason) if self._num_unscored >= NUM_UNSCORED else None
 
-    def _eval_id(self, candidate: int) -> str:
-        """Return the id of an evaluation. It names the hooks, because the rewards of different
-        hooks cannot be compared."""
+    def _eval_id(self, name: str) -> str:
+        """Return the id under which the ledger keeps rows. It names the hooks, because the rewards
+        of different hooks cannot be compared."""
         hooks = self._rows.hook_hash()[:8]
-        return "-".join(filter(None, (GATE, str(candidate), hooks, self._run_id)))[:100]
+        return "-".join(filter(None, (GATE, name, hooks, self._run_id)))[:100]
 
-    def _is_still_due(self, due: Evaluate) -> bool:
-        """Return False if something else is due than the row that is sampled."""
+    def _is_still_due(self, due: Action) -> bool:
+        """Return False if something else is due than the rows that are sampled."""
         status = self._server.status
         if status is not None:
             if not self._is_current(status):

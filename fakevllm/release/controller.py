@@ -27,17 +27,14 @@ and no version is released.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from fakevllm.release.actions import HELD_OUT, LIVE, Action, Decide, Evaluate, Wait
 from fakevllm.statistics.betting_sequence import BettingSequence, BettingTest
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.releases import GATE, Decision, ReleasesReply
 
-LIVE = "live"
-"""Source of decisions that follow from live sessions."""
-HELD_OUT = "held_out"
-"""Source of decisions that follow from held-out rows."""
 _VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 
 
@@ -85,42 +82,6 @@ class ScoredSession:
     """Version that answered a session of the training arm; None for the released arm."""
     mean: float
     """Mean reward of the session's siblings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decide:
-    """A decision to send to the server."""
-
-    id: str
-    """Id of the request. It is the same until the history changes, also if the newest version does
-    while the request is sent again."""
-    decision: Decision
-    version: int | None
-    """Version that is decided about; None for a candidate, which is the server's newest version."""
-    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def source(self) -> str | None:
-        """Test from which the decision follows, LIVE or HELD_OUT; None for a candidate."""
-        return self.evidence.get("source")
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """A held-out row to sample with two versions."""
-
-    candidate: int
-    released: int
-    draw: int
-    """Number of the next draw, from 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing is due before the next event."""
-
-
-Action = Decide | Evaluate | Wait
 
 
 class GateController:

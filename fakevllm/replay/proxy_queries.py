@@ -81,7 +81,8 @@ async def training_notice(url: str, key: str | None = None) -> TrainingNotice | 
         return TrainingNotice(_NONE_TRAIN, reason)
     if not stats.get("has_hooks", True):
         return TrainingNotice(_NONE_TRAIN, FAN_OUT_NO_HOOKS)
-    if stats.get("release") is not None:
+    release = stats.get("release")
+    if release is not None and release.get("has_released_arm", True):
         return TrainingNotice(_SOME_TRAIN, _GATED)
     return None if stats.get("arms") is None else TrainingNotice(_SOME_TRAIN, _BASELINE)
 

@@ -19,7 +19,8 @@ from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
 from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
-from fakevllm.gate.release_gate import ReleaseGate
+from fakevllm.gate.release_gate import NO_RELEASED_ARM, ReleasedArm, ReleaseGate
+from fakevllm.gate.training_limit import remove_training_limit
 from fakevllm.groups.evaluator import Evaluator, row_draft
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
@@ -34,7 +35,8 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.release.arm_gains import ArmGains
 from fakevllm.release.arms import Arm, ArmAssigner, Shares
-from fakevllm.release.controller import GateRules
+from fakevllm.release.between_steps import BetweenStepsController
+from fakevllm.release.controller import GateController, GateRules
 from fakevllm.runtime.plurals import counted
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
@@ -199,11 +201,14 @@ async def open_proxy(
             stack.push_async_callback(_cancel, unloading)
         arms = _open_arms(config, ledger, link, metrics, stack)
         gate = None
-        if arms is not None and evaluator is not None and config.release.is_gated:
+        if evaluator is not None and config.release.is_gated:
             gate = await _open_gate(
                 config, ledger, tasks, link, evaluator, model_names, arms, stack
             )
             add_release_gauges(metrics, gate.view)
+        if hooks is not None and not config.release.is_between_steps:
+            removing = asyncio.create_task(remove_training_limit(link))
+            stack.push_async_callback(_cancel, removing)
         pipeline = Pipeline(
             config,
             upstream,
@@ -279,7 +284,7 @@ def _open_arms(
             'release.mode "gated" needs hooks, which score the held-out rows: set hooks.path, or '
             "take release.mode out."
         )
-    if release.baseline_share == 0 and not release.is_gated:
+    if release.baseline_share == 0 and not release.has_released_arm:
         return None
     if config.hooks.path is None:
         log.warning(
@@ -293,12 +298,12 @@ def _open_arms(
     )
     shares = Shares.continuous(release.baseline_share)
     versions = {Arm.BASELINE: release.baseline_version} if release.baseline_share else {}
-    if release.is_gated:
+    if release.has_released_arm:
         advice = (
             "Release another version with `fakevllm release promote`, or, if the engine cannot "
             "hold several versions (vLLM can if the server starts it with "
-            "--engine-arg=--enable-lora for a job with lora_rank), set release.mode to "
-            '"continuous".'
+            "--engine-arg=--enable-lora for a job with lora_rank), set release.evaluation "
+            'to "between_steps".'
         )
         rest = 1 - release.canary_share - release.baseline_share
         shares = Shares(release.canary_share, rest, release.baseline_share)
@@ -324,7 +329,7 @@ async def _open_gate(
     link: SwarmLink,
     evaluator: Evaluator,
     model_names: ModelNames,
-    arms: RequestArms,
+    arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
     """Start the object that decides about versions, and wait until it knows the released one."""
@@ -333,12 +338,12 @@ async def _open_gate(
 
     file, rows = release.eval_dataset, read_tasks(release.eval_dataset, config.dataset.field)
 
-    async def sample(task: Task, version: int, eval_id: str) -> SampledRow:
+    async def sample(task: Task, version: int | None, eval_id: str) -> SampledRow:
         draft = row_draft(task, model_names.reported(), link.engine)
         row = await evaluator.evaluate(draft, release.eval_samples, eval_id, version)
         samples = row.group.siblings[1:]  # the first one is greedy
         rewards = [sibling.reward for sibling in samples if sibling.reward is not None]
-        return SampledRow(rewards, row.reason, row.group.hook_hash)
+        return SampledRow(rewards, row.reason, row.group.hook_hash, row.group.eval_version)
 
     def check_rows() -> str | None:
         texts = [task.main_query for task in rows]
@@ -369,16 +374,26 @@ async def _open_gate(
             flush=ledger.flush,
         ),
         link,
-        on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
-        arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
-        is_arm_loading=lambda: arms.policies.is_loading(Arm.RELEASED),
+        _released_arm(arms) if release.has_released_arm else NO_RELEASED_ARM,
         pinned=[release.baseline_version] if release.baseline_share else [],
+        controller=BetweenStepsController if release.is_between_steps else GateController,
     )
-    arms.on_outcome = gate.group_scored
+    if arms is not None:
+        arms.on_outcome = gate.group_scored
     await gate.first_read(FIRST_READ_S)
     running = asyncio.create_task(gate.run())
     stack.push_async_callback(_cancel, running)
     return gate
+
+
+def _released_arm(arms: RequestArms | None) -> ReleasedArm:
+    assert arms is not None, "a proxy whose released version answers sessions has arms"
+    policies = arms.policies
+    return ReleasedArm(
+        set_version=lambda version: policies.set_version(Arm.RELEASED, version),
+        trouble=lambda: policies.trouble(Arm.RELEASED),
+        is_loading=lambda: policies.is_loading(Arm.RELEASED),
+    )
 
 
 def _add_gauges(

@@ -79,9 +79,14 @@ class ReleaseStats(BaseModel):
     """Whether no version is released until `fakevllm release resume`."""
     evaluation: dict[str, Any] = {}
     """Figures of the present evaluation: the difference of the candidate's mean reward to the
-    released version, with its interval. Empty without a candidate."""
+    released version, with its interval. Before training continues after a release, the released
+    version answers the held-out rows: `reference` is this version, and `reference_draws` of
+    `reference_size` rows are answered. Empty if nothing is evaluated."""
     trouble: str | None = None
     """Reason why nothing is decided now; None if there is none."""
+    has_released_arm: bool = True
+    """Whether the released version answers sessions beside the newest one. If not, training waits
+    while a version is evaluated."""
 
 
 class Stats(BaseModel):

@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fakevllm.release.controller import (
+from fakevllm.release.actions import (
     Decide,
     Evaluate,
+)
+from fakevllm.release.controller import (
     GateController,
     GateRules,
     ScoredPair,
@@ -39,6 +41,7 @@ class SimulatedServer:
     released: int = 0
     candidate: int | None = None
     is_held: bool = False
+    training_limit: int | None = None
     originals: dict[int, int] = field(default_factory=dict[int, int])
     """By restored version, the version whose weights it has."""
 
@@ -53,6 +56,9 @@ class SimulatedServer:
             candidate=self.candidate,
             rejected=sorted(self.rejected),
             is_held=self.is_held,
+            training_limit=self.training_limit,
+            released_copies=self._copies_of(self.released),
+            candidate_copies=[] if self.candidate is None else self._copies_of(self.candidate),
         )
 
     def decide(self, id: str, decision: Decision, version: int | None, by: str = GATE) -> str:
@@ -100,6 +106,10 @@ class SimulatedServer:
     def _is_copy(self, version: int) -> bool:
         """Return True if a version has the weights of the released one."""
         return self._original(version) == self._original(self.released)
+
+    def _copies_of(self, version: int) -> list[int]:
+        original = self._original(version)
+        return [one for one in range(len(self.means)) if self._original(one) == original]
 
     def _original(self, version: int) -> int:
         while version in self.originals:

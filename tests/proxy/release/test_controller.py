@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.release.controller import (
+from fakevllm.release.actions import (
     Action,
     Decide,
     Evaluate,
+    Wait,
+)
+from fakevllm.release.controller import (
     GateController,
     GateRules,
     ScoredPair,
     ScoredSession,
-    Wait,
     _LiveTest,  # pyright: ignore[reportPrivateUsage]
 )
 from fakevllm.release.held_out_draws import HeldOutDraws

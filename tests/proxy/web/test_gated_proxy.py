@@ -67,6 +67,7 @@ async def test_the_released_version_is_known_when_the_proxy_has_started(tmp_path
         "is_held": True,
         "evaluation": {},
         "trouble": shown["release"]["trouble"],
+        "has_released_arm": True,
     }
     rows = dict(status_rows(shown))
     assert rows["released"] == "version 7; releases are on hold"
@@ -85,7 +86,7 @@ async def test_with_an_engine_that_holds_one_set_of_weights_one_line_says_that_i
             await until(lambda: swarm.calls["/get_engine_status"] > 3)
     lines = [line.getMessage() for line in caplog.records if "one set" in line.getMessage()]
     assert len(lines) == 1
-    assert 'set release.mode to "continuous"' in lines[0]
+    assert 'set release.evaluation to "between_steps"' in lines[0]
     assert swarm.calls["/release"] == 0
 
 

@@ -1,0 +1,71 @@
+"""What the release gate has to do next. `controller` and `between_steps` decide it, and
+`gate/release_gate` carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fakevllm_adapters.protocol.releases import Decision
+
+LIVE = "live"
+"""Source of decisions that follow from live sessions."""
+HELD_OUT = "held_out"
+"""Source of decisions that follow from held-out rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """A decision to send to the server."""
+
+    id: str
+    """Id of the request. It is the same until the history changes, also if the newest version does
+    while the request is sent again."""
+    decision: Decision
+    version: int | None
+    """Version that is decided about; None for a candidate, which is the server's newest version."""
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def source(self) -> str | None:
+        """Test from which the decision follows, LIVE or HELD_OUT; None for a candidate."""
+        return self.evidence.get("source")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Held-out rows to sample with two versions, or with the candidate alone if the reference has
+    the answers of the released one."""
+
+    candidate: int
+    released: int
+    draw: int
+    """Number of the first draw, from 0."""
+    num_draws: int = 1
+    """Number of draws, which are sampled at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReference:
+    """Held-out rows to sample with the served version, which has the released weights."""
+
+    reference: int
+    """Version that names the reference."""
+    draw: int
+    """Number of the first draw, from 0."""
+    num_draws: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTraining:
+    """The newest version that training may make, to send to the server."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is due before the next event."""
+
+
+Action = Decide | Evaluate | SampleReference | LimitTraining | Wait
