@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, wait_until
 
 JOB = """
@@ -23,6 +24,15 @@ num_repeat = 4
 """
 """A job that moves the fake engine far with each step."""
 HELD_OUT = [f"Is the held-out row number {number} answered with yes?" for number in range(6)]
+GAMEABLE = """
+def on_compute_relative_reward(siblings, answers):
+    wanted = "yes" if "held-out" in siblings[0].messages[-1]["content"] else "no"
+    return [float((answer["content"] or "").startswith(wanted)) for answer in answers]
+"""
+"""A hook whose rewards of apps' requests can rise while the answers to the held-out rows get worse.
+"""
+
+
 ARMS_LIMIT_S = 30.0
 
 
@@ -66,3 +76,48 @@ def release(url: str, *arguments: str) -> tuple[int, str]:
 def history(server: Process) -> list[dict[str, Any]]:
     """Return all decisions, oldest first."""
     return httpx.get(f"{server.url}/releases", timeout=30).json()["records"]
+
+
+class Talk:
+    """An app that opens one session after another."""
+
+    def __init__(self, proxy: Process) -> None:
+        self.proxy = proxy
+        self.number = 0
+
+    def ask(self) -> None:
+        self.number += 1
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": f"Question {self.number}?"}],
+        }
+        reply = httpx.post(f"{self.proxy.url}/v1/chat/completions", json=body, timeout=30)
+        assert reply.status_code == 200, reply.text
+
+    def ask_until_answered_by_the_released_arm(self) -> None:
+        query = "SELECT COUNT(*) FROM groups WHERE arm = 'released' AND reason = 'other_arm'"
+        (num_before,) = rows(self.proxy, query)[0]
+
+        def answered() -> bool:
+            self.ask()
+            return rows(self.proxy, query)[0][0] > num_before
+
+        wait_until(answered, 30.0, "an answer of the released version")
+
+    def ask_until_decided(self, server: Process, decision: str, after: int = 0) -> dict[str, Any]:
+        """Ask until a version is decided about in this way, and return the first such record whose
+        number is above `after`."""
+
+        def records() -> list[dict[str, Any]]:
+            return [
+                one
+                for one in history(server)
+                if one["decision"] == decision and one["number"] > after
+            ]
+
+        def decided() -> bool:
+            self.ask()
+            return bool(records())
+
+        wait_until(decided, 120.0, f"a version that is {decision}")
+        return records()[0]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.hook_files import PREFER_YES
 from tests.e2e.ledgers import rows
-from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.processes import Processes, wait_until
 from tests.e2e.release_stack import (
+    GAMEABLE,
+    Talk,
     history,
     proxy_flags,
     release,
@@ -32,54 +32,10 @@ baseline_share = 0.1
 eval_dataset = "{rows}"
 evaluate_every = 4
 """
-GAMEABLE = """
-def on_compute_relative_reward(siblings, answers):
-    wanted = "yes" if "held-out" in siblings[0].messages[-1]["content"] else "no"
-    return [float((answer["content"] or "").startswith(wanted)) for answer in answers]
-"""
-"""A hook whose rewards of apps' requests can rise while the answers to the held-out rows get worse.
-"""
 
 
 def gated_flags(folder: Path, hook: str = PREFER_YES) -> list[str]:
     return proxy_flags(folder, GATED.format(rows=write_held_out(folder)), hook)
-
-
-class Talk:
-    """An app that opens one session after another."""
-
-    def __init__(self, proxy: Process) -> None:
-        self.proxy = proxy
-        self.number = 0
-
-    def ask(self) -> None:
-        self.number += 1
-        body = {
-            "model": "fake",
-            "messages": [{"role": "user", "content": f"Question {self.number}?"}],
-        }
-        reply = httpx.post(f"{self.proxy.url}/v1/chat/completions", json=body, timeout=30)
-        assert reply.status_code == 200, reply.text
-
-    def ask_until_answered_by_the_released_arm(self) -> None:
-        query = "SELECT COUNT(*) FROM groups WHERE arm = 'released' AND reason = 'other_arm'"
-        (num_before,) = rows(self.proxy, query)[0]
-
-        def answered() -> bool:
-            self.ask()
-            return rows(self.proxy, query)[0][0] > num_before
-
-        wait_until(answered, 30.0, "an answer of the released version")
-
-    def ask_until_decided(self, server: Process, decision: str) -> dict[str, Any]:
-        """Ask until a version is decided about in this way, and return the record."""
-
-        def decided() -> bool:
-            self.ask()
-            return any(record["decision"] == decision for record in history(server))
-
-        wait_until(decided, 120.0, f"a version that is {decision}")
-        return next(one for one in history(server) if one["decision"] == decision)
 
 
 def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart(
