@@ -28,7 +28,12 @@ from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
-from fakevllm_adapters.protocol.releases import ReleaseReply, ReleaseRequest, ReleasesReply
+from fakevllm_adapters.protocol.releases import (
+    ReleaseReply,
+    ReleaseRequest,
+    ReleasesReply,
+    TrainingLimitRequest,
+)
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
@@ -305,6 +310,14 @@ class SwarmLink:
         run_id = request.run_id or self._releases_run_id
         request = request.model_copy(update={"run_id": run_id})
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
+
+    async def limit_training(self, version: int | None) -> SuccessReply:
+        """Set the newest version that training may make, or remove the limit with None. The limit
+        is for the run of the history that was read last, and a server with another run refuses.
+        Raises one of NETWORK_ERRORS if the request fails, also for a server that is too old to
+        limit training, and ValueError if the reply is not valid."""
+        request = TrainingLimitRequest(version=version, run_id=self._releases_run_id)
+        return await self._post("/training_limit", request, SuccessReply)
 
     async def fetch_weights(self, version: int) -> WeightsReply:
         """Return what the server knows about a version of its run's weights. Raises one of

@@ -94,6 +94,18 @@ class RollbackRequest(DecisionRequest):
     """Version whose weights and optimizer are restored; None for the released version."""
 
 
+class TrainingLimitRequest(BaseModel):
+    """The request that training waits at a version (`POST /training_limit`). It replaces the limit
+    that was set before."""
+
+    version: int | None = Field(default=None, ge=0)
+    """Newest version that training may make. While the served version is at least this one, no step
+    begins. None: no limit."""
+    run_id: str | None = Field(default=None, max_length=200)
+    """Id of the run whose training is limited. A server with another run refuses. None: the
+    server's current run."""
+
+
 class ReleaseRecord(BaseModel):
     """One entry of the history of releases."""
 
@@ -135,3 +147,8 @@ class ReleasesReply(BaseModel):
     """Versions that must not answer apps: those that were rejected, and those that descend from
     one of them."""
     is_held: bool
+    training_limit: int | None = None
+    """Newest version that training may make; None without a limit."""
+    released_copies: list[int] = []
+    """Versions that have exactly the weights of the released one, ascending: the released version
+    itself, and those that restores made from it. Empty if the server is too old to list them."""

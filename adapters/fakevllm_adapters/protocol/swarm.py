@@ -233,6 +233,9 @@ class EngineStatusReply(BaseModel):
     """Version that answers apps; 0 before the first release."""
     num_releases: int = 0
     """Number of entries in the history of releases."""
+    training_limit: int | None = None
+    """Newest version that training may make; None without a limit. While `weight_version` is at
+    least this number, training waits. A step that runs when the limit is set is completed."""
 
 
 class SuccessReply(BaseModel):
