@@ -81,6 +81,7 @@ SERVER_ROUTES: dict[str, Access] = {
     "/releases": ADMIN,
     "/release": ADMIN,
     "/rollback": ADMIN,
+    "/training_limit": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
     **dict.fromkeys(

@@ -16,6 +16,7 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
     ReleaseRequest,
     RollbackRequest,
+    TrainingLimitRequest,
 )
 from fakevllm_adapters.protocol.swarm import (
     EndGroupReply,
@@ -78,6 +79,7 @@ class Run(Generic[AnyBackend]):
             ),
             self._connect,
             vocabulary,
+            training_limit=lambda: self.releases.training_limit,
         )
         self.service = ReleaseService(
             self.journal, self.log, self.releases, self.folders, self.loop.between_steps
@@ -153,6 +155,12 @@ class Run(Generic[AnyBackend]):
 
     async def roll_back(self, version: int | None, id: str = "rollback") -> ReleaseReply:
         return await self.service.roll_back(RollbackRequest(id=id, version=version), "alice")
+
+    async def limit_training(self, version: int | None) -> None:
+        """Set or remove the limit of training, as the server's route does."""
+        request = TrainingLimitRequest(version=version)
+        assert (await self.service.limit_training(request)).success
+        self.loop.notify()
 
     async def stop(self) -> None:
         await self.loop.stop(self.task)

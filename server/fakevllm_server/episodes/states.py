@@ -13,13 +13,14 @@ TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
     OFFLINE: frozenset({BOOTING}),
     BOOTING: frozenset({ROLLING, OFFLINE}),
     ROLLING: frozenset({ROLLING_POST, WEIGHT_SYNCING, BOOTING, OFFLINE}),
-    ROLLING_POST: frozenset({WEIGHT_SYNCING, BOOTING, OFFLINE}),
+    ROLLING_POST: frozenset({WEIGHT_SYNCING, ROLLING, BOOTING, OFFLINE}),
     WEIGHT_SYNCING: frozenset({ROLLING, BOOTING, OFFLINE}),
 }
 """The allowed next states of each state.
 
 A running state changes to BOOTING when an engine process died and is restarted. ROLLING changes
-directly to WEIGHT_SYNCING when only the trainer died; calls are then still answered.
+directly to WEIGHT_SYNCING when only the trainer died; calls are then still answered. ROLLING_POST
+changes back to ROLLING when a limit of training was set meanwhile.
 """
 
 SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})

@@ -17,6 +17,7 @@ from fakevllm_server.journal.call_reads import CALL_COLUMNS, CallReader
 from fakevllm_server.journal.rows import (
     ANSWERING,
     PRUNED,
+    TRAINING_LIMIT,
     CorruptCall,
     ReleaseRow,
     SavedCheckpoint,
@@ -393,6 +394,12 @@ def last_pruned(db: Connection) -> int:
 def answering_versions(db: Connection) -> list[int]:
     """Return the versions that answer apps as policies, the one that was pinned last at the end."""
     return json.loads(meta(db, ANSWERING) or "[]")
+
+
+def training_limit(db: Connection) -> int | None:
+    """Return the newest version that training may make, or None if there is no limit."""
+    value = meta(db, TRAINING_LIMIT)
+    return None if value is None else int(value)
 
 
 def meta(db: Connection, key: str) -> str | None:

@@ -120,6 +120,9 @@ PRUNED = "pruned_to_step"
 """Key in the table `meta`. The value is the number of the last step whose calls were deleted."""
 ANSWERING = "answering_versions"
 """Key in the table `meta`. The value is a list of the versions that answer apps as policies."""
+TRAINING_LIMIT = "training_limit"
+"""Key in the table `meta`. The value is the newest version that training may make. Without the key,
+there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,12 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_server.journal import reads, row_changes
-from fakevllm_server.journal.rows import ANSWERING, ReleaseRow, TrainingReturn
+from fakevllm_server.journal.rows import (
+    ANSWERING,
+    TRAINING_LIMIT,
+    ReleaseRow,
+    TrainingReturn,
+)
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import ReleaseState
@@ -43,6 +48,8 @@ class Releases:
         self.state = ReleaseState(answering=journal.read(reads.answering_versions))
         for row in journal.read(reads.releases):
             self._add(row)
+        self.training_limit = journal.read(reads.training_limit)
+        """Newest version that training may make, or None if there is no limit."""
 
     def lineage(self) -> VersionLineage:
         """Return the lineage of the run's versions, up to the last entry of the run log that is on
@@ -66,6 +73,14 @@ class Releases:
         if set(before) != set(self.state.answering):  # and not each minute
             value = json.dumps(self.state.answering)
             self._journal.put(row_changes.meta_set(ANSWERING, value))
+
+    async def limit_training(self, version: int | None) -> None:
+        """Set the newest version that training may make, or remove the limit, and return when this
+        is on disk. Raises JournalError if the disk is slow or the journal cannot be written."""
+        self.training_limit = version
+        value = None if version is None else str(version)
+        position = self._journal.put(row_changes.meta_set(TRAINING_LIMIT, value))
+        await self._journal.wait_written(position)
 
     @property
     def num_records(self) -> int:
@@ -98,12 +113,16 @@ class Releases:
 
     def reply(self) -> ReleasesReply:
         """Return the history and its state in the form that clients get."""
+        lineage, candidate = self.lineage(), self.state.candidate
         return ReleasesReply(
             records=[row.record for row in self._rows],
             released=self.state.released,
-            candidate=self.state.candidate,
+            candidate=candidate,
             rejected=sorted(self.state.rejected),
             is_held=self.state.is_held,
+            training_limit=self.training_limit,
+            released_copies=sorted(lineage.copies_of(self.state.released)),
+            candidate_copies=[] if candidate is None else sorted(lineage.copies_of(candidate)),
         )
 
     def _add(self, row: ReleaseRow) -> None:

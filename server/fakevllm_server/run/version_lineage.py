@@ -124,7 +124,16 @@ class VersionLineage:
 
     def copies_of(self, version: int) -> set[int]:
         """Return the versions whose weights are equal bit by bit, because one was restored from the
-        other. The version itself is one of them."""
+        other. The version itself is one of them. All versions of step 0 are copies of the model.
+
+        >>> lineage = VersionLineage()
+        >>> lineage.add(VersionChange(1, version=1, step=1, is_step=True))
+        >>> lineage.add(VersionChange(2, version=2, step=1, is_step=False))  # a restart
+        >>> lineage.copies_of(1), lineage.copies_of(0)
+        ({1, 2}, {0})
+        """
+        if self._steps.get(version) == 0:
+            return {one for one, step in self._steps.items() if step == 0}
         return _reached(version, self._copies)
 
     def on_path(self, version: int) -> int:

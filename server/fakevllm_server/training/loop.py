@@ -66,9 +66,11 @@ class TrainLoop:
         checkpointer: Checkpointer,
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
+        training_limit: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Create the loop. `on_endpoint` is awaited with the address of each new rollout engine
-        that is ready to answer calls."""
+        that is ready to answer calls. `training_limit` returns the newest version that training may
+        make, or None without a limit."""
         self._job = job
         self._engine = engine
         self._intake = intake
@@ -91,6 +93,9 @@ class TrainLoop:
             job, engine, backend, runlog, checkpointer, self._steps, intake.distrust
         )
         self._on_endpoint = on_endpoint
+        self._training_limit = training_limit
+        self._is_limited = False
+        """Whether training waits at its limit, which is logged once."""
         self._changed = asyncio.Event()
         self._backoff = RestartBackoff()
         self._is_stopping = False
@@ -291,18 +296,21 @@ class TrainLoop:
             self._move(EngineStatus.ROLLING_POST)
             await self._until(
                 lambda: (
-                    self._steps.has_planned
+                    self._waits_at_limit()
+                    or self._steps.has_planned
                     or self._engine.post_is_over(time.monotonic(), self._episodes.num_training)
                 )
             )
             if self._is_stopping:
                 return
+            if self._waits_at_limit():  # the limit was set meanwhile
+                self._move_to_rolling()
+                continue
             if not self._steps.has_planned:
                 self._intake.complete_all_tasks()
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
-            untrained = self._publisher.refusal_message
-            self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
+            self._move_to_rolling()
 
     async def _run_action(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
         """Run an action. An error that it raises goes to the caller of `between_steps`. If an
@@ -318,8 +326,7 @@ class TrainLoop:
         if cause is not None:
             raise EngineLost(cause)
         if self._engine.status is EngineStatus.WEIGHT_SYNCING:
-            untrained = self._publisher.refusal_message
-            self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
+            self._move_to_rolling()
 
     async def _act_without_engines(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
         """Run an action while the engines cannot be started. If training went back, the next start
@@ -399,7 +406,28 @@ class TrainLoop:
         return bool(self._actions) and not will_replay
 
     def _can_step(self) -> bool:
-        return self.closed_reason is None and self._steps.is_due(time.monotonic())
+        if self.closed_reason is not None or self._waits_at_limit():
+            return False
+        return self._steps.is_due(time.monotonic())
+
+    def _waits_at_limit(self) -> bool:
+        """Return True if the next step would make a version beyond the limit of training. Steps
+        that a crash has undone are trained again whatever the limit is, because the limit allowed
+        them when they began.
+
+        When training begins to wait, this is logged.
+        """
+        limit, version = self._training_limit(), self._log.version
+        was_limited = self._is_limited
+        self._is_limited = limit is not None and version >= limit and not self._steps.is_replaying
+        if self._is_limited and not was_limited:
+            log.info(
+                "training waits at version %d: the release gate allows no version after %d until "
+                "it has decided. Calls are answered meanwhile, and groups are kept",
+                version,
+                limit,
+            )
+        return self._is_limited
 
     async def _train_step(self) -> None:
         version = await self._steps.run()
@@ -462,6 +490,10 @@ class TrainLoop:
             lost, self._lost = self._lost, None
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
+
+    def _move_to_rolling(self) -> None:
+        untrained = self._publisher.refusal_message
+        self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
 
     def _move(self, status: EngineStatus, detail: str | None = None) -> None:
         self._engine.move(status, time.monotonic(), detail)

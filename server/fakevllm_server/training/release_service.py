@@ -26,7 +26,9 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
     ReleaseRequest,
     RollbackRequest,
+    TrainingLimitRequest,
 )
+from fakevllm_adapters.protocol.swarm import SuccessReply
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint, TrainingReturn
@@ -139,6 +141,25 @@ class ReleaseService:
 
         return await self._once("rollback", request, lambda: self._between_steps(make))
 
+    async def limit_training(self, request: TrainingLimitRequest) -> SuccessReply:
+        """Set or remove the limit of training, and return the reply when this is on disk. The
+        caller wakes the training loop. Raises JournalError if the journal cannot be written."""
+        refusal = self._other_run("limit", "send the limit", request.run_id)
+        if refusal is not None:
+            return SuccessReply(success=False, failure_reason=refusal)
+        await self._releases.limit_training(request.version)
+        return SuccessReply(success=True)
+
+    def _other_run(self, subject: str, remedy: str, run_id: str | None) -> str | None:
+        """Return the reason why a request is refused that is about another run; None if it is about
+        the current run."""
+        if run_id in (None, self._run_id):
+            return None
+        return (
+            f"The {subject} is about the run {run_id}, and this server has the run {self._run_id} "
+            f"now: read its history with GET /releases, and {remedy} again."
+        )
+
     async def close(self) -> None:
         """Give up the decisions that are not carried out yet. Their requests may be sent again to
         the next server process."""
@@ -163,14 +184,9 @@ class ReleaseService:
         request: ReleaseRequest | RollbackRequest,
         make: Callable[[], Awaitable[ReleaseRow]],
     ) -> ReleaseReply:
-        if request.run_id not in (None, self._run_id):
-            return ReleaseReply(
-                success=False,
-                failure_reason=(
-                    f"The decision is about the run {request.run_id}, and this server has the run "
-                    f"{self._run_id} now: read its history with GET /releases, and decide again."
-                ),
-            )
+        refusal = self._other_run("decision", "decide", request.run_id)
+        if refusal is not None:
+            return ReleaseReply(success=False, failure_reason=refusal)
         request_hash = _hash_of(kind, request)
         known = self._releases.find(request.id)
         if known is not None:

@@ -260,6 +260,7 @@ class ServerState:
             checkpointer,
             self.connect,
             cache(lambda: load_vocabulary(model.model)),
+            training_limit=lambda: releases.training_limit,
         )
         self._loop_task = asyncio.create_task(self._loop.run())
         self._loop_task.add_done_callback(_log_failure)

@@ -403,3 +403,39 @@ async def test_a_decision_names_the_run_of_the_history_that_was_read_last(ledger
         await link.decide(request)
         await link.close()
     assert [decision["run_id"] for decision in decisions] == [None, "run-1"]
+
+
+async def test_a_limit_of_training_names_the_run_of_the_history_that_was_read_last(
+    ledger: Ledger,
+) -> None:
+    limits: list[dict[str, object]] = []
+
+    async def releases(_: web.Request) -> web.Response:
+        reply = {"run_id": "run-1", "records": [], "released": 0, "candidate": None}
+        return web.json_response(reply | {"rejected": [], "is_held": False})
+
+    async def limit_training(request: web.Request) -> web.Response:
+        limits.append(await request.json())
+        reply = {"success": len(limits) == 1, "failure_reason": "" if len(limits) == 1 else "no"}
+        return web.json_response(reply)
+
+    app = web.Application()
+    app.add_routes([web.get("/releases", releases), web.post("/training_limit", limit_training)])
+    async with TestServer(app) as server:
+        link = SwarmLink(str(server.make_url("")), None, TrainJob(), ledger)
+        assert (await link.limit_training(5)).success
+        history = await link.releases()
+        refused = await link.limit_training(None)
+        await link.close()
+    assert not refused.success and refused.failure_reason == "no"
+    assert limits == [{"version": 5, "run_id": None}, {"version": None, "run_id": "run-1"}]
+    # A server that is too old for limits has neither of these fields.
+    assert history.training_limit is None and history.released_copies == []
+
+
+async def test_an_older_server_refuses_a_limit_of_training_with_an_error(ledger: Ledger) -> None:
+    async with TestServer(web.Application()) as server:
+        link = SwarmLink(str(server.make_url("")), None, TrainJob(), ledger)
+        with pytest.raises(aiohttp.ClientResponseError, match="404"):
+            await link.limit_training(5)
+        await link.close()

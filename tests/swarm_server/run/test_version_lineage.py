@@ -147,3 +147,35 @@ def test_the_newest_version_descends_from_exactly_those_on_its_path_and_their_tw
         assert lineage.parent_of(lineage.newest) in path
         for version in path[1:]:
             assert MODEL not in lineage.descendants(version)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["train", "crash", "go_back", "return"]), st.integers(0, 9)),
+        max_size=20,
+    )
+)
+def test_copies_are_exactly_the_versions_with_the_same_weights(
+    events: list[tuple[str, int]],
+) -> None:
+    lineage = Lineage()
+    weights = {MODEL: "model"}
+    for kind, number in events:
+        path = lineage.path
+        last = lineage.step_of(path[-1])
+        if kind == "train":
+            lineage.train()
+            weights[lineage.newest] = f"trained as {lineage.newest}"
+            continue
+        if kind == "return":
+            source = sorted(weights)[number % len(weights)]
+            lineage.go_back(lineage.step_of(source), restored=source)
+        else:
+            step = min(number, last)
+            source = next(one for one in path[::-1] if lineage.step_of(one) == step)
+            getattr(lineage, kind)(step)
+        weights[lineage.newest] = weights[source]
+    for version, own in weights.items():
+        same = {one for one, other in weights.items() if other == own}
+        assert lineage.copies_of(version) == same
+    assert lineage.copies_of(999) == {999}, "a version that does not exist has no copies"

@@ -79,12 +79,18 @@ class Server:
                 await self.state.engine.next_move()
 
     async def train(self, name: str) -> None:
+        step = self.state.runlog.last_step
+        await self.pool_group(name)
+        await self.trained_after(step)
+
+    async def pool_group(self, name: str) -> None:
         for index in range(2):
             await self.state.intake.add_call(SiblingRef(name, index), call())
         end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0])
         assert (await self.state.intake.end_group(end, None)).pooled
-        step = self.state.runlog.last_step
         self.state.notify_loop()
+
+    async def trained_after(self, step: int) -> None:
         async with asyncio.timeout(10):
             while (
                 self.state.runlog.last_step == step
@@ -145,6 +151,8 @@ async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenS
             "candidate": None,
             "rejected": [],
             "is_held": False,
+            "training_limit": None,
+            "released_copies": [0],
         }
         await server.start()
         await server.train("a")
@@ -169,7 +177,12 @@ async def test_a_decision_names_the_key_of_the_operator_and_needs_an_admins_key(
         await server.post("/release", id="pause", decision="hold")
         assert (await server.history()).records[0].decided_by == "root"
     async with open_server(KEYS, "sk-bob") as server:
-        for method, path in (("GET", "/releases"), ("POST", "/release"), ("POST", "/rollback")):
+        for method, path in (
+            ("GET", "/releases"),
+            ("POST", "/release"),
+            ("POST", "/rollback"),
+            ("POST", "/training_limit"),
+        ):
             assert (await server.http.request(method, path)).status_code == 403
 
 
@@ -290,3 +303,33 @@ async def test_a_restored_version_has_the_digest_of_the_weights_that_it_copies(
         one, restored, newest = [await server.weights_of(version) for version in (1, 3, 4)]
         assert one["digest"] is not None and restored == one | {"version": 3}
         assert (one["checkpoint_step"], newest["checkpoint_step"]) == (1, 2)
+
+
+async def test_the_limit_of_training_is_in_the_status_and_holds_after_a_restart(
+    open_server: OpenServer,
+) -> None:
+    async with open_server() as server:
+        run_id = server.state.run_id
+        reply = await server.post("/training_limit", version=1, run_id=run_id)
+        assert reply == {"success": True, "failure_reason": ""}
+        await server.start()
+        await server.train("a")
+        await server.pool_group("b")
+    async with open_server() as server:
+        await server.start()
+        status = (await server.http.get("/get_engine_status")).json()
+        assert (status["training_limit"], status["weight_version"]) == (1, 2)
+        assert status["backlog"] == 1 and server.state.runlog.last_step == 1
+        assert (await server.history()).training_limit == 1
+        assert (await server.post("/training_limit"))["success"]
+        await server.trained_after(1)
+        assert (await server.http.get("/get_engine_status")).json()["training_limit"] is None
+
+
+async def test_a_limit_of_training_for_another_run_is_refused(open_server: OpenServer) -> None:
+    async with open_server() as server:
+        reply = await server.post("/training_limit", version=1, run_id="another")
+        assert not reply["success"] and "about the run another" in reply["failure_reason"]
+        assert server.state.run.releases.training_limit is None
+        response = await server.http.post("/training_limit", json={"version": -1})
+        assert response.status_code == 422 and "version" in response.json()["detail"]

@@ -28,6 +28,7 @@ ADMIN_PATHS = frozenset(
         "/releases",
         "/release",
         "/rollback",
+        "/training_limit",
         "/replay_latest_llm_call",
         "/get_episode_tokens",
     }

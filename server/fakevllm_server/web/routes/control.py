@@ -23,6 +23,7 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseRequest,
     ReleasesReply,
     RollbackRequest,
+    TrainingLimitRequest,
 )
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
@@ -118,6 +119,7 @@ def router(state: ServerState) -> APIRouter:
             shares_calls=True,
             released=state.run.releases.state.released,
             num_releases=state.run.releases.num_records,
+            training_limit=state.run.releases.training_limit,
         )
 
     @routes.post("/sync_train_config")
@@ -203,6 +205,14 @@ def router(state: ServerState) -> APIRouter:
     async def roll_back(request: RollbackRequest, http: Request) -> ReleaseReply:
         async with _decision(state):
             return await state.release_service.roll_back(request, caller_of(state, http.scope))
+
+    @routes.post("/training_limit")
+    async def limit_training(request: TrainingLimitRequest) -> SuccessReply:
+        """Set the newest version that training may make, or remove the limit. A step that runs is
+        completed."""
+        reply = await state.release_service.limit_training(request)
+        state.notify_loop()
+        return reply
 
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
