@@ -79,6 +79,12 @@ class BetweenStepsController(GateController):
         return [copy for copy in history.released_copies if copy > last_rejected]
 
     @property
+    def _base(self) -> int:
+        """The newest version that a verdict was about, or the newest one with the released weights.
+        Training makes `evaluate_every` versions after it."""
+        return max([super()._base, *self.reference_copies])
+
+    @property
     def candidate_copies(self) -> list[int]:
         """The versions that have the candidate's weights, of which the server serves the last."""
         return [] if self._history is None else self._history.candidate_copies

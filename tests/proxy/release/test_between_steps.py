@@ -149,7 +149,18 @@ def test_a_rejected_version_is_left_and_the_restored_one_makes_a_new_reference()
     assert rig.server.newest == 11
     assert sorted(rig.references) == [0, 11]
     assert rig.gate.reference == 11
-    assert rig.server.training_limit == 20
+    assert rig.server.training_limit == 21
+
+
+def test_restored_weights_are_no_candidate_also_if_each_version_is_one() -> None:
+    rig = Rig(replace(RULES, evaluate_every=1))
+    rig.act_until_waiting()
+    assert rig.train(0.0) == 1
+    rig.act_until_waiting()
+    assert rig.decisions == [(Decision.CANDIDATE, 1), (Decision.REJECTED, 1)]
+    assert (rig.server.newest, rig.next) == (2, Wait())
+    assert rig.train() == 1
+    assert isinstance(rig.next, Decide)
 
 
 def test_after_an_undecided_version_training_goes_on_with_the_same_reference() -> None:
@@ -187,13 +198,13 @@ def test_copies_of_a_version_after_a_crash_are_that_version() -> None:
     rig.act_until_waiting()
     rig.train(1.0)
     rig.act()
-    assert rig.server.candidate == 10
-    rig.server.means.append(rig.server.means[10])
-    rig.server.originals[11] = 10
+    assert rig.server.candidate == 11
+    rig.server.means.append(rig.server.means[11])
+    rig.server.originals[12] = 11
     rig.read()
-    assert rig.next == Evaluate(10, 0, 0, ROWS_AT_ONCE)
+    assert rig.next == Evaluate(11, 0, 0, ROWS_AT_ONCE)
     rig.act_until_waiting()
-    assert rig.decisions[-1] == (Decision.RELEASED, 10)
+    assert rig.decisions[-1] == (Decision.RELEASED, 11)
 
 
 def test_a_candidate_is_undecided_if_training_went_on_meanwhile() -> None:
