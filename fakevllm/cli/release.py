@@ -80,7 +80,8 @@ def promote(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Release a version without an evaluation. In the mode `gated`, it then answers apps."""
+    """Release a version without an evaluation. In the mode `gated`, it then answers apps. (With
+    `release.evaluation = "between_steps"`, the newest version answers apps.)"""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -114,7 +115,7 @@ def rollback(
             )
             released = server.history().released
             note = "" if released == restored else f", not version {restored}"
-            print(f"In the mode `gated`, version {released} answers apps now{note}.")
+            print(f"In the mode `gated`, version {released} is released now{note}.")
 
     run_command(run)
 

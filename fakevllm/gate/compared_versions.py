@@ -4,25 +4,30 @@ with the served version and the reference. `release/between_steps` says what a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from fakevllm.gate.held_out_evaluation import (
     AnsweredRows,
+    EvaluationKey,
     EvaluationRows,
     HeldOutEvaluation,
     SampledRow,
     VersionChanged,
     at_once,
 )
+from fakevllm.hooks.results import hook_reason
 from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm_adapters.protocol.swarm import Task
 
+NUM_TRIES = 3
+"""Number of times that a candidate answers a row whose answers the hook could not score. A reward
+that the candidate alone lacks counts as the lowest one, and the hook may have failed for a passing
+reason, such as an outage of a judge that it calls."""
 
-async def open_beside_training(
-    rows: EvaluationRows, eval_id: str, released: int, candidate: int
-) -> HeldOutEvaluation:
+
+async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> HeldOutEvaluation:
     """Return an evaluation in which the engine samples both versions."""
-    hooks = rows.hook_hash()
+    eval_id, hooks = key.eval_id, rows.hook_hash()
     known = await asyncio.to_thread(rows.read_evaluated, eval_id, hooks)
     draws = HeldOutDraws(eval_id, len(rows.tasks))
 
@@ -33,15 +38,18 @@ async def open_beside_training(
         of_version = [row for row in known if row.version == version]
         return AnsweredRows(draws, rows.tasks, sample, of_version, hooks)
 
-    return HeldOutEvaluation(eval_id, answered_by(released), answered_by(candidate))
+    return HeldOutEvaluation(key, answered_by(key.released), answered_by(key.candidate))
 
 
 class Reference:
     """The answers of the released version to drawn rows. Candidates answer the same rows."""
 
-    def __init__(self, eval_id: str, rows: EvaluationRows) -> None:
+    def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
+        """Create the reference. `retry_every_s` is the pause before a candidate answers a row again
+        that the hook could not score."""
         self.eval_id = eval_id
         self._rows = rows
+        self._retry_every_s = retry_every_s
         self._draws = HeldOutDraws(eval_id, len(rows.tasks))
         self._hooks = rows.hook_hash()
         self._answers: AnsweredRows | None = None
@@ -56,26 +64,42 @@ class Reference:
         assert self._answers is not None, "a reference is read before it is used"
         return self._answers
 
-    async def sample(self, first: int, num: int) -> list[bool]:
-        """Sample draws from `first` on with the served version. Return for each draw whether it has
-        rewards. Raises WireError, HooksChanged and VersionChanged."""
+    async def sample(self, first: int, num: int) -> list[Sequence[float]]:
+        """Sample draws from `first` on with the served version, and return their rewards. Raises
+        WireError, HooksChanged and VersionChanged."""
         numbers = range(first, first + num)
-        return [bool(one) for one in await at_once([self.answers.rewards(n) for n in numbers])]
+        return await at_once([self.answers.rewards(number) for number in numbers])
 
-    async def open(self, eval_id: str, copies: Callable[[], Collection[int]]) -> HeldOutEvaluation:
+    async def open(
+        self, key: EvaluationKey, copies: Callable[[], Collection[int]]
+    ) -> HeldOutEvaluation:
         """Return an evaluation of the served version. `copies` returns the versions that have the
         candidate's weights."""
-        return HeldOutEvaluation(eval_id, self.answers, await self._served(eval_id, copies))
+        candidate = await self._served(key.eval_id, copies, NUM_TRIES)
+        return HeldOutEvaluation(key, self.answers, candidate)
 
-    async def _served(self, eval_id: str, copies: Callable[[], Collection[int]]) -> AnsweredRows:
-        """Return the rows that the served version answers while it is one of `copies`."""
+    async def _served(
+        self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
+    ) -> AnsweredRows:
+        """Return the rows that the served version answers while it is one of `copies`. If the hook
+        fails, a row is answered up to `num_tries` times."""
 
-        async def sample(task: Task) -> SampledRow:
+        async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)
             if sampled.version not in copies():
                 raise VersionChanged
             return sampled
 
+        async def sample(task: Task) -> SampledRow:
+            sampled = await sample_once(task)
+            for _ in range(num_tries - 1):
+                if sampled.rewards or hook_reason(sampled.reason) is None:
+                    break
+                await asyncio.sleep(self._retry_every_s)
+                sampled = await sample_once(task)
+            return sampled
+
         known = await asyncio.to_thread(self._rows.read_evaluated, eval_id, self._hooks)
-        of_copies = [row for row in known if row.version in copies()]
+        is_final = num_tries == 1  # else the ledger also has tries that were repeated
+        of_copies = [row for row in known if row.version in copies() and (row.rewards or is_final)]
         return AnsweredRows(self._draws, self._rows.tasks, sample, of_copies, self._hooks)

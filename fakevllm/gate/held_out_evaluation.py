@@ -121,11 +121,21 @@ class AnsweredRows:
         return known[draw.occurrence]
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationKey:
+    """What an evaluation is about."""
+
+    eval_id: str
+    """Id under which the ledger keeps the sampled rows."""
+    released: int
+    candidate: int
+
+
 class HeldOutEvaluation:
     """The drawn rows of one evaluation, answered by two versions."""
 
-    def __init__(self, eval_id: str, released: AnsweredRows, candidate: AnsweredRows) -> None:
-        self.eval_id = eval_id
+    def __init__(self, key: EvaluationKey, released: AnsweredRows, candidate: AnsweredRows) -> None:
+        self.key = key
         self._versions = (released, candidate)
 
     @property

@@ -22,6 +22,7 @@ import aiohttp
 from fakevllm.evaluation.messages import HOW_TO_SCORE
 from fakevllm.gate.compared_versions import Reference, open_beside_training
 from fakevllm.gate.held_out_evaluation import (
+    EvaluationKey,
     EvaluationRows,
     HeldOutEvaluation,
     HooksChanged,
@@ -73,6 +74,7 @@ NUM_UNSCORED = 10
 """Number of rows without any reward, one after the other, after which this is reported, and the
 next row waits for RETRY_EVERY_S. The reason may pass, such as an outage of a judge that the hook
 calls, or it may be the rows."""
+DISK_TROUBLE = "the ledger cannot store the evaluated rows: see if its disk is full"
 MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
 
@@ -209,7 +211,8 @@ class ReleaseGate:
                 self._report(f"the server {describe_error(error, RELEASE_TIMEOUT_S)}")
                 pause_s = self._outage_pause_s()
             except WireError as error:
-                self._report(_unsampled(error))
+                has_candidate = self._history is not None and self._history.candidate is not None
+                self._report(_unsampled(error, has_candidate=has_candidate))
                 if error.status != 400:
                     pause_s = self._outage_pause_s()
             except Exception as error:  # isolates: apps are served whatever happens to the gate
@@ -293,13 +296,14 @@ class ReleaseGate:
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the known history is that of the server, which may have decisions of
         operators. Between steps, it is read with each version, because a version may be a copy of
-        another one."""
+        another one, and when the limit of training was changed."""
         history = self._history
         if history is None or status.run_id != self._run_id:
             return False
-        is_newer = status.weight_version != self._read_at_version
-        if is_newer and isinstance(self._controller, BetweenStepsController):
-            return False
+        if isinstance(self._controller, BetweenStepsController):
+            is_newer = status.weight_version != self._read_at_version
+            if is_newer or status.training_limit != history.training_limit:
+                return False
         return status.num_releases == len(history.records)
 
     async def _read(self) -> None:
@@ -328,7 +332,7 @@ class ReleaseGate:
         """Send a decision to the server, and read the history, which then contains it."""
         # The next process must have the rows on which it is based, to make the same decision.
         if decision.source == HELD_OUT and not await self._rows.flush():
-            self._report("the ledger cannot store the evaluated rows: see if its disk is full")
+            self._report(DISK_TROUBLE)
             return self._retry_every_s
         reply = await self._server.decide(
             ReleaseRequest(
@@ -355,6 +359,10 @@ class ReleaseGate:
 
     async def _limit_training(self, version: int) -> float:
         """Let training make no version above this one, until the next limit."""
+        # The next process must have the reference, which cannot be sampled any more.
+        if not await self._rows.flush():
+            self._report(DISK_TROUBLE)
+            return self._retry_every_s
         reply = await self._server.limit_training(version)
         if not reply.success:
             self._report(f"the server does not limit training: {reply.failure_reason}")
@@ -367,14 +375,15 @@ class ReleaseGate:
         controller = self._controller
         if not isinstance(controller, BetweenStepsController) or not controller.needs_reference:
             return
-        version = controller.reference
-        assert version is not None, "the controller names the reference that it needs"
-        self._reference = Reference(self._eval_id(f"reference-{version}"), self._rows)
-        self._evaluation = None  # it has the answers of the reference before
-        await self._reference.read(lambda: controller.reference_copies)
-        controller.reference_answered(
-            version, self._reference.answers.num_known(self._rules.max_draws)
+        name = controller.reference
+        assert name is not None, "the controller names the reference that it needs"
+        self._reference = Reference(
+            self._eval_id(f"reference-{name}"), self._rows, self._retry_every_s
         )
+        self._evaluation = None  # it has the answers of the reference before
+        await self._reference.read(lambda: controller.released_copies)
+        num_known = self._reference.answers.num_known(self._rules.max_draws)
+        controller.reference_answered(name, num_known)
 
     async def _sample(self, due: Evaluate | SampleReference) -> float:
         """Sample the rows that are due, and pass their rewards to the controller. Stop as soon as
@@ -398,10 +407,9 @@ class ReleaseGate:
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
         """Sample rows of an evaluation. Return the number of rows that the ledger did not have, and
         the reason why a row has no reward."""
-        eval_id = self._eval_id(str(due.candidate))
         evaluation = self._evaluation
-        if evaluation is None or evaluation.eval_id != eval_id:
-            evaluation = self._evaluation = await self._open_evaluation(eval_id, due)
+        if evaluation is None or evaluation.key != self._evaluation_key(due):
+            evaluation = self._evaluation = await self._open_evaluation(due)
             self._num_refused, self._num_unscored = 0, 0
         num_before = evaluation.num_sampled
         try:
@@ -421,17 +429,24 @@ class ReleaseGate:
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"
         num_before = reference.answers.num_sampled
-        for is_scored in await self._while_due(due, reference.sample(due.draw, due.num_draws)):
-            self._count_unscored(is_scored=is_scored)
+        for rewards in await self._while_due(due, reference.sample(due.draw, due.num_draws)):
+            controller.rewards_seen(*rewards)
+            self._count_unscored(is_scored=bool(rewards))
         controller.reference_answered(due.reference, due.draw + due.num_draws)
         return reference.answers.num_sampled - num_before, reference.answers.reason
 
-    async def _open_evaluation(self, eval_id: str, due: Evaluate) -> HeldOutEvaluation:
-        controller = self._controller
+    def _evaluation_key(self, due: Evaluate) -> EvaluationKey:
+        name = str(due.candidate)
+        if isinstance(self._controller, BetweenStepsController):
+            name += f"-{self._rules.num_samples}samples"
+        return EvaluationKey(self._eval_id(name), due.released, due.candidate)
+
+    async def _open_evaluation(self, due: Evaluate) -> HeldOutEvaluation:
+        key, controller = self._evaluation_key(due), self._controller
         if not isinstance(controller, BetweenStepsController):
-            return await open_beside_training(self._rows, eval_id, due.released, due.candidate)
+            return await open_beside_training(self._rows, key)
         assert self._reference is not None, "a reference is read before it is compared"
-        return await self._reference.open(eval_id, lambda: controller.candidate_copies)
+        return await self._reference.open(key, lambda: controller.newest_copies)
 
     async def _while_due(self, due: Action, sampling: Coroutine[Any, Any, _Rows]) -> _Rows:
         """Return the result of a coroutine. Cancel it and raise _NotDue if something else is due
@@ -502,10 +517,10 @@ def _needs_released_arm(action: Action) -> bool:
     return True
 
 
-def _unsampled(error: WireError) -> str:
+def _unsampled(error: WireError, *, has_candidate: bool) -> str:
     """Return a line about a row that cannot be sampled."""
     line = f"a held-out row cannot be sampled: {error.message}"
-    if error.status == 400:
+    if error.status == 400 and has_candidate:
         line += f" After {MAX_REFUSALS} such refusals, the candidate is undecided"
     return line
 

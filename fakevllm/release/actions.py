@@ -49,8 +49,8 @@ class Evaluate:
 class SampleReference:
     """Held-out rows to sample with the served version, which has the released weights."""
 
-    reference: int
-    """Version that names the reference."""
+    reference: str
+    """Name of the reference."""
     draw: int
     """Number of the first draw, from 0."""
     num_draws: int

@@ -13,9 +13,10 @@ therefore waits while a version is evaluated:
    reference.
 
 A candidate does not depend on the reference before it is compared with it, so the bounds of
-`controller` hold for each candidate. For this, two references must be new. The answers with which a
-candidate was released are too good in the mean, because they were good enough for a release. The
-reference with which a candidate was rejected is too good too.
+`controller` hold for each candidate. (They hold on average over all references. Candidates that
+share a reference share its luck, so their errors are not independent.) For this, two references
+must be new. The answers with which a candidate was released are too good in the mean, because they
+were good enough for a release. The reference with which a candidate was rejected is too good too.
 
 If the served weights are neither the released ones nor trained under the gate, for example because
 the gate was turned on in the middle of a run, training waits for an operator.
@@ -34,7 +35,7 @@ from fakevllm.release.actions import (
     SampleReference,
     Wait,
 )
-from fakevllm.release.controller import GateController, GateRules
+from fakevllm.release.controller import GateController, GateRules, ScoredPair
 from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 
 ROWS_AT_ONCE = 8
@@ -55,6 +56,8 @@ class BetweenStepsController(GateController):
         super().history_read(history)
         if self.reference != before:
             self._num_reference_draws = None
+        if history.candidate is not None and history.candidate not in history.newest_copies:
+            self.give_up(history.candidate, "training went on before the evaluation had ended")
 
     def scorer_changed(self, scorer: str) -> None:
         if scorer != self._scorer:
@@ -62,76 +65,83 @@ class BetweenStepsController(GateController):
         super().scorer_changed(scorer)
 
     @property
-    def reference(self) -> int | None:
-        """The version that names the reference: the first one with the released weights since the
-        latest rejection. None if the server has not said which versions have these weights."""
-        copies = self.reference_copies
-        return copies[0] if copies else None
-
-    @property
-    def reference_copies(self) -> list[int]:
-        """The versions that have the released weights, since the latest rejection. Their answers
-        make the reference."""
+    def reference(self) -> str | None:
+        """Name of the reference. It changes with each release, and with each return of training.
+        None if the history is not known."""
         history = self._history
         if history is None:
-            return []
-        last_rejected = max(history.rejected, default=-1)
-        return [copy for copy in history.released_copies if copy > last_rejected]
+            return None
+        changes = [
+            record.number
+            for record in history.records
+            if record.decision is Decision.RELEASED or "restored" in record.evidence
+        ]
+        # Rows with another number of samples cannot be compared.
+        names = (history.released, max(changes, default=0), f"{self._rules.num_samples}samples")
+        return "-".join(map(str, names))
+
+    @property
+    def released_copies(self) -> list[int]:
+        """The versions that have the released weights. Their answers make the reference."""
+        return [] if self._history is None else self._history.released_copies
+
+    @property
+    def newest_copies(self) -> list[int]:
+        """The versions that have the newest weights, of which the server serves the last."""
+        return [] if self._history is None else self._history.newest_copies
 
     @property
     def _base(self) -> int:
-        """The newest version that a verdict was about, or the newest one with the released weights.
-        Training makes `evaluate_every` versions after it."""
-        return max([super()._base, *self.reference_copies])
-
-    @property
-    def candidate_copies(self) -> list[int]:
-        """The versions that have the candidate's weights, of which the server serves the last."""
-        return [] if self._history is None else self._history.candidate_copies
+        """The newest version that a verdict was about, or the newest one with the same weights as
+        this version or as the released one. Training makes `evaluate_every` versions after it."""
+        base = super()._base
+        same = self.newest_copies if min(self.newest_copies, default=base + 1) <= base else []
+        return max([base, *self.released_copies, *same])
 
     @property
     def needs_reference(self) -> bool:
         """Whether the answers that the ledger has of the reference must be read."""
-        return self.reference is not None and self._num_reference_draws is None
+        return self._history is not None and self._num_reference_draws is None
 
-    def reference_answered(self, reference: int, num_draws: int) -> None:
+    def reference_answered(self, reference: str, num_draws: int) -> None:
         """Record how many draws the reference has answered, from the first one on."""
         if reference == self.reference:
             self._num_reference_draws = num_draws
 
-    def version_published(self, version: int) -> None:
-        super().version_published(version)
-        copies = self.candidate_copies
-        if copies and version > copies[-1]:
-            self.give_up(copies[0], "training went on before the evaluation had ended")
+    def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
+        """Add the next drawn row of an evaluation. A row that has no reward in the reference says
+        nothing: the hook may have failed when the reference was scored."""
+        pair = pair if pair.released else ScoredPair([], [])
+        super().pair_scored(candidate, released, draw, pair)
 
     def next_action(self) -> Action:
-        action, history = super().next_action(), self._history
-        if history is None or self.reference is None or self._num_reference_draws is None:
+        action, history, num_draws = super().next_action(), self._history, self._num_reference_draws
+        if history is None or num_draws is None or not self.released_copies:
             return Wait()
         if isinstance(action, Decide) and action.decision is not Decision.CANDIDATE:
             return action
-        if self._num_reference_draws < self._rules.max_draws:
-            return self._next_of_reference(history, self._num_reference_draws)
+        is_complete = num_draws >= self._rules.max_draws
+        limit, next_limit = history.training_limit, self._base + self._rules.evaluate_every
+        if not is_complete or history.candidate is not None:
+            if limit is None or limit > self._newest:
+                return LimitTraining(self._newest)
+        elif limit != next_limit and not self._is_stopped:
+            return LimitTraining(next_limit)
+        if not is_complete:
+            return self._next_of_reference(num_draws)
         if isinstance(action, Evaluate):
-            is_served = self._newest in self.candidate_copies
+            is_served = {action.candidate, self._newest} <= set(self.newest_copies)
             num_left = self._rules.max_draws - action.draw
             return replace(action, num_draws=min(ROWS_AT_ONCE, num_left)) if is_served else Wait()
-        limit = self._base + self._rules.evaluate_every
-        if history.candidate is None and not self._is_stopped and history.training_limit != limit:
-            return LimitTraining(limit)
         return action
 
-    def _next_of_reference(self, history: ReleasesReply, num_draws: int) -> Action:
+    def _next_of_reference(self, num_draws: int) -> Action:
         """Return what is due while the reference is not complete."""
-        limit, reference = history.training_limit, self.reference
-        assert reference is not None, "it is checked by the caller"
-        if limit is None or limit > self._newest:
-            return LimitTraining(self._newest)
-        if self._is_stopped or self._newest not in self.reference_copies:
+        if self._is_stopped or self._newest not in self.released_copies:
             return Wait()
+        assert self.reference is not None, "the history is known"
         num_left = self._rules.max_draws - num_draws
-        return SampleReference(reference, num_draws, min(ROWS_AT_ONCE, num_left))
+        return SampleReference(self.reference, num_draws, min(ROWS_AT_ONCE, num_left))
 
     @property
     def trouble(self) -> str | None:
@@ -140,19 +150,20 @@ class BetweenStepsController(GateController):
     @property
     def _unserved(self) -> str | None:
         """Reason why no reference can be made, and what to do; None if there is none."""
-        history, copies = self._history, self.reference_copies
-        if history is None:
+        history, num_draws = self._history, self._num_reference_draws
+        if history is None or num_draws is None:
             return None
-        if not copies:
+        if not history.released_copies:
             return "the server does not limit training: update fakevllm-server"
-        num_draws = self._num_reference_draws
-        is_complete = num_draws is None or num_draws >= self._rules.max_draws
-        if is_complete or self._newest <= copies[-1]:  # an older one is about to be replaced
+        size = self._rules.max_draws
+        # A version that is older than the newest copy is about to be replaced.
+        if num_draws >= size or self._newest <= history.released_copies[-1]:
             return None
         return (
-            f"training waits, because version {self._newest} answers the apps and version "
-            f"{history.released} is the released one: release the newest version with `fakevllm "
-            f"release promote {self._newest}`, or go back with `fakevllm release rollback`"
+            f"training waits, because version {self._newest} answers the apps, and the released "
+            f"version {history.released} has answered only {num_draws} of {size} held-out rows: "
+            "release the newest version with `fakevllm release promote "
+            f"{self._newest}`, or go back with `fakevllm release rollback`"
         )
 
     @property
@@ -161,7 +172,7 @@ class BetweenStepsController(GateController):
         if num_draws is None or num_draws >= self._rules.max_draws:
             return figures
         return figures | {
-            "reference": self.reference,
+            "reference": None if self._history is None else self._history.released,
             "reference_draws": num_draws,
             "reference_size": self._rules.max_draws,
         }

@@ -152,5 +152,5 @@ class ReleasesReply(BaseModel):
     released_copies: list[int] = []
     """Versions that have exactly the weights of the released one, ascending: the released version
     itself, and those that restores made from it. Empty if the server is too old to list them."""
-    candidate_copies: list[int] = []
-    """Versions that have exactly the weights of the candidate, ascending; empty without one."""
+    newest_copies: list[int] = []
+    """Versions that have exactly the newest weights, ascending."""

@@ -8,7 +8,7 @@ import json
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.protocol.releases import ReleasesReply
+from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import (
     ANSWERING,
@@ -93,6 +93,7 @@ class Releases:
     async def record(self, row: ReleaseRow) -> None:
         """Append a decision, and return when it is on disk. Raises JournalError if the journal
         cannot be written."""
+        self._lower_limit(row)
         position = self._journal.put(row_changes.release_decided(row))
         self._add(row)
         await self._journal.wait_written(position, None)
@@ -106,23 +107,33 @@ class Releases:
     async def record_return(self, row: ReleaseRow, back: TrainingReturn) -> None:
         """Append a decision with which training goes back to an earlier version, and return when it
         is on disk."""
+        self._lower_limit(row)
         await self._journal.write()
         position = await self._log.put_return(row, back)
         self._add(row)
         await self._journal.wait_written(position, None)
 
+    def _lower_limit(self, row: ReleaseRow) -> None:
+        """Let training wait at the newest version after a release or a return, if it has a limit:
+        the release gate then compares with other weights, which must be sampled first."""
+        limit, newest = self.training_limit, self._log.version
+        is_change = row.record.decision is Decision.RELEASED or row.restored is not None
+        if is_change and limit is not None and limit > newest:
+            self.training_limit = newest
+            self._journal.put(row_changes.meta_set(TRAINING_LIMIT, str(newest)))
+
     def reply(self) -> ReleasesReply:
         """Return the history and its state in the form that clients get."""
-        lineage, candidate = self.lineage(), self.state.candidate
+        lineage = self.lineage()
         return ReleasesReply(
             records=[row.record for row in self._rows],
             released=self.state.released,
-            candidate=candidate,
+            candidate=self.state.candidate,
             rejected=sorted(self.state.rejected),
             is_held=self.state.is_held,
             training_limit=self.training_limit,
             released_copies=sorted(lineage.copies_of(self.state.released)),
-            candidate_copies=[] if candidate is None else sorted(lineage.copies_of(candidate)),
+            newest_copies=sorted(lineage.copies_of(lineage.newest)),
         )
 
     def _add(self, row: ReleaseRow) -> None:

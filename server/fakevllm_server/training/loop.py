@@ -422,8 +422,9 @@ class TrainLoop:
         self._is_limited = limit is not None and version >= limit and not self._steps.is_replaying
         if self._is_limited and not was_limited:
             log.info(
-                "training waits at version %d: the release gate allows no version after %d until "
-                "it has decided. Calls are answered meanwhile, and groups are kept",
+                "training waits at version %d: a release gate allows no version after %d until "
+                "it has decided. Calls are answered meanwhile, and groups are kept. Without a "
+                "gate, send {} to POST /training_limit",
                 version,
                 limit,
             )

@@ -85,6 +85,9 @@ def test_status_and_history_print_json() -> None:
         "is_held": True,
         "run_id": None,
         "latest": REJECTION.model_dump(mode="json"),
+        "training_limit": None,
+        "released_copies": [],
+        "newest_copies": [],
     }
     assert json.loads(history) == [REJECTION.model_dump(mode="json")]
 
@@ -143,11 +146,11 @@ def test_a_rollback_says_which_version_answers_apps_now() -> None:
     history = HISTORY.model_copy(update={"released": 0})
     with serving(releases=history, rollback=reply) as swarm:
         _, output = run(swarm, "rollback", "4")
-    assert "version 0 answers apps now, not version 4" in output
+    assert "version 0 is released now, not version 4" in output
     assert "Version 5 and all that were trained from it are rejected" in output
     with serving(releases=HISTORY, rollback=ReleaseReply(success=True, record=REJECTION)) as swarm:
         _, output = run(swarm, "rollback", "10")
-    assert "version 10 answers apps now." in output
+    assert "version 10 is released now." in output
 
 
 def test_a_rollback_to_a_version_that_training_had_left_names_no_first_version() -> None:

@@ -59,6 +59,7 @@ class FakeServer:
             run_id=self.run_id,
             weight_version=self.state.newest,
             num_releases=len(self.state.records),
+            training_limit=self.state.training_limit,
         )
 
     @property
@@ -124,6 +125,8 @@ class GateRig:
     is_damaged: bool = False
     """Whether the server refuses to load the candidate."""
     controller: Callable[[GateRules], GateController] = GateController
+    served: list[int] = field(default_factory=list[int])
+    """Versions that answer the next rows for which no version is named, instead of the newest."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[ReleaseGate]:
@@ -154,7 +157,8 @@ class GateRig:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _sample(self, task: Task, version: int | None, eval_id: str) -> SampledRow:
-        version = self.server.state.newest if version is None else version
+        if version is None:
+            version = self.served.pop(0) if self.served else self.server.state.newest
         if self.num_outages:
             self.num_outages -= 1
             raise unavailable("The engine is away.", OutageReason.ENGINE_NOT_READY)
@@ -169,7 +173,7 @@ class GateRig:
         row = EvaluatedRewards(version, task.task_id, rewards)
         self.evaluated.append(row)
         self.by_eval_id[eval_id].append(row)
-        reason = "hook_failed: KeyError: 'answer'" if reward is None else None
+        reason = "hook_raised: KeyError: 'answer'" if reward is None else None
         return SampledRow(rewards, reason, hook_hash, version)
 
     async def _flush(self) -> bool:

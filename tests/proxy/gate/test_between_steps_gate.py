@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from fakevllm.release.between_steps import BetweenStepsController
@@ -67,16 +65,40 @@ async def test_a_restarted_proxy_samples_no_row_of_the_reference_again(rig: Gate
 
 
 async def test_rows_that_another_version_answered_do_not_count(rig: GateRig) -> None:
+    rig.served = [7] * 12
+    async with rig.running():
+        await let_train(rig)
+    assert rig.served == []
+    assert rig.num_sampled(0) >= NUM_DRAWS
+
+
+async def test_training_that_went_on_before_the_reference_was_complete_waits(rig: GateRig) -> None:
     rig.most_rows = 20
     async with rig.running() as gate:
         await until(lambda: len(rig.evaluated) >= 20)
-        rig.server.state.means.append(0.5)  # training went on all the same
+        rig.server.state.means.append(0.5)
         rig.most_rows = None
         await until(lambda: "version 1 answers the apps" in (gate.view().trouble or ""))
-        num_sampled = len(rig.evaluated)
-        await asyncio.sleep(0.02)
-        assert len(rig.evaluated) == num_sampled
+        assert gate.view().is_blocked
+    assert rig.num_sampled(1) == 0
     assert rig.server.state.training_limit == 0
+
+
+async def test_a_candidate_answers_a_row_again_that_the_hook_could_not_score(rig: GateRig) -> None:
+    rewards = iter([None, None])
+    rig.rewards = lambda version: next(rewards, 1.0) if version == 10 else 1.0
+    async with rig.running():
+        await let_train(rig)
+        await until(lambda: Decision.RELEASED in rig.decisions)
+    assert sum(not row.rewards for row in rig.evaluated) == 2
+    assert rig.server.state.records[1].decision is Decision.RELEASED
+
+
+async def test_the_reference_is_in_the_ledgers_file_before_training_goes_on(rig: GateRig) -> None:
+    rig.num_failed_flushes = 3
+    async with rig.running():
+        await let_train(rig)
+    assert rig.num_flushed >= NUM_DRAWS
 
 
 async def test_the_status_shows_the_progress_of_the_reference(rig: GateRig) -> None:

@@ -179,7 +179,7 @@ async def test_rows_that_get_no_reward_are_reported_once_and_sampled_slowly(
         rig.rewards = lambda version: float(version > 0)
         await until(lambda: len(rig.decisions) == 2)
         await until(lambda: gate.view().trouble is None)
-    assert trouble is not None and "(hook_failed: KeyError: 'answer')" in trouble
+    assert trouble is not None and "(hook_raised: KeyError: 'answer')" in trouble
     assert "`fakevllm check-hook`" in trouble
     assert len([line for line in caplog.messages if "held-out" in line]) == 1
 
@@ -230,6 +230,20 @@ async def test_an_operator_does_not_wait_for_the_row_that_is_sampled(rig: GateRi
         await until(lambda: rig.released[-1] == 5)
         rig.server.state.decide("operator-2", Decision.REJECTED, 6, by="anna")
         await until(lambda: rig.unloaded == [10])
+
+
+async def test_a_candidate_is_compared_with_the_version_that_an_operator_releases_meanwhile(
+    rig: GateRig,
+) -> None:
+    rig.most_rows = 4
+    async with rig.running():
+        await until(lambda: len(rig.evaluated) >= 4)
+        rig.server.state.decide("operator-1", Decision.RELEASED, 5, by="anna")
+        rig.rewards = lambda version: float(version != 10)
+        rig.most_rows = None
+        await until(lambda: Decision.REJECTED in rig.decisions)
+    assert rig.num_sampled(5) > 10
+    assert rig.num_sampled(0) <= 4
 
 
 async def test_live_sessions_reject_a_version_while_a_row_is_sampled(rig: GateRig) -> None:

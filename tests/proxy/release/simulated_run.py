@@ -58,7 +58,7 @@ class SimulatedServer:
             is_held=self.is_held,
             training_limit=self.training_limit,
             released_copies=self._copies_of(self.released),
-            candidate_copies=[] if self.candidate is None else self._copies_of(self.candidate),
+            newest_copies=self._copies_of(self.newest),
         )
 
     def decide(self, id: str, decision: Decision, version: int | None, by: str = GATE) -> str:
@@ -66,6 +66,9 @@ class SimulatedServer:
         reason if the decision is refused, else an empty string."""
         if any(record.id == id for record in self.records):
             return ""
+        evidence: dict[str, int] = {}
+        if decision in (Decision.RELEASED, Decision.REJECTED) and self.training_limit is not None:
+            self.training_limit = min(self.training_limit, self.newest)
         if decision is Decision.CANDIDATE:
             self.candidate = version = self.newest
         elif decision is Decision.RELEASED:
@@ -81,6 +84,7 @@ class SimulatedServer:
             self.rejected |= set(range(version, self.newest + 1))
             self.means.append(self.means[self.released])
             self.originals[self.newest] = self.released
+            evidence["restored"] = self.released
             self.candidate = None
         elif decision in (Decision.HOLD, Decision.RESUME):
             self.is_held = decision is Decision.HOLD
@@ -96,6 +100,7 @@ class SimulatedServer:
                 parent=None,
                 time_s=float(number),
                 decided_by=by,
+                evidence=evidence,
             )
         )
         return ""

@@ -17,12 +17,12 @@ from fakevllm.release.actions import (
 from fakevllm.release.between_steps import ROWS_AT_ONCE, BetweenStepsController
 from fakevllm.release.controller import GateRules, ScoredPair
 from fakevllm.statistics.confidence_sequence import RewardRange
-from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord
 from tests.proxy.release.simulated_run import SimulatedServer
 
 RULES = GateRules(RewardRange(0, 1), num_samples=4, evaluate_every=10, max_samples=80)
 NUM_DRAWS = 20
-GOOD, BAD = [1.0] * 4, [0.0] * 4
+GOOD = [1.0] * 4
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.server = SimulatedServer(self.means)
-        self.references: dict[int, list[list[float]]] = {}
-        """The answers of each reference, as the ledger has them."""
+        self.references: dict[str, list[list[float]]] = {}
+        """The answers of each reference by its name, as the ledger has them."""
         self.restart()
 
     def restart(self) -> None:
@@ -147,8 +147,7 @@ def test_a_rejected_version_is_left_and_the_restored_one_makes_a_new_reference()
     rig.act_until_waiting()
     assert rig.decisions[-1] == (Decision.REJECTED, 10)
     assert rig.server.newest == 11
-    assert sorted(rig.references) == [0, 11]
-    assert rig.gate.reference == 11
+    assert list(rig.references) == ["0-0-4samples", "0-2-4samples"]
     assert rig.server.training_limit == 21
 
 
@@ -167,16 +166,16 @@ def test_after_an_undecided_version_training_goes_on_with_the_same_reference() -
     rig = with_candidate(mean=0.45)
     rig.act_until_waiting()
     assert rig.decisions[-1] == (Decision.UNDECIDED, 10)
-    assert list(rig.references) == [0]
+    assert list(rig.references) == ["0-0-4samples"]
     assert (rig.server.released, rig.train()) == (0, 10)
 
 
 def test_a_restarted_proxy_continues_where_the_last_one_ended() -> None:
     rig = Rig()
-    while rig.act() != SampleReference(0, 8, 8):
+    while rig.act() != SampleReference("0-0-4samples", 8, 8):
         pass
     rig.restart()
-    assert rig.next == SampleReference(0, 16, 4)
+    assert rig.next == SampleReference("0-0-4samples", 16, 4)
     rig.act_until_waiting()
     rig.train(1.0, most=4)
     rig.restart()
@@ -194,7 +193,7 @@ def test_copies_of_a_version_after_a_crash_are_that_version() -> None:
     rig.server.means.append(rig.server.means[0])
     rig.server.originals[1] = 0
     rig.read()
-    assert rig.next == SampleReference(0, 8, 8)
+    assert rig.next == SampleReference("0-0-4samples", 8, 8)
     rig.act_until_waiting()
     rig.train(1.0)
     rig.act()
@@ -227,7 +226,7 @@ def test_a_gate_in_the_middle_of_a_run_lets_training_wait_for_an_operator() -> N
     rig.read()
     assert rig.gate.trouble is None
     rig.act_until_waiting()
-    assert list(rig.references) == [0, 5]
+    assert list(rig.references) == ["0-0-4samples", "5-1-4samples"]
     assert rig.train() == 10
 
 
@@ -238,9 +237,75 @@ def test_an_older_version_that_an_operator_releases_is_no_reference() -> None:
     rig.train(1.0, most=3)
     rig.server.decide("operator-1", Decision.RELEASED, 12, by="anna")
     rig.read()
-    assert rig.act() == LimitTraining(13)
-    assert "version 12 is the released one" in (rig.gate.trouble or "")
+    assert rig.server.training_limit == 13
+    assert "released version 12 has answered only 0 of 20" in (rig.gate.trouble or "")
     assert rig.train() == 0
+
+
+def test_a_version_that_is_released_again_answers_the_rows_again() -> None:
+    rig = with_candidate(mean=1.0)
+    rig.act_until_waiting()
+    assert rig.server.released == 10
+    rig.train(1.0)
+    rig.server.decide("operator-1", Decision.RELEASED, 0, by="anna")
+    rig.read()
+    assert rig.next == Wait()
+    assert "has answered only 0 of 20 held-out rows" in (rig.gate.trouble or "")
+
+
+def test_after_a_rollback_to_another_version_than_the_released_one_an_operator_is_asked() -> None:
+    rig = with_reference()
+    rig.train(most=6)
+    server = rig.server
+    server.rejected |= {4, 5, 6}  # `fakevllm release rollback 3`
+    server.means.append(server.means[3])
+    server.originals[7] = 3
+    server.training_limit = 6
+    server.records.append(rejected_by_an_operator(version=4, restored=3))
+    rig.read()
+    assert rig.next == Wait()
+    assert "fakevllm release promote 7" in (rig.gate.trouble or "")
+
+
+def test_a_copy_of_an_undecided_version_is_not_evaluated_again() -> None:
+    rig = Rig(replace(RULES, evaluate_every=1))
+    rig.act_until_waiting()
+    rig.train(0.45)
+    rig.act_until_waiting()
+    assert rig.decisions == [(Decision.CANDIDATE, 1), (Decision.UNDECIDED, 1)]
+    rig.server.means.append(rig.server.means[1])  # the server was killed and started again
+    rig.server.originals[2] = 1
+    rig.read()
+    assert rig.act() == LimitTraining(3)
+    assert rig.next == Wait()
+    assert rig.train() == 1
+
+
+def test_another_number_of_samples_needs_another_reference() -> None:
+    rig = with_reference()
+    rig.train(0.6)
+    rig.act()
+    rig.rules = replace(RULES, num_samples=8, max_samples=160)
+    rig.restart()
+    assert isinstance(rig.next, Wait)
+    assert "has answered only 0 of 20 held-out rows" in (rig.gate.trouble or "")
+
+
+def test_a_row_without_rewards_in_the_reference_counts_for_no_version() -> None:
+    rig = with_candidate(mean=0.5)
+    for draw in range(NUM_DRAWS):
+        rig.gate.pair_scored(10, 0, draw, ScoredPair([], GOOD if draw % 2 else []))
+    action = rig.next
+    assert isinstance(action, Decide)
+    assert (action.decision, action.evidence["pairs"]) == (Decision.UNDECIDED, 0)
+
+
+def test_a_limit_that_somebody_removed_during_an_evaluation_is_set_again() -> None:
+    rig = with_candidate(mean=0.6)
+    rig.server.training_limit = None
+    rig.read()
+    assert rig.act() == LimitTraining(10)
+    assert isinstance(rig.next, Evaluate)
 
 
 def test_while_releases_are_held_training_waits_at_the_next_evaluation() -> None:
@@ -262,7 +327,7 @@ def test_with_other_hooks_the_rows_must_be_answered_again() -> None:
     rig.read()
     assert rig.next == LimitTraining(0)  # and not 10
     rig.act_until_waiting()
-    assert len(rig.references[0]) == NUM_DRAWS
+    assert len(rig.references["0-0-4samples"]) == NUM_DRAWS
 
 
 def test_rows_that_measure_nothing_let_training_wait() -> None:
@@ -276,10 +341,24 @@ def test_rows_that_measure_nothing_let_training_wait() -> None:
 def test_a_server_that_does_not_limit_training_is_named() -> None:
     rig = Rig()
     rig.gate.history_read(
-        rig.server.history().model_copy(update={"released_copies": [], "candidate_copies": []})
+        rig.server.history().model_copy(update={"released_copies": [], "newest_copies": []})
     )
+    rig.gate.reference_answered(rig.gate.reference or "", 0)
     assert rig.next == Wait()
     assert "update fakevllm-server" in (rig.gate.trouble or "")
+
+
+def rejected_by_an_operator(version: int, restored: int) -> ReleaseRecord:
+    return ReleaseRecord(
+        number=1,
+        id="rollback",
+        decision=Decision.REJECTED,
+        version=version,
+        parent=None,
+        time_s=1.0,
+        decided_by="anna",
+        evidence={"restored": restored},
+    )
 
 
 def random_rewards(source: random.Random) -> Callable[[float], list[float]]:

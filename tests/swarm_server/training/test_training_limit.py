@@ -152,3 +152,32 @@ async def test_undone_steps_are_trained_again_although_the_limit_is_reached(
     await run.limit_training(6)
     await run.trained("d")
     await run.stop()
+
+
+async def test_a_release_and_a_return_let_limited_training_wait(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await run.limit_training(9)
+    await train(run, "a", "b")
+    assert (await run.decide(Decision.RELEASED, 2)).success
+    assert run.releases.training_limit == 2
+    await pool(run, "c")
+    assert await waits(run)
+    await run.limit_training(9)
+    await run.trained("c")
+    assert (await run.roll_back(2)).success
+    await run.rolling()
+    await pool(run, "d")
+    assert await waits(run) and run.releases.reply().newest_copies == [2, 4]
+    await run.stop()
+    run = start(tmp_path)
+    assert run.releases.training_limit == 3
+    await run.stop()
+
+
+async def test_without_a_limit_training_goes_on_after_a_release(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await train(run, "a")
+    assert (await run.decide(Decision.RELEASED, 1)).success
+    await train(run, "b")
+    assert run.releases.training_limit is None
+    await run.stop()

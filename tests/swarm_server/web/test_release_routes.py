@@ -153,6 +153,7 @@ async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenS
             "is_held": False,
             "training_limit": None,
             "released_copies": [0],
+            "newest_copies": [0],
         }
         await server.start()
         await server.train("a")
