@@ -43,8 +43,8 @@ class KnownDifference:
 
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
-        "A limit of new tokens, such as `max_tokens`, that exceeds the free part of the context. "
-        "The free part is what the prompt leaves.",
+        "A limit of new tokens, such as `max_tokens`, that is larger than the free part of the "
+        "context. The free part is the context without the prompt.",
         "vLLM 0.27 answers 400. In the Messages format, it answers 500.",
         "fakevllm lowers the limit to the free part of the context, and the request succeeds.",
         "Coding agents request more tokens than the context of a small model holds. They stop at "
@@ -205,8 +205,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`include_reasoning: false`.",
         "vLLM sends the field if vLLM runs a parser for tools or reasoning.",
         "fakevllm omits the field if it records the tokens of the answer for training.",
-        "To record the tokens, fakevllm asks vLLM for the reasoning and removes it again. fakevllm "
-        "does not know vLLM's parsers, so it omits the empty field. No client reads the field.",
+        "To record the tokens, fakevllm asks vLLM for the reasoning, and then removes the "
+        "reasoning. Only vLLM's parsers decide whether the empty field is sent, and fakevllm does "
+        "not know them. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
@@ -231,7 +232,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "reasons all the same.",
         "`response.completed` contains `</think>`. The deltas omit it.",
         "Both the deltas and `response.completed` omit `</think>`.",
-        "The deltas and the final event must contain the same text.",
+        "The deltas and the final event should contain the same text.",
         ("reasoning responses: stream, effort none",),
         ("grammar of stream*.data.response.output*.text: *",),
     ),
