@@ -43,11 +43,11 @@ class KnownDifference:
 
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
-        "A limit of new tokens, such as `max_tokens`, that is larger than the context, or larger "
-        "than the part of the context that the prompt leaves free.",
-        "vLLM 0.27 refuses the request with status 400, in Messages with 500.",
-        "The limit is lowered to the free part of the context.",
-        "Coding agents request more tokens than the context of a small model holds, and stop at "
+        "A limit of new tokens, such as `max_tokens`, that is larger than the free part of the "
+        "context. The free part is the context without the prompt.",
+        "vLLM 0.27 answers 400. In the Messages format, it answers 500.",
+        "fakevllm lowers the limit to the free part of the context, and the request succeeds.",
+        "Coding agents request more tokens than the context of a small model holds. They stop at "
         "the error.",
         (
             "chat: max_tokens beyond the context*",
@@ -60,12 +60,11 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("status: * -> 200",),
     ),
     KnownDifference(
-        "A streamed request that vLLM refuses only after its checks of the request body.",
-        "Status 200, and the error is an event in the stream. In Responses, the stream breaks off "
-        "instead.",
-        "Status 400, before the stream begins.",
-        "SDKs retry endlessly after an error inside a stream. An error with a 4xx status is "
-        "reported to the app.",
+        "A streamed request with an error that vLLM notices late, such as too many `logprobs`.",
+        "Status 200. The error is an event in the stream. In the Responses format, the stream "
+        "breaks off without an error event.",
+        "Status 400. The stream does not begin.",
+        "SDKs retry endlessly after an error inside a stream. They report a 4xx status to the app.",
         (
             "chat: top_logprobs too many, streaming",
             "completions: logprobs too many, streaming",
@@ -74,56 +73,54 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("status: 200 -> 400",),
     ),
     KnownDifference(
-        "Routes that change the engine, routes that only other engines and tools call, and the "
-        "pages that describe these routes.",
+        "Routes of vLLM that apps do not need. They control the engine, serve other engines or "
+        "tools, or document the API (`/docs`).",
         "The routes answer.",
         "Status 404.",
-        "Only the routes that apps need can be reached through the server. The engine's other "
-        "routes would let any app change weights, or generate tokens without keys and without "
-        "the ledger.",
+        "Through these routes, any app could change weights. It could also generate tokens "
+        "without a key and without a record.",
         ("around: guarded *",),
         ("status: * -> 404",),
     ),
     KnownDifference(
-        "A write, such as a POST request, from a web page of another site (foreign `Origin`).",
-        "The request is answered.",
-        "Status 403.",
-        "Without keys, every program on this machine is served. A browser is such a program, but "
-        "a foreign page in it must not be served unless `proxy.allowed_origins` names the page's "
-        "origin.",
+        "A POST or another writing request from a web page of another site (foreign `Origin`).",
+        "vLLM answers the request.",
+        "Status 403, unless `proxy.allowed_origins` names the page's origin.",
+        "Without API keys, the proxy serves every program on its machine. The browser is one of "
+        "these programs. A web page that you happen to open must not use the model through it.",
         ("chat: foreign origin",),
         ("status: 200 -> 403",),
     ),
     KnownDifference(
-        "CORS preflights of browsers.",
+        "CORS preflights: the `OPTIONS` request with which a browser asks for permission.",
         "vLLM 0.27 allows every origin.",
         "Status 400.",
-        "Pages of other sites are not served. By default, vLLM 0.33 allows no foreign origin "
-        "either, with the same error text.",
+        "fakevllm does not serve pages of other sites. vLLM 0.33 refuses preflights by default, "
+        "too, with the same error text.",
         ("around: * preflight", "chat: preflight", "keys: none, preflight"),
         ("status: 200 -> 400",),
     ),
     KnownDifference(
-        "`access-control-allow-origin: *` on requests with an `Origin`.",
-        "Sent.",
-        "Not sent.",
-        "Pages of other sites are not served.",
+        "The response header `access-control-allow-origin: *`, if the request has an `Origin`.",
+        "vLLM sends the header.",
+        "fakevllm does not send the header.",
+        "fakevllm does not serve pages of other sites.",
         ("around: * with an origin", "around: * with a foreign origin", "chat: origin"),
         ("header access-control-allow-origin: *",),
     ),
     KnownDifference(
-        "`x-api-key` with the right key.",
+        "The right key in the header `x-api-key`.",
         "Status 401: vLLM reads only `Authorization`.",
-        "Accepted.",
+        "fakevllm accepts the key.",
         "Anthropic's SDK and Claude Code send this header.",
         ("keys: x-api-key, *",),
         ("status: 401 -> 200",),
     ),
     KnownDifference(
-        "No key, or a wrong one.",
-        "Status 401 for paths that begin with /v1 or /v2; other paths are open.",
+        "A missing or wrong key.",
+        "Status 401 for paths that begin with /v1 or /v2. Other paths need no key.",
         "Status 401 for every path except /health and /ping.",
-        "A newly added route must not be open by mistake.",
+        "A newly added route must need a key by default.",
         tuple(
             f"keys: {key}, {path}"
             for key in ("none", "wrong")
@@ -134,34 +131,35 @@ KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "White space around the key.",
         "Status 401.",
-        "The white space is ignored.",
-        "A key that is read from a file often ends with white space.",
+        "fakevllm ignores the white space.",
+        "A key from a file often ends with white space.",
         ("keys: two blanks", "keys: blank after"),
         ("status: 401 -> 200",),
     ),
     KnownDifference(
-        "More than 64 choices in all (siblings times `n`), or JSON nested deeper than 128 levels.",
-        "vLLM answers, or refuses with its own text.",
-        "Status 400 with fakevllm's own text, before vLLM sees the request.",
+        "A request for more than 64 choices (siblings times `n`), or JSON nested deeper than 128 "
+        "levels.",
+        "vLLM answers, or refuses with its own error text.",
+        "Status 400 with fakevllm's error text. vLLM never sees the request.",
         "Siblings multiply the cost of a request, and nested JSON is costly to parse. One app must "
         "not slow down the other apps.",
         ("chat: n too large", "completions: n too large", "chat: body: deep"),
         ("body.error.message: *", "body.error.param: *"),
     ),
     KnownDifference(
-        "`kv_transfer_params` from a client.",
-        "vLLM samples from `prompt_token_ids` in the field instead of the messages.",
-        "The field is removed.",
-        "The field is internal to vLLM. With it, a client could make vLLM connect to addresses of "
-        "the client's choice.",
+        "The field `kv_transfer_params` in a request.",
+        "vLLM ignores the messages, and answers the `prompt_token_ids` inside the field.",
+        "fakevllm removes the field.",
+        "The field is internal to vLLM. A client could use it to make vLLM connect to any address.",
         ("chat: kv_transfer_params",),
         ("body.choices*", "body.usage*"),
     ),
     KnownDifference(
-        "`vary: Origin` when vLLM crashes on a body that is valid JSON but not an object.",
-        "Not sent.",
-        "Sent, as on every response.",
-        "No client depends on this header in this case.",
+        "The header `vary: Origin`, if the request body is valid JSON but not an object. vLLM "
+        "crashes on such a body.",
+        "vLLM does not send the header.",
+        "fakevllm sends the header, as on every response.",
+        "No client depends on the header of such a response.",
         (
             "chat: body: a list",
             "chat: body: a string",
@@ -172,12 +170,12 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("header vary: (nothing) -> Origin",),
     ),
     KnownDifference(
-        "Function calls in a streamed response of Responses.",
-        "`response.completed` repeats each call with another `id` and `call_id` than the stream. "
-        "For forced calls, the white space in `arguments` differs as well.",
+        "Function calls in a stream of the Responses format.",
+        "The last event, `response.completed`, repeats each call with a new `id` and `call_id`. If "
+        "the request forces a call, the white space in `arguments` changes, too.",
         "`response.completed` repeats each call with the `id` and `call_id` of the stream.",
-        "An app may store the ids of the stream or those of `response.completed`, and must find "
-        "the call again in both cases.",
+        "Some apps store the ids from the stream, and others those of `response.completed`. Every "
+        "app must find its call again.",
         (
             "*responses: stream, tools auto, *",
             "*responses: stream, tools required",
@@ -186,40 +184,40 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("grammar of stream*.call_id: *", "grammar of stream*.response.output*"),
     ),
     KnownDifference(
-        "The error type of status 500 in Messages.",
-        "vLLM 0.27 says `internal_error`.",
-        "`api_error`.",
-        "`api_error` is the type in Anthropic's own API.",
+        "The error type of a response with status 500 in the Messages format.",
+        "In vLLM 0.27, the type is `internal_error`.",
+        "The type is `api_error`.",
+        "Anthropic's own API uses `api_error`.",
         ("messages: json_schema that is none",),
         ("body.error.type: internal_error -> api_error",),
     ),
     KnownDifference(
-        "The URL of an image, audio or video on a host that no `--media-domain` allows.",
-        "vLLM fetches the URL. If the model sees no images, vLLM refuses the request without "
-        "fetching, in Messages with status 500.",
-        "Status 400, and nothing is fetched.",
-        "An engine that fetches any URL lets an app reach addresses that only the engine's machine "
-        "can reach.",
+        "The URL of an image, audio or video, if no `--media-domain` allows its host.",
+        "vLLM fetches the URL. If the model accepts no images, vLLM refuses the request and "
+        "fetches nothing. In the Messages format, the status is then 500.",
+        "Status 400. Nothing is fetched.",
+        "If the engine fetched any URL, apps could reach addresses inside the engine's network.",
         ("messages: image url",),
         ("status: 500 -> 400",),
     ),
     KnownDifference(
-        "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
-        "Present whenever vLLM runs any parser.",
-        "Absent if the call is captured for training.",
-        "To record the tokens for training, fakevllm asks vLLM for the reasoning and removes it "
-        "again. Whether vLLM would have sent the empty field depends on its parsers, which "
-        "fakevllm does not know. No client reads the field.",
+        "The field `reasoning: null` in the deltas of a stream. The request has "
+        "`include_reasoning: false`.",
+        "vLLM sends the field if vLLM runs a parser for tools or reasoning.",
+        "fakevllm omits the field if it records the tokens of the answer for training.",
+        "To record the tokens, fakevllm asks vLLM for the reasoning, and then removes the "
+        "reasoning. Only vLLM's parsers decide whether the empty field is sent, and fakevllm does "
+        "not know them. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
     ),
     KnownDifference(
-        "`output_tokens_details.reasoning_tokens` in Responses.",
-        "vLLM 0.27 counts the tokens between the marks that open and close the reasoning.",
-        "0 with vLLM 0.27.",
-        "fakevllm uses chat completions to answer Responses. In chat completions, vLLM 0.27 does "
-        "not report this count. vLLM 0.33 reports it, and fakevllm passes it on.",
+        "The count `output_tokens_details.reasoning_tokens` in the Responses format.",
+        "vLLM 0.27 counts the tokens between `<think>` and `</think>`.",
+        "The count is 0 with vLLM 0.27.",
+        "fakevllm turns a Responses request into chat completions. There, vLLM 0.27 does not "
+        "report the count. vLLM 0.33 reports it, and fakevllm passes it on.",
         ("reasoning responses: *",),
         ("*.usage.output_tokens_details.reasoning_tokens: 1 -> 0",),
         exceptions=(
@@ -230,40 +228,39 @@ KNOWN: tuple[KnownDifference, ...] = (
         ),
     ),
     KnownDifference(
-        "A streamed response of Responses in which the model reasons although the request has "
-        "`enable_thinking: false`.",
-        "The deltas omit the closing mark of the reasoning, and `response.completed` contains it.",
-        "Neither the deltas nor `response.completed` contains the mark.",
-        "The deltas and the final event then contain the same text.",
+        "A stream of the Responses format. The request has `enable_thinking: false`, but the model "
+        "reasons all the same.",
+        "`response.completed` contains `</think>`. The deltas omit it.",
+        "Both the deltas and `response.completed` omit `</think>`.",
+        "The deltas and the final event should contain the same text.",
         ("reasoning responses: stream, effort none",),
         ("grammar of stream*.data.response.output*.text: *",),
     ),
     KnownDifference(
-        "`previous_response_id` of an earlier response.",
-        "Refused: by default, vLLM stores no responses.",
-        "Accepted: fakevllm finds the earlier response in the ledger, the proxy's SQLite file.",
+        "The field `previous_response_id` with the id of an earlier response.",
+        "vLLM refuses the request, because it stores no responses by default.",
+        "fakevllm answers. It finds the earlier response in the ledger, the proxy's SQLite file.",
         "Apps that use the Responses API rely on `previous_response_id`.",
         ("responses: previous_response_id of an answer",),
         ("status: * -> 200",),
     ),
     KnownDifference(
-        "`GET /v1/responses/ID`, and `POST /v1/responses/ID/cancel`, for the id of an earlier "
-        "response.",
-        "Status 404: by default, vLLM stores no responses. A vLLM that stores responses sends them "
-        "to every key, and forgets them when it stops.",
-        "GET returns the response. `cancel` answers 400, as a vLLM that stores responses does for "
-        "a complete response. Both answer 404 for a response that another key made, and for a "
-        "request with `store: false`.",
+        "`GET /v1/responses/ID` and `POST /v1/responses/ID/cancel` for an earlier response.",
+        "Status 404, because vLLM stores no responses by default. If you let vLLM store responses, "
+        "it returns them to every key, and loses them when it stops.",
+        "`GET` returns the response. `cancel` answers 400, because the response is complete. vLLM "
+        "does the same if it stores responses. fakevllm answers 404 if another key made the "
+        "response, or if its request had `store: false`.",
         "Apps that use the Responses API rely on these routes. The proxy stores responses in the "
-        "ledger. The server, if apps call it directly, stores the latest ones until it stops.",
+        "ledger. If apps call the server directly, it keeps the latest responses until it stops.",
         ("responses: get an answer", "responses: cancel an answer"),
         ("status: 404 -> *",),
     ),
     KnownDifference(
         "`DELETE /v1/responses/ID`.",
         "Status 405: vLLM has no such route.",
-        "Afterwards, neither GET nor `previous_response_id` finds the response. Status 404 for an "
-        "unknown id, and for a response that another key made.",
+        "fakevllm deletes the response: `GET` and `previous_response_id` no longer find it. For an "
+        "unknown id or a response of another key, the status is 404.",
         "The route is part of OpenAI's Responses API.",
         ("responses: delete",),
         ("status: 405 -> 404",),
@@ -271,16 +268,17 @@ KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "`GET /v1/models/ID`.",
         "Status 404: vLLM has no such route.",
-        "The model's card from `GET /v1/models`. The aliases of the proxy have cards, too.",
-        "The route is part of OpenAI's API. Some apps check their model with it.",
+        "fakevllm returns the model's entry from `GET /v1/models`. The aliases of the proxy have "
+        "entries, too.",
+        "The route is part of OpenAI's API. Some apps use it to check their model.",
         ("around: a model's card",),
         ("status: 404 -> 200",),
     ),
     KnownDifference(
         "`GET /v1/models/ID` for a model that is not served.",
-        "Status 404 with the body of an unknown path.",
+        "Status 404 with the error for an unknown path.",
         "Status 404 with vLLM's error for an unknown model.",
-        "The error names the models that are served.",
+        "The error names the served models.",
         ("around: an unknown model's card",),
         ("body*",),
     ),

@@ -15,11 +15,25 @@ from tests.openapi import known_differences as generated
 
 FILE = Path(__file__).parents[2] / "docs" / "differences.md"
 
+CONTENTS = {
+    "around": "requests to paths outside of the four wire formats",
+    "chat": "chat completions",
+    "completions": "completions",
+    "keys": "requests with right, wrong and missing API keys",
+    "messages": "Anthropic's Messages",
+    "reasoning chat": "chat completions of a reasoning model (`--reasoning-parser qwen3`)",
+    "reasoning completions": "completions of a reasoning model",
+    "reasoning messages": "Messages of a reasoning model",
+    "reasoning responses": "Responses of a reasoning model",
+    "responses": "OpenAI's Responses",
+}
+"""What each set of requests contains."""
+
 HEAD = """# Differences from a bare vLLM
 
-With this page you find out whether your app depends on something that fakevllm does differently
-from vLLM. The page lists every known difference between two HTTP APIs: vLLM's own, and the one that
-an app sees when fakevllm's proxy and server are in front of vLLM.
+This page shows where an app gets another response from fakevllm than from vLLM itself. Read it
+before you move an app from vLLM to fakevllm. Your app talks to fakevllm's proxy; behind the proxy
+are fakevllm's server and vLLM.
 
 For example, vLLM 0.27 refuses this request with status 400, because `max_tokens` is larger than
 the model's context. fakevllm lowers the limit, and the app gets an answer:
@@ -28,48 +42,60 @@ the model's context. fakevllm lowers the limit, and the app gets an answer:
         -d '{{"model": "demo", "max_tokens": 1000000,
              "messages": [{{"role": "user", "content": "Hi"}}]}}'
 
-A test, `tests/differential`, checks the first table below. It sends {num} requests to a real
-`vllm serve`, each in three ways: directly to vLLM; through proxy and server, which sample one
-answer (N=1); and through proxy and server, which sample four answers, the *siblings* (N=4).
+## How the differences are found
 
-The requests belong to these sets, which are listed with the number of requests: {groups}.
-The set *around* has requests to paths other than those of the four wire formats (chat completions,
-completions, Messages and Responses). The set *keys* has requests with and without API keys. The
-*reasoning* sets go to a reasoning model, with vLLM's `--reasoning-parser qwen3`.
+A test, `tests/differential`, checks the [first table](#the-differences). It sends {num} requests
+to a real `vllm serve`, and sends each request in three ways:
 
-The following is the same in all three ways, except for the differences in the tables below:
+| way | path of the request | answers sampled |
+|---|---|---|
+| direct | directly to vLLM | 1 |
+| N=1 | through fakevllm's proxy and server | 1 |
+| N=4 | through fakevllm's proxy and server | 4, the *siblings* of the request |
+
+The requests come in sets:
+
+| set | requests | content |
+|---|---|---|
+{groups}
+In all three ways, the following is the same, except for the listed differences:
 
 * status and headers
-* the keys of bodies, their order, and nulls
+* the keys of JSON bodies, their order, and which values are null
 * error bodies, byte for byte
 * the order and the form of the events in streams
 * the sampled texts
 
 The test fails if it finds a difference that is not listed. It also fails if a listed difference
-does not occur.
+does not occur. Below, "refuses" means that the response is an error.
 
 The test does not compare:
 
 * the values of the headers `date` and `content-length`
-* the headers `x-fakevllm-group` and `x-fakevllm-version`, which vLLM does not send:
-  [receipts](serving.md#receipts)
-* the hex digits of ids; the test does compare the prefix and the length of ids, and which ids are
-  equal
+* the headers `x-fakevllm-group` and `x-fakevllm-version`. Only fakevllm sends these
+  [receipts](serving.md#receipts).
+* the hex digits of ids. The test compares the prefix and the length of each id, and it compares
+  which ids are equal.
 * the values of times and logprobs
-* `cached_tokens`, which depends on earlier requests. Behind the proxy, the Responses format reports
-  0 unless vLLM is started with `--enable-prompt-tokens-details`.
-* the number of tokens in one chunk of a stream, which also varies if vLLM is used directly
-* in a stream without token ids: the logprobs of tokens that a parser removes from the text, such as
-  `</think>`. vLLM sends or omits such a logprob depending on the chunk that the token is in.
+* `cached_tokens`, because its value depends on earlier requests. In the Responses format, fakevllm
+  reports 0 unless vLLM is started with `--enable-prompt-tokens-details`.
+* the number of tokens in one chunk of a stream. This number also varies without fakevllm.
+* the logprobs of tokens that a parser removes from a streamed text, such as `</think>`, if the
+  stream has no token ids. vLLM sends or omits such a logprob, depending on how it cuts the stream
+  into chunks.
 * comments and pings in streams
+
+## The differences
 
 | request or field | vLLM | fakevllm in front of vLLM | reason | tested requests |
 |---|---|---|---|---|
 """
 GENERATED = """
-A second test, `tests/openapi`, sends requests that the tool schemathesis generates from vLLM's own
-OpenAPI document. The test sends each request in the same three ways. Statuses, media types and
-error bodies are the same, except for these differences:
+## Differences with generated requests
+
+A second test, `tests/openapi`, sends generated requests. The tool schemathesis makes them from
+vLLM's own OpenAPI document. The test sends each request in the same three ways. Statuses, media
+types and error bodies are the same, except for these differences:
 
 | request or field | vLLM | fakevllm in front of vLLM | reason |
 |---|---|---|---|
@@ -82,7 +108,9 @@ This page is generated by `python -m tests.differential.table`.
 def page() -> str:
     """Return the text of docs/differences.md."""
     counts = Counter(name.partition(":")[0] for name in corpus())
-    groups = ", ".join(f"*{group}* ({count})" for group, count in sorted(counts.items()))
+    groups = "".join(
+        f"| {group} | {count} | {CONTENTS[group]} |\n" for group, count in sorted(counts.items())
+    )
     head = HEAD.format(num=len(corpus()), groups=groups)
     generated_rows = "".join(
         _line(entry.subject, entry.at_vllm, entry.here, entry.why) for entry in generated.KNOWN

@@ -83,61 +83,59 @@ def _was_refused_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "A response id with characters other than letters, digits, `_` and `-`.",
-        "vLLM's own error text, which says that there is no such response, or that the query is "
-        "wrong.",
+        "vLLM's error says that there is no such response, or that the query is wrong.",
         "Status 404: no such path.",
-        "The proxy puts the id into the path of the request that it forwards. Other characters in "
-        "the id could make this the path of another route.",
+        "The proxy puts the id into the path of the request that it sends to the server. With "
+        "other characters, such as `/`, the path could be that of another route.",
         _has_an_odd_id,
     ),
     KnownDifference(
-        "More than 64 choices in all (siblings times `n` times prompts), or lists and strings "
-        "beyond fakevllm's limits.",
-        "vLLM answers, or refuses with its own text.",
-        "Status 400 with fakevllm's own text, before vLLM sees the request.",
+        "A request for more than 64 choices (siblings times `n` times prompts), or with a list or "
+        "string that is longer than fakevllm allows.",
+        "vLLM answers, or refuses with its own error text.",
+        "Status 400 with fakevllm's error text. vLLM never sees the request.",
         "Siblings multiply the cost of a request. One app must not slow down the other apps.",
         _is_beyond_our_limits,
     ),
     KnownDifference(
-        "In Responses: a `previous_response_id` that this key has not made, in a request that has "
-        "another mistake as well.",
-        "vLLM's error is about the other mistake.",
+        "A Responses request with two mistakes. The first is the `previous_response_id` of another "
+        "key or of no response.",
+        "vLLM reports the second mistake.",
         "Status 404: no such response.",
-        "vLLM does not check which key has made a response, so it never gets such an id.",
+        "vLLM does not check which key made a response. Therefore fakevllm checks the id first.",
         _has_an_unknown_previous_response,
     ),
     KnownDifference(
         "A limit of new tokens that is larger than the context.",
-        "vLLM 0.27 refuses the request with status 400, in Messages with 500.",
-        "The limit is lowered to the part of the context that the prompt leaves free.",
-        "Coding agents request more tokens than the context of a small model holds, and stop at "
+        "vLLM 0.27 answers 400. In the Messages format, it answers 500.",
+        "fakevllm lowers the limit to the part of the context that the prompt leaves free.",
+        "Coding agents request more tokens than the context of a small model holds. They stop at "
         "the error.",
         _exceeds_the_context,
     ),
     KnownDifference(
-        "The URL of an image, audio or video that no `--media-domain` allows, in a request that "
-        "vLLM refuses for another reason.",
-        "vLLM's error is about the other reason, for example that the model sees no images.",
-        "Status 400 with fakevllm's own text, before vLLM sees the request.",
-        "An engine that fetches any URL lets an app reach addresses that only the engine's machine "
-        "can reach.",
+        "A request with two mistakes. The first is the URL of an image, audio or video that no "
+        "`--media-domain` allows.",
+        "vLLM reports the second mistake, for example that the model accepts no images.",
+        "Status 400 with fakevllm's error text. vLLM never sees the request.",
+        "If the engine fetched any URL, apps could reach addresses inside the engine's network.",
         _has_a_media_url,
     ),
     KnownDifference(
-        "In Responses: tools that a hosted service would run (`image_generation`, `mcp`, …), "
-        "with fields of wrong types.",
+        "A Responses request with tools that a hosted service would run, such as "
+        "`image_generation`. The fields of the tools have wrong types.",
         "Status 400.",
-        "Ignored, like hosted tools with correct fields.",
+        "fakevllm ignores the tools, as it ignores hosted tools with correct fields.",
         "These tools change no answer, and their fields change with each release of the SDKs.",
         _has_an_odd_hosted_tool,
     ),
     KnownDifference(
-        "A streamed request that the engine refuses only after 1.5 s, for example on a busy "
-        "machine.",
+        "A streamed request that the engine refuses later than 1.5 s after it arrived, for example "
+        "on a busy machine.",
         "The response has the error's status.",
-        "Status 200, and the error is an event in the stream.",
-        "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
-        "give up on a silent connection.",
+        "Status 200. The error is an event in the stream.",
+        "fakevllm opens the stream after 1.5 s. Apps and network proxies give up on a connection "
+        "that stays silent.",
         _was_refused_late,
     ),
 )
