@@ -1,13 +1,18 @@
-"""Store long contents of rows in an SQLite file so that what they share is stored once. Contents
-are requests and prompts: each turn of a conversation repeats those of the turn before.
+"""Store long contents of rows in an SQLite file. Parts that contents share are stored once.
 
-A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
-refers to the slices of an earlier one for the beginning and the end that both share, and adds one
-piece for the rest. So a turn stores only what it adds to its parent. Bytes are compared, so this
-works for every format of requests. The pieces are rows of the table `pieces (piece_id, data)`.
+A content is a request or a prompt. Each turn of a conversation repeats the content of the previous
+turn.
 
-`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
-that it compares bytes and need not read them.
+A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. For the
+beginning and the end that a new content shares with an earlier content, it refers to the earlier
+content's slices. Only the bytes between these parts are stored, as a new piece. So a turn stores
+only what it adds to the previous turn. Contents are compared as bytes, so this works for
+every format of requests.
+
+The pieces are rows of the table `pieces (piece_id, data)`.
+
+`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory. It
+therefore compares bytes without reading the file.
 """
 
 from __future__ import annotations
@@ -163,8 +168,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Forget the recent contents if the block fails, because its pieces are then rolled
-        back."""
+        """Run a block. If the block fails, forget the recent contents, because their pieces are
+        then rolled back."""
         try:
             yield
         except BaseException:
@@ -206,8 +211,8 @@ class ContentStore:
         return self._decompress(row[0])
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
-        """Store a content, and return it. `bases` are earlier contents that may share their
-        beginning and their end with it."""
+        """Store a content, and return it. `bases` are earlier contents that may have the same
+        beginning and the same end."""
         for base in bases:
             if base.data == data:
                 return base

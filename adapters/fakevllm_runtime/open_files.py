@@ -1,7 +1,7 @@
 """The limit on the open files of this process, and the number of connections that it allows.
 
 Every connection is an open file. A process that has reached its limit can neither accept
-connections nor open its database. The number of connections is therefore kept well below the limit.
+connections nor open its database. Therefore the number of connections is kept well below the limit.
 """
 
 from __future__ import annotations

@@ -154,9 +154,9 @@ def _show(output: RenderableType) -> None:
 
 
 def _rejected(first: int | None, restored: object) -> str:
-    """Return which versions a rollback has rejected. `first` is the oldest one that was trained
-    from the restored version on the way to the newest; None if training had left the restored
-    version before.
+    """Return a text that says which versions a rollback has rejected. `first` is the oldest
+    rejected version between the restored version and the newest version. It is None if training had
+    left the restored version before.
 
     >>> _rejected(8, 7)
     'Version 8 and all that were trained from it are rejected'

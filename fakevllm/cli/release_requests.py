@@ -79,8 +79,9 @@ class ReleaseRequests:
         )
 
     def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
-        """Send a decision. `message` returns it for the server's present run. If the server changes
-        to another run meanwhile, it refuses the decision, because its versions are others."""
+        """Send a decision. `message` returns the decision for the server's present run. If the
+        server changes to another run meanwhile, it refuses the decision, because the other run has
+        other versions."""
         history = self.history()  # fails at once if the server does not answer or knows no releases
         body = message(history.run_id).model_dump(mode="json")
         request = ServerRequest(path, body, TIMEOUT_S)
@@ -90,8 +91,8 @@ class ReleaseRequests:
         return reply.record
 
     def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
-        """Send a request. A decision is sent again while the server is busy, because it has an id.
-        Raises UserError that says what to do if it fails."""
+        """Send a request. While the server is busy, a decision is sent again. This is safe because
+        a decision has an id. If the request fails, raises UserError that says what to do."""
         call = fetch(request, reply)
         if is_decision:
             call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))

@@ -57,8 +57,8 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Return a table with one row per pair (name, value). Values are printed literally: markup of
-    the library rich within a value has no effect."""
+    """Return a table with one row per pair (name, value). Values are printed literally, even if
+    they look like markup of the library rich."""
     from rich.table import Table
     from rich.text import Text
 

@@ -152,9 +152,9 @@ def _planted_outcome(
 def arm_change(
     groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
 ) -> ArmChange | None:
-    """Return how the mean reward of the released arm has changed between the times `began_at` and
-    `returned_at`, in Unix seconds, and shortly after them. Return None if there are too few
-    sessions."""
+    """Compare the released arm's mean reward before `began_at` with its mean reward from `began_at`
+    until shortly after `returned_at`. Both are Unix times in seconds. Return None if there are too
+    few sessions."""
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]
     num_until_return = sum(began_at <= group.received_at < returned_at for group in released)

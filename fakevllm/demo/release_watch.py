@@ -19,7 +19,8 @@ demo goes on."""
 
 @dataclass(frozen=True, slots=True)
 class PlantedTimes:
-    """Unix times in seconds at which the planted steps began and ended; None before."""
+    """Unix times in seconds at which the planted steps began and ended. A time is None until the
+    event has happened."""
 
     began_at: float | None = None
     ended_at: float | None = None

@@ -58,8 +58,8 @@ class ProxyRequests:
         )
 
     async def end(self, versions: list[int]) -> None:
-        """Say that these versions need not be available any more. A failure has no consequences for
-        the user, because the proxy unloads versions that no evaluation uses any more."""
+        """Report to the proxy that the evaluation no longer needs these versions. Errors are
+        ignored, because the proxy by itself unloads versions that no evaluation uses any more."""
         with contextlib.suppress(ConfigError, TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._post(END_PATH, EndRequest(versions=versions), EndReply)

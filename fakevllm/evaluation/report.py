@@ -165,8 +165,9 @@ def _scores(reply: RowReply) -> RowScores | None:
 
 
 def _label(replies: Sequence[RowReply]) -> str:
-    """Return the number of a version, or the first and the last number if the server published new
-    weights while rows were sampled. The result is `?` if the server did not report it."""
+    """Return the version that sampled the rows, as text. If the server published new weights while
+    rows were sampled, return the first and the last version. Return `?` if the server reported no
+    version."""
     known = [
         version
         for reply in replies

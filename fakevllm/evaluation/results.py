@@ -63,7 +63,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row counts once, however many samples it has."""
+    """Return the summary of one version. Each row has the same weight, whatever its number of
+    samples."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())

@@ -1,5 +1,6 @@
-"""The draft of the ledger record for one group (a request with its siblings, the answers sampled
-for it). The draft collects data from the arrival of the request until the group's end."""
+"""The draft of the ledger record for one group. A group is a request with its siblings, which are
+the answers that are sampled for it. The draft collects data from the arrival of the request until
+the group's end."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ tool call that was cut off, if the app uses the Messages API."""
 
 @dataclass(frozen=True, slots=True)
 class ScoredSiblings:
-    """The siblings of a group (the answers that were sampled for one request), with the result of
-    the reward hook and the choice of the sibling that is served to the app."""
+    """The siblings of a group after scoring. A sibling is an answer that was sampled for the
+    group's request. The object also has the result of the reward hook, and the choice of the
+    sibling that is served to the app."""
 
     results: list[SiblingResult]
     rewards: Mapping[int, float | None]
@@ -57,9 +59,9 @@ class ScoredSiblings:
 
 @dataclass(slots=True)
 class GroupDraft:
-    """The data that are collected about a request until its ledger record is complete.
+    """The data about a request that are collected until its ledger record is complete.
 
-    A request can end in four ways, and for each of them one method returns the ledger record:
+    A request can end in four ways. For each way, one method returns the ledger record:
 
     * `failed`: the app got an error.
     * `served_once`: the request was sampled once.
@@ -98,13 +100,13 @@ class GroupDraft:
     _answered: float | None = None
 
     def mark_answered(self) -> None:
-        """Stop the clock that measures the request's latency, because the app has its answer. Only
-        the first call of this method has an effect."""
+        """Record that the app has its answer. This stops the clock that measures the request's
+        latency. Only the first call of this method has an effect."""
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Return the request's place: its session (a conversation of the app) and its position in
-        the session. Return None if the place is unknown.
+        """Return the request's place, or None if the place is unknown. The place is the request's
+        session (a conversation of the app) and the position in the session.
 
         The first call of this method determines the place, and later calls return the same place.
         """
@@ -132,10 +134,10 @@ class GroupDraft:
     def serve(self, result: SiblingResult) -> None:
         """Record that the app gets this sibling's answer.
 
-        The app's next request usually contains this answer in its history. By this answer, the
-        proxy finds the session (conversation) to which the next request belongs. Therefore, call
-        this method before the last byte of the answer is sent, because the app may send its next
-        request right after that.
+        The app's next request usually contains this answer in its history. The proxy uses the
+        answer to find the session (conversation) of the next request. The app may send the next
+        request right after the last byte of this answer. Therefore, call this method before the
+        last byte is sent.
         """
         self.place()  # before the place of the app's next request is computed
         self.is_answered_well = result.answer is not None
@@ -195,8 +197,8 @@ class GroupDraft:
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: ScoredSiblings) -> GroupRecord:
-        """Return the ledger record of a request that was sampled several times, after all siblings
-        (the sampled answers) have ended."""
+        """Return the ledger record of a request that was sampled several times. Call this method
+        after all siblings (the sampled answers) have ended."""
         selection = scored.selection
         rows = [
             _sibling(

@@ -46,7 +46,7 @@ class ArmReads:
 
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
         """Yield the scored groups of sessions with an arm, in the order of their arrival.
-        `newest_row` is the last row that is read."""
+        `newest_row` is the last row to read."""
         with self._read_engine.connect() as db:
             # Also sessions without a scored group, which may lie between others and their root.
             rows = db.exec_driver_sql(_PARENTS, (newest_row,))

@@ -1,9 +1,11 @@
 """The ledger's counters: numbers and sums over all groups, kept up to date by the writer.
 
-Counting the rows takes longer as the ledger grows, so nothing that a user waits for counts rows.
-The transaction that changes rows also changes the counters. It reads what each changed group
-contributes to the counters before its changes and after them, and adds the differences. `Deltas` is
-pure: it computes the differences. Triggers of the file count the feedback (see migrations.py).
+Counting rows takes longer as the ledger grows. Therefore no code that a user waits for counts rows.
+
+The transaction that changes rows also changes the counters. For each changed group, it computes the
+group's part of the counters before the change and after the change. Then it adds the difference.
+`Deltas` is pure: it computes the differences. Triggers of the file count the feedback (see
+migrations.py).
 """
 
 from __future__ import annotations
@@ -256,8 +258,8 @@ class Deltas:
     """Sessions that a group has left, or whose groups have changed their places."""
 
     def change(self, before: Contribution | None, after: Contribution | None) -> None:
-        """Add the difference between what a group contributed before and what it contributes
-        after the transaction. None means that the group does not exist."""
+        """Add the difference between a group's parts of the counters before and after the
+        transaction. None means that the group does not exist."""
         if before == after:
             return
         for group, sign in ((before, -1), (after, 1)):
@@ -320,7 +322,8 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Note what these groups contribute to the counters, before they are changed."""
+    """Note these groups' parts of the counters. Call this function before the groups are
+    changed."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:

@@ -80,7 +80,7 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls, with their tokens, that produced the answer which an app got."""
+    """The model calls that produced the answer of an app, with their tokens."""
 
     run_id: str | None
     calls: list[CapturedCall]
@@ -96,8 +96,8 @@ def sample_id(row: FeedbackRecord) -> str:
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
-    """Apply one entry of the server's run log to the table `feedback`: store which training samples
-    made from feedback were trained, dropped or lost."""
+    """Apply one entry of the server's run log to the table `feedback`. The entry says which
+    feedback samples were trained, dropped or lost."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -118,7 +118,7 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 def _in_loss(entry: LogEntry) -> list[str]:
-    """Return the ids of those groups of a training step that contributed to the loss.
+    """Return the ids of the groups that contributed to the loss of a training step.
 
     `entry` is the run log's entry for the step. A group contributed to the loss if the entry names
     at least one trained sibling (sampled answer) of the group. An entry that was restored from a

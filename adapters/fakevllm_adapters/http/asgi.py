@@ -54,8 +54,8 @@ class ClientDisconnected(Exception):
 class AsgiEndpoint:
     """An ASGI app that calls a function of (scope, receive, send).
 
-    Starlette's Route treats an object of this class as an ASGI app. It would call a plain function
-    with a Request object instead.
+    Starlette's Route treats an object of this class as an ASGI app. If Starlette got a plain
+    function, it would call the function with a Request object instead.
     """
 
     def __init__(self, app: AsgiApp) -> None:
@@ -94,8 +94,8 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 def error_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in an error body of the engine.
 
-    Return None if the body is not a JSON object, or if it nests so deep that orjson cannot write it
-    again.
+    Return None if the body is not a JSON object. Also return None if the object is nested so deeply
+    that orjson cannot write it again.
     """
     body = json_object(raw)
     try:
@@ -145,8 +145,7 @@ def too_large(limit: int) -> WireError:
 async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client has disconnected.
 
-    Read the request body before the call, because this function discards everything that the client
-    sends.
+    Read the request body first: this function discards everything that the client sends.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -173,8 +172,8 @@ def reason_headers(reason: OutageReason | None) -> Headers:
 async def send_error(send: Send, error: WireError, *, with_reason: bool = False) -> None:
     """Send an error response, with a `Retry-After` header if the error has a retry time.
 
-    `with_reason` adds a header with the machine-readable reason of an outage. Only the swarm server
-    (the server that trains) sets this flag, because a proxy never shows the header to an app.
+    `with_reason` adds a header with the machine-readable reason of an outage. Only the swarm
+    server, which trains the model, sets this flag. A proxy never shows the header to an app.
     """
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:

@@ -19,9 +19,9 @@ _ID_PATHS = frozenset({(b"id",), (b"response", b"id")})
 
 
 def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
-    """Return the `previous_response_id` of a request, or None if the request has none.
+    """Return the `previous_response_id` of a request. Return None if the request has no such field.
 
-    `body` is the parsed request. If it is None, `raw` is parsed as in vLLM, which accepts some
+    `body` is the parsed request. If `body` is None, `raw` is parsed as in vLLM, which accepts some
     bodies that orjson refuses.
 
     >>> previous_response_id_of(b'{"previous_response_id": "resp_1", "top_p": NaN}', None)

@@ -230,12 +230,9 @@ class ParsedJob(NamedTuple):
 
 
 def parse_job(text: str) -> ParsedJob:
-    """Read a training job from a YAML text. The text has the key `job` or, in AgentJet's form, the
-    key `ajet`.
-
-    Raises ValueError with a one-line message if settings are invalid, or unless the text has
-    exactly one of these keys.
-    """
+    """Read a training job from a YAML text. The text must have exactly one of two keys: `job`, or
+    `ajet` in AgentJet's form. Raises ValueError with a one-line message if a setting is invalid, or
+    if the text does not have exactly one of the keys."""
     raw = parse_job_yaml(text)
     try:
         return ParsedJob(TrainJob.model_validate(raw.settings), raw.warnings)

@@ -37,7 +37,7 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
     A higher limit is lowered. If a chat request has no limit, the limit `max_new_tokens` is added.
     If a completions request has no limit, the smaller of `max_new_tokens` and 16 is added, because
     vLLM's default is 16. If nothing has to change, the same object is returned. A limit that is not
-    a number is kept, because the engine refuses such a limit.
+    a number is kept: the engine then refuses the request.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}
@@ -53,7 +53,8 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
 
 
 def drop_token_limits(body: Json) -> Json | None:
-    """Return a request body without its token limits, or None if no limit can be removed.
+    """Return a request body without its token limits. Return None if the body has no limit that can
+    be removed.
 
     The limits of a completions request are never removed, because vLLM generates only 16 tokens
     without a limit.
