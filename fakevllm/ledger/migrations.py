@@ -131,10 +131,11 @@ def fill_counters(db: Connection) -> None:
 
 
 def m013_pieces(db: Connection) -> None:
-    """Store requests and prompts as slices of pieces, and messages without their text and tool
-    calls, below the views `groups`, `siblings` and `calls`.
+    """Store requests and prompts as slices of pieces, and store messages without their text and
+    tool calls.
 
-    The views have the columns that the tables of these names had.
+    The views `groups`, `siblings` and `calls` replace the tables of the same names, and have the
+    same columns.
     """
     for statement in _M013_TABLES:
         db.exec_driver_sql(statement)

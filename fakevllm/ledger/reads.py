@@ -137,8 +137,8 @@ class CallReads:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
-        """Return the model calls of a group (request) as a dict. It maps the index of each sibling
-        (sampled answer) to the model calls of this sibling, in the order in which they were made.
+        """Return the model calls of a group (request) as a dict. The dict maps the index of a
+        sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)

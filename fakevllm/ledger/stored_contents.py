@@ -1,9 +1,13 @@
-"""Choose the earlier contents with which a new request or prompt is compared, and store what it
-does not share with them.
+"""Choose the earlier contents with which a new request or prompt is compared, and store only the
+parts that differ.
 
-A request shares most with the request whose answer it continues, and with the latest request of the
-same app and route, which often has the same system prompt and tools. A prompt shares all with the
-prompts of its group, and most with the prompt of the group before and the answer that was served.
+A request usually repeats most of one of two earlier requests:
+
+* the request whose answer it continues
+* the latest request of the same app and route, which often has the same system prompt and tools
+
+A prompt is equal to the other prompts of its group. It usually begins with the prompt of the
+previous group and the answer that was served.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Send the rows of a replay with bounded concurrency, and retry them while the proxy is being
-restarted. Each row gets exactly one result."""
+"""Send the rows of a replay with bounded concurrency. While the proxy is being restarted, retry
+them. Each row gets exactly one result."""
 
 from __future__ import annotations
 

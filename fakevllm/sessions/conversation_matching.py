@@ -31,8 +31,9 @@ MAX_QUOTING_CHARS = 20_000
 
 
 class HistoryMatch(NamedTuple):
-    """An earlier group (a request with its sampled answers) whose question or answer was found in
-    the history of a new request, and the position where it was found."""
+    """An earlier group that was found in the history of a new request, and the position where it
+    was found. Either the group's question or its answer was found. A group is a request with its
+    sampled answers."""
 
     group: GroupNode
     at: int
@@ -55,17 +56,17 @@ class LookupResult(NamedTuple):
 
 
 class SessionLookup:
-    """The lookup of a request's session in the index of earlier groups (requests with their
-    answers)."""
+    """The search for a request's session in the index of earlier groups. A group is a request with
+    its answers."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
 
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
-        """Return the session of a request, and the request's parent: the earlier group (a request
-        with its answer) whose answer the request continues.
+        """Return the session of a request, and the request's parent. The parent is the earlier
+        group whose answer the request continues. A group is a request with its answers.
 
-        `named` is the session whose name is in the request's headers or body. It is None if they
+        `named` is the session that the request's headers or body name. `named` is None if they
         contain no name, or if the index has no session of this name.
         """
         is_named = request.hints.session is not None
@@ -176,10 +177,9 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Find an earlier group such that this request's history begins with the group's history,
-        which does not include the group's answer. Return the match with the longest beginning, or
-        None if there is none. Only beginnings that end after the message with the index `after` are
-        considered.
+        """Find an earlier group whose history is the beginning of this request's history. A group's
+        history does not include the group's answer. Return the match with the longest beginning, or
+        None if no group matches. The beginning must end after the message with the index `after`.
 
         If `session` is None, the match must fulfil three more conditions:
 
@@ -204,11 +204,11 @@ class SessionLookup:
         return None
 
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
-        """Return the earlier group that this request retries: a group with the same history that
-        got no answer. Return None if there is none.
+        """Return the earlier group that this request retries, or None. Such a group has the same
+        history and got no answer.
 
-        Only a request that the client's library marks as a retry is considered, because a request
-        with the same text may come from another user.
+        Only a request that the client's library marks as a retry can have such a group. Without the
+        mark, a request with the same text may come from another user.
         """
         if not request.hints.is_retry:
             return None
@@ -269,11 +269,11 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the beginning of a text with a line break before and after it, which is the form that
-    the function `quotes` expects.
+    """Return the beginning of a text with a line break before and after it. The function `quotes`
+    expects texts in this form.
 
-    The beginning has at most MAX_QUOTING_CHARS characters. This limits the search time, because the
-    text is searched once for each session.
+    The beginning has at most MAX_QUOTING_CHARS characters. The text is searched once for each
+    session, so this limits the search time.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
@@ -307,9 +307,11 @@ def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, b
     """Return a key by which groups with equal histories are sorted. The group with the largest key
     is most likely the parent: the group whose answer the request continues.
 
-    The key is a tuple of three booleans, the most important first: the cache keys of session and
-    request are equal, their system prompts are equal, and no other request continues the group's
-    answer yet.
+    The key is a tuple of three booleans, the most important first:
+
+    * The session and the request have equal cache keys.
+    * The session and the request have equal system prompts.
+    * No other request continues the group's answer yet.
     """
     cache_key = request.hints.cache_key
     return (

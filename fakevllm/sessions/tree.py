@@ -50,8 +50,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call (a call that the app makes for itself, for example for a title) that quotes a
-    question which has not arrived as a request yet."""
+    """A side call that quotes a question, and arrived before the request with this question. A side
+    call is a call that the app makes for itself, for example for a title."""
 
     session_id: str
     text: str
@@ -216,10 +216,13 @@ class SessionTree:
     def _open_session(self, request: IncomingRequest) -> SessionNode:
         """Return the session for a request that could not be matched with an existing session.
 
-        If the request contains the name of a session, it gets the session of that name. Otherwise,
-        a main call gets the session of an earlier side call that quotes its question, if there is
-        one. (A side call is a call that the app makes for itself, for example for a title.) In all
-        other cases the request gets a new session.
+        The first of these rules that applies decides:
+
+        1. If the request contains the name of a session, it gets the session of that name.
+        2. If an earlier side call quotes the question of this main call, the request gets the
+           session of the side call. A side call is a call that the app makes for itself, for
+           example for a title.
+        3. The request gets a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -232,10 +235,10 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of the session that this main call should join: a session that was opened
-        by a side call (for example a request for a title) that quotes this request's question.
+        """Return the id of the session that this main call should join, or None.
 
-        Return None if there is no such session, or if it already has a main call.
+        Such a session was opened by a side call (for example a request for a title) that quotes
+        this request's question, and has no main call yet.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -327,7 +330,7 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the latest main call of the session whose history equals that of the request, or
+        """Return the session's latest main call that has the same history as the request. Return
         None if there is none. A main call is a call that the app does not make for itself."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
@@ -374,8 +377,8 @@ def _named_session_id(request: IncomingRequest) -> str | None:
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """Return the id for a session name that a client sent. For the same name and scope (API key),
-    the id is always the same, also after a restart."""
+    """Return the id for a session name that a client sent. The same name and scope (API key) always
+    give the same id, also after a restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

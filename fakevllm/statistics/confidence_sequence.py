@@ -4,15 +4,15 @@ Source: S. R. Howard, A. Ramdas, J. McAuliffe, J. Sekhon, "Time-uniform, nonpara
 nonasymptotic confidence sequences", Annals of Statistics 49 (2021), equation 14 (two-sided normal
 mixture) and proposition 3 (choice of rho). `NMix` below means that equation.
 
-Let X_1, X_2, ... be observations whose errors X_i - E_i are sub-Gaussian with the scale sigma_i,
-where E_i is the expectation of X_i given all earlier observations. Let V be the sum of all
-sigma_i ** 2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
+Let X_1, X_2, ... be observations. Let E_i be the expectation of X_i given all earlier observations.
+Let the errors X_i - E_i be sub-Gaussian with the scale sigma_i. Let V be the sum of all sigma_i **
+2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
 
     | sum of X_i - sum of E_i |  <=  NMix(V) = sqrt((V + rho) * log((V + rho) / (rho * alpha ** 2)))
 
 so mean(X) -+ NMix(V) / t contains the mean of E_1, ..., E_t. An ordinary 95 % interval has this
-property only at one sample size that was chosen before. If it is looked at after each observation,
-it misses the truth at some time almost surely.
+property only at one sample size, which must be chosen in advance. If such an interval is looked at
+after each observation, it almost surely misses the truth at some time.
 
 The bound needs no independence, no equal distributions and no large sample. It needs sigma. An
 observation between `low` and `high` is sub-Gaussian with sigma = (high - low) / 2 (Hoeffding's
@@ -93,7 +93,7 @@ class ConfidenceSequence:
 
     def __init__(self, sigma: float, alpha: float = ALPHA, tuned_for: float = TUNED_FOR) -> None:
         """Create an empty sequence. `sigma` is the sub-Gaussian scale of an observation. The
-        interval is narrowest after `tuned_for` observations of this scale; both numbers must be
+        interval is narrowest after `tuned_for` observations of this scale. Both numbers must be
         chosen before the first observation."""
         assert sigma > 0, "sigma is positive"
         self._variance_of_one = sigma**2
@@ -121,12 +121,13 @@ class ConfidenceSequence:
 
 
 class DifferenceSequence:
-    """Confidence sequence for a paired difference: the mean of the second minus the mean of the
-    first, where both are rewards for the same row, or of two sessions that form a pair.
+    """Confidence sequence for a paired difference: the mean of the second part minus the mean of
+    the first part. The two parts of a pair are rewards for the same row, or rewards of two sessions
+    that form a pair.
 
-    A pair is one observation. Its two parts are means of rewards. If the rewards of one part are
-    independent given the pair, as samples for one row are, then more rewards make the interval
-    narrower. Turns of a session are not independent: pass their mean as one reward (see
+    A pair is one observation. Its two parts are means of rewards. More rewards make the interval
+    narrower if the rewards of one part are independent given the pair. Samples for one row are
+    independent in this sense. Turns of a session are not. Pass their mean as one reward (see
     `session_means`).
 
     >>> gain = DifferenceSequence(RewardRange(0.0, 1.0))

@@ -1,5 +1,5 @@
-"""Show the progress of a run as a progress bar on a terminal. If the output is not a terminal,
-print one line per phase and per step instead."""
+"""Show the progress of a run. On a terminal, show a progress bar. Elsewhere, print one line per
+phase and per step."""
 
 from __future__ import annotations
 

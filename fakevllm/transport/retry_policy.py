@@ -1,10 +1,10 @@
-"""Decide whether a request is retried while the engine is unavailable, and after how many seconds.
-This module does no I/O, and gets the time as an argument.
+"""Decide if a request is retried while the engine is unavailable, and after how many seconds. This
+module does no I/O, and gets the time as an argument.
 
-A request is first held and retried, because servers restart and engines boot. If the retries fail,
-the fallback server answers the request, if one is configured. Otherwise the app gets an error with
-`Retry-After`. A request during which the server died is sent again only MAX_RESENDS times, because
-it may itself have caused the crash.
+A request is first held and retried, because servers restart and engines boot. If the retries fail
+and a fallback server is configured, the fallback server answers the request. Otherwise the app gets
+an error with `Retry-After`. If the server died during a request, the request is sent again only
+MAX_RESENDS times. The request itself may have caused the crash.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class AbsenceTimer:
 
 
 def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
-    """Return the maximum number of seconds for which a request is held: `limit_s`, or HOLD_SHARE
-    times the client's read timeout if that is shorter. The SDKs of OpenAI and Anthropic send their
-    read timeout in one of the `headers`.
+    """Return the maximum number of seconds for which a request is held. This is the smaller of two
+    numbers: `limit_s`, and HOLD_SHARE times the client's read timeout. The SDKs of OpenAI and
+    Anthropic send their read timeout in one of the `headers`.
 
     >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
@@ -133,10 +133,10 @@ def outage_reason(
     status: int, header_reason: OutageReason | None, message: str
 ) -> OutageReason | None:
     """Return the reason of the outage that a response reports. Return None if the response reports
-    no outage. In that case it can be relayed to the app.
+    no outage and can be relayed to the app.
 
     `header_reason` is the reason in the response's header, or None. `message` is the error message
-    in the response's body, or "". The message is used only if the header is missing, because older
+    in the response's body, or "". `message` is used only if the header is missing, because older
     servers and gateways do not send the header.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
@@ -166,7 +166,7 @@ def outage_error(
     an error message, the WireError has the response's body. Otherwise it has a general message.
 
     `header_reason` is the reason in the response's header. The WireError has the reason that
-    `outage_reason` returns, which is None if the response reports no outage.
+    `outage_reason` returns. This reason is None if the response reports no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)

@@ -145,10 +145,10 @@ def serve(
 ) -> None:
     """Run the proxy until a signal stops it.
 
-    If `until_stdin_closes` is True, the proxy also stops when its standard input closes, which
-    happens when the parent process ends. `listen_fd` is the file descriptor of a listening socket
-    that the parent process has opened. If it is None, the proxy opens a socket itself. Raises
-    UserError for mistakes that the user can fix.
+    If `until_stdin_closes` is True, the proxy also stops when its standard input closes. Its
+    standard input closes when the parent process ends. `listen_fd` is the file descriptor of a
+    listening socket that the parent process has opened. If it is None, the proxy opens a socket
+    itself. Raises UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

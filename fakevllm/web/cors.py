@@ -1,7 +1,7 @@
 """CORS: permission for web pages and desktop apps of other origins to use the routes below /v1/.
 
-By default, no other origin may use these routes. (vLLM has the same default.) The setting
-`proxy.allowed_origins` lists the origins that may.
+By default, no other origin may use these routes, as in vLLM. The setting `proxy.allowed_origins`
+lists the origins that may.
 """
 
 from __future__ import annotations

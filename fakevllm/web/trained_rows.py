@@ -1,4 +1,4 @@
-"""Find the rows that were trained, so that they cannot measure what the model has learnt."""
+"""Find the rows that were trained. Trained rows cannot measure what the model has learnt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""GET /fakevllm/groups/ID: the receipt of one group, which says how its answer was made.
+"""GET /fakevllm/groups/ID: the receipt of one group. The receipt says how the group's answer was
+made.
 
-A receipt contains no texts of users, because an app with any valid key may request it. It has
-counts of tokens in their place.
+An app with any valid key may request a receipt. Therefore a receipt contains no texts of users. It
+has counts of tokens instead.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ its kin are left out, because they are texts of the app."""
 
 
 class NextGroup(BaseModel):
-    """A later group that refers to the answer of the group that was requested. The later group's
-    request either continues the conversation after that answer, or asks for another answer to the
-    same question."""
+    """A later group whose request refers to the answer of the requested group. The later request
+    either continues the conversation after that answer, or asks for another answer to the same
+    question."""
 
     group_id: str
     kind: str
@@ -63,7 +64,7 @@ class GroupFeedback(BaseModel):
 
 
 class SiblingReceipt(BaseModel):
-    """One sibling of a group, without its text."""
+    """One sibling of a group. The text of the sibling is left out."""
 
     index: int
     served: bool

@@ -98,16 +98,16 @@ async def relay_to_engine(
 
 
 def _with_served_name(proxy: ProxyComponents, checked: CheckedBody) -> bytes:
-    """Return the request body. If it names an alias of the served model, the alias is replaced by
-    the model's own name. Raises WireError (503) if the server has not reported its model yet."""
+    """Return the request body, with the served model's name in place of an alias. Raises WireError
+    (503) if the server has not reported its model yet."""
     model = checked.body.get("model") if checked.body is not None else None
     served = proxy.model_names.served_name(model) if isinstance(model, str) else None
     return checked.raw if served is None else rewrite_body(checked.raw, model=served)
 
 
 def error_response(error: WireError) -> Response:
-    """Return the error as an HTTP response. If the error says after how many seconds to retry, the
-    response has a `Retry-After` header."""
+    """Return the error as an HTTP response. If the error contains a number of seconds to wait
+    before a retry, the response has a `Retry-After` header."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, headers, "application/json")
 
