@@ -1,4 +1,4 @@
-"""Reward answers that differ from the other answers of their group, if they are good enough.
+"""Reward good answers that differ from the other answers of their group.
 
 An answer that is not good enough gets 0, so being different alone never pays. Near copies form a
 cluster and share one bonus: eight near copies together earn the bonus of one answer.

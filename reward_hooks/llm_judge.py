@@ -44,7 +44,7 @@ async def on_compute_relative_reward(
 ) -> list[float | None]:
     """Return the judge's scores as rewards.
 
-    Answers that are empty or cut off get 0. They are not shown to the judge, so that they cannot
+    Answers that are empty or cut off get 0. The judge does not see such answers, because they could
     mislead it.
     """
     rewards: list[float | None] = [0.0] * len(all_answers)
@@ -91,8 +91,8 @@ async def call_judge(question: str, texts: list[str]) -> list[float | None]:
 def parse_scores(text: str, num_answers: int) -> list[float | None]:
     """Read the scores in the judge's reply, and return a reward for each answer.
 
-    If any score is missing or invalid, return None for every answer, because it is not certain
-    which score belongs to which answer.
+    If any score is missing or invalid, return None for every answer. It is then not certain which
+    score belongs to which answer.
 
     >>> parse_scores('Sure: {"scores": [10, 2.5]}', 2), parse_scores("both are good", 2)
     ([1.0, 0.25], [None, None])

@@ -1,4 +1,4 @@
-"""Remove stale calls from a group. A call is stale if it was sampled with weights that are too old.
+"""Remove stale calls from a group. A call is stale if its weights were too old when it was sampled.
 
 The age of weights is counted in weight versions, not in seconds. Therefore calls do not become
 stale while training pauses.

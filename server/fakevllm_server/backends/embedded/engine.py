@@ -348,9 +348,11 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer, which is created by the first call. It holds a second copy of the
-        weights, which an engine that only samples does not need. Call this method on the engine
-        thread, because only this thread may use torch."""
+        """Return the trainer. The first call creates it.
+
+        The trainer holds a second copy of the weights. An engine that only samples does not need
+        this copy. Call this method on the engine thread, because only this thread may use torch.
+        """
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype

@@ -1,16 +1,17 @@
-"""The engine thread, which is the only thread that runs the model.
+"""The engine thread. It is the only thread that runs the model.
 
 The thread samples the tokens of requests and runs tasks. A task is a generator for longer work,
 such as a training step or a publish of new weights. Tasks run one after another, in parts. Each
-iteration of the thread takes new requests and tasks from the inbox, samples one token for every
-running request, and then may run the next part of the current task. The constant DECODE_SHARE sets
+iteration of the thread takes new requests and tasks from the inbox, and samples one token for every
+running request. Then it may run the next part of the current task. The constant DECODE_SHARE sets
 how sampling and the task share the thread's time while requests are running.
 
-Further policies, which have other weights, are decoded in turn with the weights that are trained:
-each iteration of the thread samples one token for every running request of each policy.
+There may be further policies, which have other weights than those that are trained. Their requests
+are decoded in turn: each iteration of the thread samples one token for every running request of
+each policy.
 
-At the end of a decode iteration, the thread hands new tokens over to the event loops of the
-requests, with one call per event loop. Tokens of a request that is not streamed are handed over
+At the end of a decode iteration, the thread passes the new tokens to the event loops of the
+requests, with one call per event loop. The tokens of a request that is not streamed are passed on
 when the request has finished. An error in a task is raised in the caller of the task. An error in a
 decode iteration ends the process, because the state of the running requests is then unknown.
 """

@@ -109,8 +109,9 @@ def fingerprint(model: PreTrainedModel) -> str:
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
     """Return the full names of the layers that get an adapter.
 
-    Raises BackendRefused if the model has no layer for an adapter, or if a name in `target_modules`
-    matches no linear layer. An LM head that shares its weight with the embedding is refused too.
+    Raises BackendRefused in three cases: the model has no layer for an adapter, a name in
+    `target_modules` matches no linear layer, or the LM head gets an adapter and shares its weight
+    with the embedding.
     """
     network: Any = model
     head = network.get_output_embeddings()

@@ -1,15 +1,16 @@
-"""A deterministic engine without torch. It has one trainable number, theta, and exact
+"""A deterministic engine without torch. The engine has one trainable number, theta, and exact
 log-probabilities.
 
 The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
-the first token is sampled. It determines all other tokens, which have probability 1. Training
-updates theta by REINFORCE, so rewards for "yes" make "yes" more likely. The same seed and the same
-order of requests give the same answers.
+the first token is sampled. The first token determines all other tokens, which have probability 1.
+Training updates theta by REINFORCE, so rewards for "yes" make "yes" more likely. The same seed with
+the same order of requests gives the same answers.
 
-A user message may contain a script: directives that determine the answer (see `script.py`). If a
-forced tool, a JSON schema or a choice constrains the answer, the answer is the fitting value from
-the script, or else the minimal value that the constraint allows. The repetition penalty and
-logit_bias act on the first token as they would act on a model's logits.
+A user message may contain a script: directives that determine the answer (see `script.py`). A
+forced tool, a JSON schema or a choice may constrain the answer. The answer is then the value from
+the script that fits the constraint. Without such a value, the answer is the minimal value that the
+constraint allows. The repetition penalty and logit_bias act on the first token as they would act on
+a model's logits.
 """
 
 from __future__ import annotations

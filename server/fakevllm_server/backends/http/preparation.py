@@ -1,9 +1,9 @@
-"""Threads that parse, check and tokenize requests, so that the event loop stays free, for example
-for /health.
+"""Threads that parse, check and tokenize requests. The event loop therefore stays free for other
+work, for example for /health.
 
-Tokenizing a long prompt takes seconds. Therefore there is one thread for requests with short bodies
-and one for requests with long bodies, so that a long prompt delays only other long prompts. Each
-thread handles its requests in order of arrival.
+Tokenizing a long prompt takes seconds. Therefore there are two threads: one for requests with short
+bodies, and one for requests with long bodies. A long prompt then delays only other long prompts.
+Each thread handles its requests in order of arrival.
 """
 
 from __future__ import annotations

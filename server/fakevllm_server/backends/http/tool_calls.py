@@ -7,8 +7,8 @@ The request determines the parser:
   (`<tool_call>{…}</tool_call>`)
 * `tool_choice` required, or a named tool: an answer that a grammar restricts to JSON
 
-A parser can read a whole answer at once. It can also read the text piece by piece while it is
-sampled, and return the deltas of the response stream.
+A parser can read a whole answer at once. A parser can also read the text piece by piece while it is
+sampled. It then returns the deltas of the response stream.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def _split_tool_calls(text: str) -> ParsedAnswer:
 
 def _hermes_call(body: object) -> Json:
     """Convert the parsed JSON of one Hermes tool call to OpenAI's format. Raises ValueError if
-    `body` is not an object, and KeyError if it has no name."""
+    `body` is not an object. Raises KeyError if `body` has no name."""
     if not isinstance(body, dict):
         raise ValueError("a tool call is a JSON object")
     body = cast(Json, body)

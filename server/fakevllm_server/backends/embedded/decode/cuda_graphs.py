@@ -1,13 +1,14 @@
-"""A decode iteration on CUDA as a graph: torch records the kernels of one iteration, and starts all
-of them by one call in later iterations.
+"""Run a decode iteration on CUDA as a graph. Torch records the kernels of one iteration. In later
+iterations, one call starts all of these kernels.
 
 In an iteration of a small model, a GPU waits for Python most of the time. A graph has fixed shapes
 and addresses. Therefore there is one graph for each number of rows and each size of the KV cache's
-buffers, and what changes from iteration to iteration is copied into tensors that stay.
+buffers. Data that change from iteration to iteration are copied into tensors whose addresses stay
+the same.
 
 No GPU was at hand when this module was written. Its logic is tested on a CPU with a recorder of
 torch's operations in place of a CUDA graph. The check at start-up (`decoding_check`) decodes with
-graphs, and turns them off if they fail or give other logits.
+graphs. If graphs fail or give other logits, the check turns them off.
 """
 
 from __future__ import annotations

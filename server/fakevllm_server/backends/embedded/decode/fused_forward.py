@@ -232,8 +232,8 @@ class FusedForward:
 
 
 def fused_forward(model: PreTrainedModel) -> FusedForward | None:
-    """Return the fused forward pass of a model, or None if the model does not have the form that it
-    computes."""
+    """Return the fused forward pass of a model. Return None if the model's architecture is not
+    supported."""
     return FusedForward(model) if is_fusible(model) else None
 
 
@@ -268,8 +268,8 @@ def is_fusible(model: PreTrainedModel) -> bool:
 def _join(parts: list[Tensor]) -> Tensor:
     """Join tensors along their first dimension. Each part becomes a view of the joined tensor.
 
-    Parts that were joined before stay where they are, because another fused forward pass of the
-    same model reads them there.
+    Parts that are already views of one tensor stay where they are. Another fused forward pass of
+    the same model uses that tensor.
     """
     first, size = parts[0], sum(map(len, parts))
     if _are_joined(parts):

@@ -1,8 +1,8 @@
 """Attention for transformers' models in which several query heads share a key head.
 
 transformers copies keys and values once per query head as soon as there is an attention mask. On a
-CPU, torch's attention reads them where they lie, with the same result to the bit. In a decode
-iteration with many tokens in the KV cache, the copies took most of the time.
+CPU, torch's attention can read the keys and values without a copy. The result is the same to the
+bit. In a decode iteration with many tokens in the KV cache, the copies took most of the time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A radix tree of token ids, bounded in tokens, with eviction of the least recently used leaves. It
-uses no tensors and no clock.
+"""A radix tree of token ids. The number of tokens is bounded, and the least recently used leaves
+are evicted. The tree uses no tensors and no clock.
 
-Each node has the ids of one edge and a payload that belongs to them, such as their keys and values.
+Each node has the token ids of one edge, and a payload for these ids, such as their keys and values.
+
 Sequences that begin alike share the nodes of their common beginning. The tree never joins payloads.
-It splits the payload of an edge if a new sequence leaves in the middle of it.
+If a new sequence leaves an edge in its middle, the tree splits the payload of the edge.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class RadixTree(Generic[Payload]):
 
     def match(self, ids: array[int], salt: bytes = b"") -> list[tuple[Payload, int]]:
         """Return the payloads of the longest beginning of `ids` that is in the tree, in order. Each
-        has the number of its first tokens that match. These nodes count as used now."""
+        payload comes with the number of its first tokens that match. These nodes count as used now.
+        """
         path = self._path(ids, salt)
         self._use(path)
         return [(node.payload, length) for node, length in path]

@@ -1,6 +1,6 @@
 """Check the pieces of a training step before training. A piece is a set of model calls that go
-through the model together. Each call must be in exactly one piece, and each token must equal the
-token that the rollout engine has recorded."""
+through the model together. Each call must be in exactly one piece. Each token must equal the token
+that the rollout engine has recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class FidelityError(BackendError):
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Check that all tokens of a step are the recorded tokens. Return 1.0, the share of correct
-    tokens, for the step's metric `token_fidelity`. Raises FidelityError if a token differs, or if a
+    """Check that all tokens of a step are the recorded tokens. Return 1.0 for the step's metric
+    `token_fidelity`, the share of correct tokens. Raises FidelityError if a token differs, or if a
     call is not in exactly one piece."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")

@@ -116,9 +116,9 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
 
 
 def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) -> None:
-    """Write the adapters to a folder in the layout of the peft library, as float32: the trained
-    ones, or for `reference` adapters that change nothing. Raises BackendRefused if the trainer has
-    no adapters."""
+    """Write the trained adapters to a folder in the layout of the peft library, as float32. With
+    `reference`, write adapters that change nothing instead. Raises BackendRefused if the trainer
+    has no adapters."""
     lora = trainer.lora
     if lora is None:
         raise BackendRefused(
