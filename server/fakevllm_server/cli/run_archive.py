@@ -127,8 +127,8 @@ class RunArchive:
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def reward_changes(self) -> list[tuple[int, str]]:
-        """Return the steps at which the reward hooks or the job changed, each with a text that says
-        what changed."""
+        """Return the steps at which the reward hooks or the job changed. Each step has a text that
+        names the change."""
         return self._read(reads.reward_changes)
 
     def last_step(self) -> int:
@@ -178,9 +178,9 @@ class RunArchive:
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
         """Return the model that the run trains.
 
-        `moved_to` is the model's present folder or hub name. If it is None, the model is expected
-        where it was when the run was started. Raises ConfigError if the model does not exist or
-        differs from the run's model.
+        `moved_to` is the model's present folder or hub name. If `moved_to` is None, the model is
+        expected at its place when the run was started. Raises ConfigError if the model does not
+        exist or differs from the run's model.
         """
         known = read_recorded_model(self.run_dir)
         if known is None:
@@ -227,10 +227,10 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """A planned restore: it will return a run to one of its checkpoints, and discard all later
+    """A planned restore. It will return a run to one of its checkpoints, and discard all later
     training.
 
-    The run directory stays locked until `close` is called, so that no server can start before.
+    The run directory stays locked until `close` is called. No server can start before.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -263,8 +263,8 @@ class CheckpointRestore:
 
     @property
     def is_unnecessary(self) -> bool:
-        """Whether the restore would discard nothing, because nothing was trained after the
-        checkpoint."""
+        """True if nothing was trained after the checkpoint. The restore would then discard
+        nothing."""
         return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
     def apply(self) -> None:

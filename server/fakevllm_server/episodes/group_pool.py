@@ -114,7 +114,7 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """Tuples (task id, episodes) of the tasks that do not have all their episodes yet."""
+        """Pairs (task id, episodes) of the tasks whose episodes are not all there yet."""
         return iter(self._tasks)
 
     @property
@@ -177,7 +177,8 @@ class Pool:
         parent_id: str | None = None,
         hook_hash: str = "",
     ) -> EndGroupReply:
-        """End an open group. Pool it (keep it for training) if its rewards can be compared.
+        """End an open group. Pool the group if its rewards can be compared. A pooled group is kept
+        for training.
 
         `closed_reason` is None while training continues. After the end of training it is the reason
         for the end, and the group is not pooled. `served` is the index of the sibling whose answer
@@ -221,7 +222,7 @@ class Pool:
         """Add a feedback sample to the groups that wait for training. A feedback sample is an
         earlier answer that is trained once more with an advantage of its own.
 
-        It counts as one group of a training step.
+        The sample counts as one group of a training step.
         """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
@@ -259,14 +260,14 @@ class Pool:
         return None if episodes is None else self._complete(task_id, episodes)
 
     def complete_expired(self, now: float) -> list[CompletedTask]:
-        """Complete the tasks that waited too long for more episodes, with the episodes that they
-        have. Call this method periodically."""
+        """Complete the tasks that waited too long for more episodes. Each task is completed with
+        the episodes that it has. Call this method periodically."""
         expired = self._tasks.pop_expired(now, self._job.partial_after_s)
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks with the episodes that they have, if the job's training steps
-        take incomplete tasks. Otherwise do nothing."""
+        """If the job's training steps take incomplete tasks, complete all waiting tasks with the
+        episodes that they have. Otherwise do nothing."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 

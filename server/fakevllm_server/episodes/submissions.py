@@ -25,8 +25,8 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, with a hash of the request's body. The hash shows whether a later
-    request with the same key is the same request."""
+    """The reply to a request, with a hash of the request's body. The hash shows if a later request
+    with the same key is really the same request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -80,8 +80,8 @@ def hash_of(request: BaseModel) -> bytes:
     """Return a hash of all fields of a request that can change its effect.
 
     The hash leaves out the metadata, which has no effect and may be nested too deeply for
-    serialization. It also leaves out the digest of the reward hooks, because older proxies do not
-    send it.
+    serialization. The hash also leaves out the digest of the reward hooks, because older proxies do
+    not send this digest.
     """
     exclude = {"metadata": True, "hook_hash": True, "workflow_output": {"metadata"}}
     body = request.model_dump_json(exclude=exclude)

@@ -18,10 +18,11 @@ def append_slice(path: Slices, start: int, end: int) -> Slices:
 
 
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
-    """Return the first position in [start, end) at which the two arrays differ, or `end` if there
-    is no difference.
+    """Return the first position in [start, end) at which the two arrays differ. Return `end` if
+    they do not differ there.
 
-    The search compares blocks of the arrays, so it costs about as much as copying them.
+    The search compares blocks of the arrays. Therefore it costs about the same as copying the
+    arrays.
     """
     if one[start:end] == other[start:end]:
         return end

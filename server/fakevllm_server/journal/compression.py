@@ -3,7 +3,7 @@ log-probabilities), and facts as JSON.
 
 The first bytes of all numbers are compressed as one stream, then the second bytes, and so on. Token
 ids then take about half of their bytes, because their high bytes are nearly always equal. The low
-bytes of log-probabilities are random, and are stored as they are.
+bytes of log-probabilities are random, and are stored without compression.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ _CALL_ROWS = "call_rows"
 
 
 def claimed(episode: Episode) -> Change:
-    """Store a new claim of an episode. It replaces the earlier claim of the same episode."""
+    """Store a new claim of an episode. The new claim replaces the earlier claim of the same
+    episode."""
     idempotency = episode.idempotency
     row = (
         episode.episode_id,
@@ -67,7 +68,7 @@ def claimed(episode: Episode) -> Change:
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Return episodes to the open state, in which clients can claim them, because their claims were
+    """Return episodes to the open state, in which clients can claim them. Their claims were
     aborted, given up or expired. Delete the captured calls of these claims."""
 
     def apply(db: Connection) -> None:
@@ -94,7 +95,7 @@ def episode_ended(
 ) -> Change:
     """Store the end of a claimed episode, with its reward.
 
-    If the episode completed the group of its task, `group` is this group, and `members` are all
+    If the episode completed the group of its task, `group` is this group. `members` are then all
     samples of the group, including this episode. If the episode was an evaluation, `evaluated` is
     the entry for the run log.
     """
@@ -125,8 +126,9 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """Store one of two things: the end of a passive group (the answers to one request of an app),
-    or a feedback sample (an answer of an earlier group that is trained again) with its `calls`."""
+    """Store the end of a passive group, or a feedback sample with its `calls`. A passive group is
+    the answers to one request of an app. A feedback sample is an answer of an earlier group that is
+    trained again."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
@@ -195,8 +197,8 @@ def unplanned(step: int) -> Change:
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Store that a step and its groups were trained, together with the step's checkpoint if it
-    saved one."""
+    """Store that a step and its groups were trained. If the step saved a checkpoint, store the
+    checkpoint too."""
 
     def apply(db: Connection) -> None:
         update_batch = "UPDATE batches SET state = ? WHERE step = ?"
@@ -217,7 +219,7 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
     """Delete the rows of the checkpoints of `steps`. Also delete the captured calls of the steps up
-    to `oldest_kept`. They are not needed any more, because a run that continues from a kept
+    to `oldest_kept`. These calls are not needed any more. A run that continues from a kept
     checkpoint does not train these steps again."""
     rows = [(step,) for step in steps]
 
@@ -274,9 +276,12 @@ def release_decided(row: ReleaseRow) -> Change:
 
 
 def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
-    """Append a decision with which training goes back to an earlier version, and discard all steps
-    after the common step, as `abandoned` does. Some of their checkpoints are kept beside those of
-    the run, and all other checkpoints beside them are deleted."""
+    """Append a decision with which training goes back to an earlier version. Discard all steps
+    after the common step, in the same way as `abandoned`.
+
+    Some of the discarded steps' checkpoints are kept as side checkpoints, beside those of the run.
+    All other side checkpoints are deleted.
+    """
     kept = json.dumps(sorted(back.kept))
 
     def apply(db: Connection) -> None:
@@ -436,7 +441,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
     """Store the group of a task, and assign the samples in `members` to the group.
 
-    If the group is not pooled (not kept for training), its captured calls are deleted.
+    If the group is not pooled, which means not kept for training, its captured calls are deleted.
     """
     put_group(db, group)
     for sample in members:
@@ -456,8 +461,8 @@ def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
 
 
 def delete_unscored(db: Connection, group_id: str) -> None:
-    """Delete the captured calls of a group that belong to none of the group's samples, because the
-    request that ended the group does not mention the sibling."""
+    """Delete the captured calls of a group that belong to none of the group's samples. The request
+    that ended the group did not mention their sibling."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

@@ -30,8 +30,9 @@ class CorruptCall(Exception):
 
 
 class CallRows:
-    """The conversion of captured calls to rows. It remembers the last prompt, because the calls of
-    a group usually share one, and hashing a long prompt costs more than the rest."""
+    """The conversion of captured calls to rows. The object remembers the last prompt, because the
+    calls of a group usually share one prompt. Hashing a long prompt costs more than all other work
+    of the conversion."""
 
     def __init__(self) -> None:
         self._prompt_ids: Sequence[int] | None = None
@@ -134,8 +135,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling (one answer of a group) or an episode with its reward. The captured calls of the
-    sample are stored under the same `owner`."""
+    """A sibling or an episode with its reward. A sibling is one answer of a group. The captured
+    calls of the sample are stored under the same `owner`."""
 
     owner: str
     index: int
@@ -145,8 +146,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. If it is not pooled (not kept for training), it also
-    has the reason."""
+    """A group that has ended, with its state. If the group is not pooled, which means not kept for
+    training, it also has the reason."""
 
     group_id: str
     state: GroupState

@@ -89,7 +89,7 @@ class EngineFailed(Exception):
 
 
 class NotWritable(Exception):
-    """Error for a request body that cannot be written as JSON, because it has integers beyond 64
+    """Error for a request body that cannot be written as JSON. The body has integers beyond 64
     bits. Nothing was sent to the engine."""
 
 
@@ -164,8 +164,8 @@ class EngineClient:
         self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
-        """Return True if the engine answers `/health` with a status below 500, so that it can
-        answer calls."""
+        """Return True if the engine can answer calls. It then answers `/health` with a status below
+        500."""
         if self._http.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
@@ -209,13 +209,13 @@ class EngineClient:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
         Answer fields that only the capture requested are hidden from the client. `on_finished` runs
-        before the last byte is sent, so that the call is recorded before the client sees the end of
-        the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
+        before the last byte is sent. Therefore the call is recorded before the client sees the end
+        of the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
         same errors are raised.
 
         `plain` returns the request body without the fields that the capture adds. If the engine
         refuses the body with these fields (status 400), the plain body is sent instead. If the
-        engine answers it, the call is recorded as untrainable. Raises NotWritable if the body
+        engine then answers, the call is recorded as untrainable. Raises NotWritable if the body
         cannot be written.
         """
         is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
@@ -248,15 +248,15 @@ class EngineClient:
         raises_refused: ErrorPredicate | None = None,
         version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
-        """Forward a call that samples several siblings, and send each sibling's answer as soon as
-        it is complete, as a part of one response.
+        """Forward a call that samples several siblings. Send the answer of a sibling as soon as it
+        is complete. Each answer is one part of the response.
 
         `first_index` is the index of the first sibling. `on_complete` runs before the answer of a
         choice is sent. `version_of` returns the version of the weights for the headers of an
-        answer, or None. If the engine fails after a part was sent, the response ends without the
-        answers that were not complete. Raises CannotShare if no part was sent and the siblings need
-        calls of their own, WireError for an error event of the engine, and otherwise the same
-        errors as `capture`.
+        answer, or None. If the engine fails after a part was sent, the response ends. The answers
+        that were not complete are missing. Raises CannotShare if no part was sent and the siblings
+        need calls of their own. Raises WireError for an error event of the engine. In all other
+        cases, the errors are the same as for `capture`.
         """
         if self.endpoint.is_bundled:
             body = shared.complete_body
@@ -304,7 +304,7 @@ class EngineClient:
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
         """Return an iterator over the response to a shared call, without the prompt in front of it.
-        Raises CannotShare for a response without parts that is not a stream either."""
+        Raises CannotShare for a response that has no parts and is not a stream."""
         await _read_prompt(response, shared)
         if response.content_type == _EVENT_STREAM:
             return await self._first_chunk_checked(response)
@@ -395,7 +395,7 @@ class EngineClient:
         """Send a request to the engine, and yield the response. `name` is the name of the adapter
         to which the request was sent instead of the model.
 
-        Raises EngineFailed in three cases: the connection fails, the status is not a final HTTP
+        Raises EngineFailed in three cases. The connection fails, the status is not a final HTTP
         status, or the engine answers with an error and its health check fails.
         """
         if self._http.closed:
@@ -481,8 +481,8 @@ async def _complete(
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
-    """Return the reason why the engine did not answer a call: the reason in the engine's response
-    header or, without this header, a reason derived from the HTTP status.
+    """Return the reason why the engine did not answer a call. The reason is in a header of the
+    engine's response. Without this header, the reason is derived from the HTTP status.
 
     Status 503 means here that the engine is overloaded. If the engine's health check also fails,
     EngineFailed is raised before this function is called.
@@ -561,8 +561,8 @@ async def _send_stream(
 ) -> None:
     """Send a stream to the client.
 
-    If the engine fails during the stream, the stream ends with an error event, so that the client
-    does not take the incomplete answer for a complete one.
+    If the engine fails during the stream, the stream ends with an error event. The client then does
+    not mistake the incomplete answer for a complete one.
     """
     await start_stream(send, status, headers)
     error = internal_error().body
@@ -576,11 +576,11 @@ async def _send_stream(
 
 
 def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Return an answer in the client's format: translated by `exchange`, or unchanged if `exchange`
-    is None.
+    """Return an answer in the client's format. The answer is translated by `exchange`. If
+    `exchange` is None, the answer is returned unchanged.
 
-    Raises Refused if the answer cannot be translated. EngineFailed is not raised, because it would
-    cause a retry, which would sample a second answer.
+    Raises Refused if the answer cannot be translated. EngineFailed is not raised in this case. It
+    would cause a retry, and the retry would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)

@@ -1,9 +1,9 @@
 """The folders of a run's checkpoints.
 
-A checkpoint is written to a folder with a temporary name, flushed to disk, renamed, and then
-recorded in the journal (the run's SQLite file). A folder that is not in the journal is incomplete
-and is deleted at the next start. A folder named `*.tmp` is a checkpoint that is being written or
-deleted.
+A checkpoint is written in four steps. It is written to a folder with a temporary name, flushed to
+disk, renamed, and then recorded in the journal (the run's SQLite file). A folder that is not in the
+journal is incomplete and is deleted at the next start. A folder named `*.tmp` is a checkpoint that
+is being written or deleted.
 """
 
 from __future__ import annotations

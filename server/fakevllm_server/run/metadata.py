@@ -93,9 +93,9 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
 
     `text` is the current text of the file, or None if there is no file. An unreadable text is
     replaced. `now` is in Unix seconds. If the settings equal those of the previous start, no entry
-    is added; the previous entry gets the time of the new start. The text also has the experiment
-    name of the run, which is that of its first start. If the file is from an older server, the name
-    is the newest name in the file.
+    is added. Instead, the previous entry gets the time of the new start. The text also has the
+    experiment name of the run, which is the name of its first start. If the file is from an older
+    server, the name is the newest name in the file.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
@@ -149,8 +149,8 @@ def experiment_of(text: str | None) -> str | None:
 
 
 def _name(model: str | None) -> str | None:
-    """Return the name of a model for `run.json`: the last part of the path of a model folder,
-    `demo` for the demo model, and the hub name for any other model."""
+    """Return the name of a model for `run.json`. For a model folder, the name is the last part of
+    the path. For the demo model, it is `demo`. For any other model, it is the hub name."""
     if model == str(DEMO_MODEL_DIR):
         return "demo"
     if model is None or not Path(model).is_dir():

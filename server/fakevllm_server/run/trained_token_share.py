@@ -7,8 +7,8 @@ tokens are not trained.
   allow training.
 * `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
-* Forced tokens, which were the only tokens that a grammar allowed at their position, are not
-  eligible.
+* Forced tokens are not eligible. A forced token was the only token that a grammar allowed at its
+  position.
 
 The functions do no I/O.
 """
@@ -35,8 +35,8 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
     trained.
 
     `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
-    samples (answers that are trained again after later feedback) are not counted, because their
-    tokens were counted with their original groups.
+    samples are answers that are trained again after later feedback. They are not counted, because
+    their tokens were counted with their original groups.
     """
     groups = [group for group in groups if not group.is_sample]
     ids = {group.group_id for group in groups}

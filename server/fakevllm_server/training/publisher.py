@@ -38,8 +38,9 @@ class Publisher:
         steps: StepRunner,
         distrust: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Create the publisher. `distrust` is awaited with each version under whose number the
-        engine had other weights, so that no answer of it is trained."""
+        """Create the publisher. The engine may have had other weights under the number of a
+        version. `distrust` is awaited with each such version, so that no answer of this version is
+        trained."""
         self._job = job
         self._engine = engine
         self._backend = backend
@@ -90,7 +91,7 @@ class Publisher:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
         If the engine has other weights afterwards, they are loaded once more, as the next version.
-        Raises BackendError if that does not help; the rollout engine is then stopped.
+        Raises BackendError if the second attempt also fails. The rollout engine is then stopped.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -152,9 +153,9 @@ class Publisher:
         self._next_trusted = version + 1
 
     async def _give_up_engine(self, version: int, problem: str) -> None:
-        """Stop a rollout engine that does not take the trainer's weights, so that a new one is
-        started. If that has happened to the engine before it, keep this one for the apps, and train
-        nothing."""
+        """Stop a rollout engine that does not take the trainer's weights, so that a new engine is
+        started. If the previous engine was stopped for the same reason, keep this engine for the
+        apps, and train nothing."""
         await self._distrust_version(version)
         if self._was_lost:
             return self._refuse(f"{problem}, also after a restart of the engine")

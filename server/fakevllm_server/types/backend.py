@@ -2,9 +2,9 @@
 
 The server has one Backend, which consists of a Rollout and a Trainer. The Rollout samples: it
 answers vLLM's HTTP requests. The Trainer updates the weights from batches. Rollout and Trainer are
-objects in the server's process. Inside the process of one of this project's own engines, a
-TokenEngine samples and a TrainEngine trains; `backends/http/engine_server.py` serves them over
-HTTP.
+objects in the server's process. This project's own engines have processes of their own. Inside such
+a process, a TokenEngine samples and a TrainEngine trains. `backends/http/engine_server.py` serves
+them over HTTP.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PolicyName = Literal["trained", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call to train on: its prompt, its sampled response, and its advantage.
+    """One LLM call to train on. It has the prompt, the sampled response, and the advantage.
 
     >>> call = Call("g", [1, 2], [3], [-0.5], version=0, temperature=1.0, advantage=1.2, weight=1.0)
     >>> Call.from_wire(call.to_wire()) == call
@@ -131,7 +131,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address at which an engine answers vLLM's HTTP, and the model that it serves."""
+    """The address at which an engine answers vLLM's HTTP requests, and the model that the engine
+    serves."""
 
     socket: Path | None
     """Path of the engine's Unix socket, or None if the engine is reached over TCP at `url`."""
@@ -173,8 +174,8 @@ class ActionFailed(BackendError):
 
 
 class BackendRefused(BackendError):
-    """Error for an engine that cannot start or cannot take its job, and would fail again after a
-    retry. The user must fix the cause, which the message names."""
+    """Error for an engine that cannot start or cannot take its job. A retry would fail again. The
+    message names the cause, which the user must fix."""
 
 
 class Rollout(Protocol):
@@ -193,18 +194,18 @@ class Rollout(Protocol):
         ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Load the weights in a folder, which has the form that `load_weights` takes, beside the
-        weights that the engine serves. A call whose model has this name is sampled with them. If
-        the policy is loaded already, nothing happens.
+        """Load the weights in a folder, beside the weights that the engine serves. The folder has
+        the same form as for `load_weights`. A call whose model has this name is then sampled with
+        these weights. If the policy is loaded already, nothing happens.
 
-        Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed if the name
-        was given to another version before, if the engine holds too many policies, or if the
-        weights do not fit the model.
+        Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed in three
+        cases: the name was given to another version before, the engine holds too many policies, or
+        the weights do not fit the model.
         """
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Its running requests end normally. If it is not loaded, nothing
+        """Remove a policy. Its running requests end normally. If the policy is not loaded, nothing
         happens."""
         ...
 
@@ -222,8 +223,8 @@ class Rollout(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine has died or hangs. Return a message that says what happened and, if
-        it is known, why."""
+        """Wait until the engine has died or hangs. Return a message that says what happened. If the
+        cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -247,8 +248,8 @@ class Trainer(Protocol):
         """Return the log-probabilities of each call's trained response tokens under the weights
         `policy`.
 
-        They are computed under the distribution from which the tokens were sampled: at the call's
-        temperature, and over the set of tokens that were allowed at each position. Only jobs with
+        They are computed for the distribution from which the tokens were sampled. This means the
+        call's temperature, and the set of allowed tokens at each position. Only jobs with
         `use_kl_in_reward` need this method. A trainer without it refuses such a job in `boot`.
         """
         ...
@@ -280,8 +281,8 @@ class Trainer(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the trainer has died or hangs. Return a message that says what happened and,
-        if it is known, why."""
+        """Wait until the trainer has died or hangs. Return a message that says what happened. If
+        the cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -337,8 +338,8 @@ class Backend(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until one of the engines has died. Return a message that says what happened and, if
-        it is known, why."""
+        """Wait until one of the engines has died. Return a message that says what happened. If the
+        cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -400,7 +401,7 @@ class TokenEngine(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        If `add_special_tokens` is True, they include the special tokens that the tokenizer puts
+        If `add_special_tokens` is True, the ids include the special tokens that the tokenizer puts
         around a text.
         """
         ...
@@ -423,8 +424,8 @@ class TrainEngine(Protocol):
     async def boot(self, job: TrainJob) -> str | None:
         """Prepare the engine for a job.
 
-        Return one line for the log that describes what is trained, or None. Raises BackendRefused
-        for a job that the engine cannot train.
+        Return a log line that describes what is trained, or None. Raises BackendRefused for a job
+        that the engine cannot train.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""Arrays of token ids and of floats, which stand for lists of numbers.
+"""Arrays of token ids and of floats. They are used in place of lists of numbers.
 
-The calls that wait for a step have millions of tokens. In a list, each token is an object: the
-garbage collector visits all of them, and freeing them takes as long as making them. Both hold the
-interpreter's lock (GIL), and with it the server's event loop, for hundreds of milliseconds. An
-array is one block of memory. The module does no I/O.
+The calls that wait for a step have millions of tokens. In a list, each token is an object. The
+garbage collector visits all objects, and freeing them takes the same time as making them. Both hold
+the interpreter's lock (GIL) for hundreds of milliseconds, and the server's event loop stands still
+meanwhile. An array is one block of memory. The module does no I/O.
 """
 
 from __future__ import annotations

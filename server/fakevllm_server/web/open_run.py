@@ -1,5 +1,5 @@
-"""One run that the server has open: its folder, journal, run log, checkpoints, intake and
-curves."""
+"""One run that the server has open. It consists of the run's folder, journal, run log, checkpoints,
+intake and curves."""
 
 from __future__ import annotations
 

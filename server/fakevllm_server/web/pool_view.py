@@ -1,5 +1,4 @@
-"""The batch that is being collected, in the form in which the swarm protocol sends it to
-clients."""
+"""The batch that is being collected, as the swarm protocol shows it to clients."""
 
 from __future__ import annotations
 

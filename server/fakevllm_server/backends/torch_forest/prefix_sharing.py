@@ -1,14 +1,14 @@
 """Split trees of calls whose common prefix costs more time than it saves.
 
-If calls share only a few first tokens, such as the token that begins every prompt, sharing these
+Calls may share only a few first tokens, such as the token that begins every prompt. Sharing these
 tokens saves almost nothing. But sharing has two costs. First, every node below a branch needs one
 more partial attention, except the nodes below the child with the largest subtree. Second, if the
 tree is cut into parts that go through the model separately, each part computes the shared tokens
 again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
-this module splits the tree into one tree for each branch. It does so by giving the calls different
-root keys, because calls with different root keys share no tokens. The training result does not
+this module splits the tree into one tree for each branch. To do so, the module gives the calls
+different root keys. Calls with different root keys share no tokens. The training result does not
 change.
 """
 
@@ -63,9 +63,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs. It is the first node of
-    the call's path after the top of the tree, which is the part before the first branch. If the
-    call ends inside the top, return the first node of the top."""
+    """Return the node that identifies the branch to which a call belongs. This is the first node of
+    the call's path after the top of the tree. The top is the part of the tree before its first
+    branch. If the call ends inside the top, return the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -68,9 +68,11 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return a mask (bool, shape [tokens]) that is True for each token that passes all rejection
-    criteria in the setting `rollout_rs`. `units` has the number of the token's unit (sequence in
-    the loss), of shape [tokens]."""
+    """Return a mask (bool, shape [tokens]). It is True for each token that passes all rejection
+    criteria in the setting `rollout_rs`.
+
+    `units` (shape [tokens]) has the number of the token's unit. A unit is one sequence in the loss.
+    """
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -93,8 +95,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
     """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
-    For the estimator k1 there are two bounds, which are probability ratios, so their logarithms are
-    compared. For k2 and k3 there is only an upper bound, which is compared directly."""
+    The estimator k1 has two bounds. They are probability ratios, so their logarithms are compared.
+    The estimators k2 and k3 have only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

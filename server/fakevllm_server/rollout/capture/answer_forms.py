@@ -1,9 +1,9 @@
 """The form of an engine's answers: the names and the order of their fields, and their constants.
 
-An answer that is put together from the events of a call with several choices gets the form of the
-answer that a call with one choice would have had. The form differs between vLLM's versions.
-Therefore it is taken from an answer to a call with one choice. The forms of the bundled engines are
-known from the start.
+A call with several choices is answered in events, and an answer is put together from the events of
+one choice. It gets the form of the answer to a call with one choice. The form differs between
+vLLM's versions. Therefore it is taken from an answer to a call with one choice. The forms of the
+bundled engines are known from the start.
 
 The module does no I/O.
 """
@@ -50,7 +50,7 @@ class WholeForm:
     @staticmethod
     def of(answer: Json) -> WholeForm | None:
         """Return the form of an answer with one choice. Return None for an answer that does not
-        show the form: an answer with tool calls, or one that is not vLLM's."""
+        show the form. Such an answer has tool calls, or is not from vLLM."""
         match answer:
             case {"choices": [{**choice}], "usage": {**usage}}:
                 message: Json = choice.get("message") or {}
@@ -82,12 +82,13 @@ class AnswerForms:
             self._learn_bundled()
 
     def whole(self, path: str) -> WholeForm | None:
-        """Return the form of an answer that is not a stream; None if it is not known yet."""
+        """Return the form of an answer that is not a stream. Return None if the form is not known
+        yet."""
         return self._whole.get(path)
 
     def usage_chunk(self, path: str) -> Json | None:
-        """Return a chunk with the form of a stream's last chunk, which has the usage; None if the
-        form is not known yet."""
+        """Return a chunk with the form of a stream's last chunk, which has the usage. Return None
+        if the form is not known yet."""
         return self._usage_chunks.get(path)
 
     def learn_whole(self, path: str, answer: Json) -> None:

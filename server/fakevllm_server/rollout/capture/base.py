@@ -1,5 +1,5 @@
-"""Capture of one LLM call: the call's tokens are recorded for training, and the app gets the answer
-that a plain vLLM would give.
+"""Capture of one LLM call. The call's tokens are recorded for training, and the app gets the same
+answer as from a plain vLLM.
 
 This module has the part that all wire formats share. Each wire format has a subclass of
 CallCapture.
@@ -63,9 +63,9 @@ class CallCapture(ABC):
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
-        `refusal` is the reason why no call of this engine may be trained on, or None.
-        `reports_allowed` is True if the engine can report, for each token, the set of tokens that
-        it was sampled from.
+        `refusal` is the reason why calls of this engine must not be trained on. It is None if they
+        may be trained on. `reports_allowed` is True if the engine can report the set of tokens from
+        which each token was sampled.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -126,7 +126,7 @@ class CallCapture(ABC):
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if this choice of a stream chunk exists only because of the fields that the
+        """Return True if this choice of a stream chunk was sent only because of the fields that the
         capture requested. A plain vLLM would not have sent it."""
 
     # --- from the request to the record
@@ -173,8 +173,8 @@ class CallCapture(ABC):
 
     @property
     def first_version(self) -> int | None:
-        """The version of the weights that sampled the first token. None if the engine has not
-        reported it, or not yet."""
+        """The version of the weights that sampled the first token. The version is None if the
+        engine has not reported it."""
         return self._spans[0].version if self._spans else None
 
     @property
@@ -214,7 +214,7 @@ class CallCapture(ABC):
         """Record one event of a stream, and return the bytes to send to the app now.
 
         The result is empty if the app must not see the event, or if the event is held back. An
-        event that was held back is returned later, before the next event that is sent.
+        event that was held back is returned later, in front of the next event for the app.
         """
         try:
             if self._token_events is not None and self._held_chunk is None:
@@ -233,8 +233,9 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the request with the fields that the capture added, and
-        then answered the request without them. The call is then untrainable."""
+        """Record that the engine refused the request because of the fields that the capture had
+        added. The engine then answered the request without these fields. The call is then
+        untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
@@ -313,8 +314,8 @@ class CallCapture(ABC):
 
         vLLM writes the system fingerprint only in the last chunk of a stream. With usage (token
         counts) requested, the last chunk is the usage chunk. If only the capture requested usage,
-        the app does not get the usage chunk, so the chunk before it is the app's last chunk. This
-        chunk is held back until the usage chunk arrives, and gets its `fingerprint`.
+        the app does not get the usage chunk. The chunk before it is then the app's last chunk. It
+        is held back until the usage chunk arrives, and then gets the usage chunk's `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -388,11 +389,11 @@ def _as_vllm_writes(body: Json) -> bytes:
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return True if the capture must request usage (token counts) from the engine, because the app
-    does not.
+    """Return True if the capture must add a request for usage (token counts), because the app does
+    not request it.
 
-    The capture needs usage only for streams. It requests usage only if the stream has one choice,
-    because vLLM reports usage as the sum over all choices.
+    The capture needs usage only for streams. vLLM reports usage as the sum over all choices.
+    Therefore the capture requests usage only if the stream has one choice.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
@@ -401,8 +402,8 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Return a stream chunk with the system fingerprint inserted after `choices`, where vLLM writes
-    it."""
+    """Return a stream chunk with the system fingerprint. It is inserted after `choices`, as in
+    vLLM."""
     extended: Json = {}
     for key, value in chunk.items():
         extended[key] = value

@@ -70,9 +70,9 @@ class ChatCapture(CallCapture):
 
 
 def _needs_own_logprobs(body: Json) -> bool:
-    """Return True if vLLM refuses the body, because it has `top_logprobs` or `logprob_token_ids`
-    without `logprobs`. The app must get this refusal, so the capture does not add `logprobs` to
-    such a body."""
+    """Return True if vLLM refuses the body because of missing `logprobs`. The body then has
+    `top_logprobs` or `logprob_token_ids`, but not `logprobs`. The app must get this refusal, so the
+    capture does not add `logprobs` to such a body."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
     )

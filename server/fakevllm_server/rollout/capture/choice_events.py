@@ -1,8 +1,8 @@
-"""Split the stream of a call with several choices into the events of each choice, and put the
-events of one choice together to the answer that a call of its own would have had.
+"""Split the stream of a call with several choices into the events of each choice. Put the events of
+one choice together to an answer. The answer is the same as that of a call with one choice.
 
-The module does no I/O. Events are parsed only when their choice is complete, all at once, which
-costs half of parsing each by itself.
+The module does no I/O. The events of a choice are parsed all at once, when the choice is complete.
+This costs half as much as parsing each event separately.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ChoiceEvents:
         return sum(map(len, self.data))
 
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks. They are parsed in batches, each of which holds the
-        interpreter's lock (GIL)."""
+        """Return the parsed chunks. Chunks are parsed in batches. While a batch is parsed, the
+        interpreter's lock (GIL) is held."""
         batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
         return [
             chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
@@ -106,8 +106,8 @@ class ChoiceSplitter:
 
 
 class PartReader:
-    """The reader of a response with `num` choices, each of which the engine sends when it is
-    complete."""
+    """The reader of a response with `num` choices. The engine sends each choice as one part when
+    the choice is complete."""
 
     def __init__(self, num: int, content_type: str) -> None:
         """Create the reader. Raises ValueError if the response has another content type."""
@@ -195,7 +195,8 @@ def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
 
 
 def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Return the concatenation of the lists that are not None; None if there is none."""
+    """Return the concatenation of the lists that are not None. Return None if all lists are
+    None."""
     present = [part for part in lists if part is not None]
     return [item for part in present for item in part] if present else None
 

@@ -18,8 +18,8 @@ _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
 
 
 class RepeatedPrompt:
-    """The reader of a prompt that several choices repeat. It parses the numbers once, and compares
-    their text for the other choices."""
+    """The reader of a prompt that several choices repeat. The reader parses the numbers for the
+    first choice. For the other choices, it only compares the text of the numbers."""
 
     def __init__(self) -> None:
         self._text: bytes | None = None

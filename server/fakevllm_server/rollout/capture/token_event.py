@@ -1,9 +1,11 @@
-"""Read the usual event of a chat stream without parsing its JSON: one token with its logprob.
+"""Read the usual event of a chat stream without parsing its JSON. The usual event has one token
+with its logprob.
 
-A stream has one such event per token. To parse it, hide two fields and serialise it again costs
-several times as much as a comparison with the event before, from which it differs in the token
-only. The patterns match only events for which the result is the same, byte for byte. All other
-events must be parsed. The module does no I/O.
+A stream has one such event per token. Normally, an event would be parsed, two of its fields would
+be hidden, and it would be serialised again. This costs several times as much as a comparison with
+the previous event, from which a usual event differs only in the token. The patterns match only
+events for which the result is the same, byte for byte. All other events must be parsed. The module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -53,8 +55,7 @@ def _token_pattern(middle: bytes, tail: bytes) -> re.Pattern[bytes]:
 
 
 class TokenEventReader:
-    """The reader of the events of one chat stream. It collects the tokens of the events that it
-    reads."""
+    """The reader of the events of one chat stream. The reader collects the tokens of the events."""
 
     def __init__(self) -> None:
         self._head = b"\0"

@@ -170,9 +170,9 @@ TRAINER_PATHS = (
 def _trainer_routes() -> APIRouter:
     """Return routes of the swarm protocol that refuse every request.
 
-    In AgentJet, the framework whose protocol this server speaks, the trainer is a client, and sets
-    the engine's state and the batch through these routes. This server has a trainer of its own, as
-    a child process. The refusals have the protocol's format.
+    The protocol comes from the framework AgentJet. There, the trainer is a client, and sets the
+    engine's state and the batch through these routes. This server has a trainer of its own, as a
+    child process. The refusals have the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

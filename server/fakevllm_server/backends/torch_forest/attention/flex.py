@@ -2,10 +2,10 @@
 nodes of each subtree are consecutive. Therefore the ends of all subtrees determine the attention
 mask.
 
-FlexAttention needs a mask of whole blocks of nodes. This module computes it from the subtree ends
-in each block. For a hundred thousand nodes, this takes about ten milliseconds and almost no memory,
-while torch's own function would evaluate every pair of nodes. The kernel is compiled once for all
-lengths, because a compilation for each length would take longer than a training step.
+FlexAttention needs a mask of whole blocks of nodes. This module computes the block mask from the
+subtree ends in each block. For a hundred thousand nodes, this takes about ten milliseconds and
+almost no memory. Torch's own function would evaluate every pair of nodes. The kernel is compiled
+once for all lengths. A compilation for each length would take longer than a training step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ size."""
 
 
 class FlexLayout:
-    """A Layout (a computation of attention over a forest) by FlexAttention. Padding nodes fill the
-    last block. Each of them is a tree of its own, so no other node attends to it."""
+    """A Layout that uses FlexAttention. A Layout is a computation of attention over a forest.
+    Padding nodes fill the last block. Each padding node is a tree of its own, so no other node
+    attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)

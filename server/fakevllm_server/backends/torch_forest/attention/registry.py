@@ -36,16 +36,15 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the attention method that is the fastest on `device` among those that
-    share prefixes."""
+    """Return the name of the fastest attention method on `device` that shares prefixes."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of attention methods that share prefixes, in order of preference: first the
-    fastest method on `device`, then a method that needs no special kernel."""
+    """Return the names of attention methods that share prefixes, in order of preference. The first
+    is the fastest method on `device`. After it comes a method that needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
