@@ -336,7 +336,7 @@ class Ledger:
     def trained(
         self, questions: Sequence[str], task_ids: Sequence[str], *, with_unsent: bool = True
     ) -> tuple[set[str], set[str]]:
-        """Return the elements of `questions` and `task_ids` that were trained or wait to be trained.
+        """Return the `questions` and `task_ids` that were trained or wait to be trained.
 
         A question or task was trained if a group with it was trained. A group is a request with its
         sampled answers. If `with_unsent` is True, groups that were not sent to the server yet count
