@@ -53,8 +53,8 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
     """Group the texts into clusters of near copies, and return the clusters. Each cluster is a list
     of indices into `texts`.
 
-    A text joins the first cluster whose first text is similar to it. If there is none, it begins a
-    new cluster.
+    A text joins the first cluster whose first text is similar to it. If no first text is similar,
+    the text begins a new cluster.
 
     >>> clusters_of(["It is 7.", "it is  7", "The answer is seven."])
     [[0, 1], [2]]

@@ -1,4 +1,5 @@
-"""Let another model, the judge, score the answers. It is called at any OpenAI-compatible server.
+"""Let another model, the judge, score the answers. The judge is a model at any OpenAI-compatible
+server.
 
     export FAKEVLLM_JUDGE_BASE_URL=http://localhost:9000/v1 FAKEVLLM_JUDGE_MODEL=judge
     export FAKEVLLM_JUDGE_API_KEY=…          # if the judge requires a key

@@ -66,7 +66,7 @@ class Content:
         return orjson.dumps(self.slices).decode()
 
     def followed_by(self, other: Content) -> Content:
-        """Return a content that consists of this content and another one."""
+        """Return a content that consists of this content followed by another content."""
         return Content(self.data + other.data, (*self.slices, *other.slices))
 
 
@@ -91,7 +91,7 @@ def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
 
 
 def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Return the slices, with adjacent slices of one piece as one.
+    """Return the slices, with adjacent slices of one piece merged into one slice.
 
     >>> joined([(1, 0, 4), (1, 4, 2), (2, 0, 1)])
     ((1, 0, 6), (2, 0, 1))
@@ -106,7 +106,7 @@ def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
 
 
 def common_prefix(first: bytes, second: bytes) -> int:
-    """Return the number of equal bytes at the beginning.
+    """Return the number of equal bytes at the beginning of both.
 
     >>> common_prefix(b"abcd", b"abxd"), common_prefix(b"ab", b"abc")
     (2, 2)
@@ -122,7 +122,7 @@ def common_prefix(first: bytes, second: bytes) -> int:
 
 
 def common_suffix(first: bytes, second: bytes, limit: int) -> int:
-    """Return the number of equal bytes at the end, at most `limit`.
+    """Return the number of equal bytes at the end of both, at most `limit`.
 
     >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
     (3, 2)
@@ -146,11 +146,11 @@ def _unchanged(data: bytes) -> bytes:
 
 
 class ContentStore:
-    """Stores contents, such as prompts, so that equal parts of them are stored once.
+    """A store for contents, such as prompts. Equal parts of contents are stored once.
 
     A content is a list of slices, and each slice is a part of a stored piece of bytes. Call all
     methods that store inside a `with` block of `transaction`. `compress` and `decompress` are
-    applied to each piece. Compressed pieces cannot be cut by SQL, so a view must not do it.
+    applied to each piece. SQL cannot cut compressed pieces. Therefore no view may cut them.
     """
 
     def __init__(
@@ -232,8 +232,8 @@ class ContentStore:
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
     ) -> tuple[Slice, ...]:
-        """Store what a content adds to its base, and return its slices. Return () and store
-        nothing if the content would have too many slices."""
+        """Store the bytes of a content that its base lacks. Return the slices of the content.
+        Return () and store nothing if the content would have too many slices."""
         head = cut(base.slices, 0, prefix)
         tail = cut(base.slices, len(base.data) - suffix, suffix)
         if len(head) + 1 + len(tail) > MAX_SLICES:

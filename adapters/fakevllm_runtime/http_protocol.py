@@ -122,8 +122,8 @@ def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
 if TYPE_CHECKING:
 
     class _HttpTools:
-        """The attributes and methods that LimitedProtocol uses of uvicorn's httptools protocol
-        class. This class exists for type checkers only."""
+        """The attributes and methods of uvicorn's httptools protocol class that LimitedProtocol
+        uses. This class exists for type checkers only."""
 
         transport: Any
         scope: Any
@@ -369,7 +369,7 @@ class LimitedProtocol(_HttpTools):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request is being answered, so that closing the connection would cut off the
+        """True if a request is being answered. Closing the connection would then cut off the
         response.
 
         Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.

@@ -84,7 +84,8 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
     """Return a socket that listens on `host` and `port`.
 
     If `fd` is not None, return the socket with this file descriptor instead. The parent process has
-    opened it, and it listens already. Raises ConfigError if the address cannot be used.
+    opened this socket, and the socket already listens. Raises ConfigError if the address cannot be
+    used.
     """
     if fd is not None:
         return socket.socket(fileno=fd)

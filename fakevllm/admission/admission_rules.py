@@ -61,9 +61,11 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Decision of the admission rules to fan the request out and to train it. The decision is not
-    final: if `why_only_served` finds an obstacle in the request's body, the request is sampled once
-    and not trained."""
+    """Decision of the admission rules to fan the request out and to train it.
+
+    The decision is not final. If `why_only_served` then finds an obstacle in the request's body,
+    the request is sampled once and not trained.
+    """
 
     num: int | None = None
     """Number of siblings (answers to sample); None means the number in the training job."""

@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 def request_of(task: Task) -> Json:
-    """Return the body by which a row is sampled, without the model.
+    """Return the request body that samples a row. The field `model` is left out.
 
     >>> request_of(Task(task_id="1", main_query="2 plus 3?"))
     {'messages': [{'role': 'user', 'content': '2 plus 3?'}]}

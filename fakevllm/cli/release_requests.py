@@ -53,7 +53,7 @@ class ReleaseRequests:
         return self._decide(Decision.RELEASED, version, force=force)
 
     def hold(self) -> ReleaseRecord:
-        """Let no version be released. Raises UserError if the server refuses."""
+        """Stop releases until `resume`. Raises UserError if the server refuses."""
         return self._decide(Decision.HOLD)
 
     def resume(self) -> ReleaseRecord:
@@ -61,8 +61,8 @@ class ReleaseRequests:
         return self._decide(Decision.RESUME)
 
     def roll_back(self, version: int | None) -> ReleaseRecord:
-        """Let training go back to a version, or to the released one. Raises UserError if the server
-        refuses."""
+        """Let training go back to a version. Without a version, go back to the released version.
+        Raises UserError if the server refuses."""
         return self._post(
             "/rollback",
             lambda run_id: RollbackRequest(id=_new_id(), run_id=run_id, version=version),
@@ -126,5 +126,6 @@ class ReleaseRequests:
 
 
 def _new_id() -> str:
-    """Return the id of an operator's decision. Ids of the gate begin with its name."""
+    """Return a new id for an operator's decision. An id of the release gate's own decision begins
+    with the gate's name."""
     return f"operator-{new_id()}"

@@ -86,7 +86,7 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 
 def _check_gate(settings: DemoSettings) -> None:
-    """Raise UserError if the settings of the release gate do not go together."""
+    """Raise UserError if the settings of the release gate contradict each other."""
     if settings.planted is not None and not settings.is_gated:
         raise UserError("--plant-bad-step tests the release gate: add --gated.")
     if not settings.is_gated:
@@ -285,7 +285,8 @@ async def _train(run: Run, model: str) -> None:
 
 
 async def _finish_evaluations(run: Run, model: str) -> None:
-    """Wait until the last version is evaluated, and train on if training goes back meanwhile."""
+    """Wait until the last version is evaluated. If training goes back to an earlier version
+    meanwhile, continue training."""
     assert run.releases is not None, "a gated run watches its releases"
     evaluate_every = int(str(release_section(run.folder)["evaluate_every"]))
     for _ in range(MAX_RETURNS):
@@ -317,8 +318,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
-    """Return the scored groups of all arms. The proxy's own gains count a session only ten minutes
-    after its end."""
+    """Return the scored groups of all arms. They are read from the ledger, because the gains that
+    the proxy reports include a session only ten minutes after its end."""
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))

@@ -47,12 +47,12 @@ class PlantedSteps:
 
     @property
     def begins_at(self) -> int:
-        """Version with which the first planted step begins."""
+        """Version of the weights with which the first planted step begins."""
         return self.first_step - 1
 
     @property
     def ends_at(self) -> int:
-        """Version from which on no step is planted."""
+        """Version of the weights with which the first step after the planted steps begins."""
         return self.begins_at + NUM_PLANTED
 
     @property

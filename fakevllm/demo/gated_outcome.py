@@ -1,5 +1,5 @@
-"""The results of a demo with the mode `gated`, and the claims that a run with planted steps must
-meet. This module does no I/O."""
+"""The results of a demo with the mode `gated`. If the demo has planted steps, which train with the
+opposite rewards, the results must meet the claims in this module. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Z_95 = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class ArmChange:
-    """The mean reward of the released arm's sessions before and since the planted steps."""
+    """The mean reward of the released arm's sessions before the planted steps, and since then."""
 
     before: float
     since: float
@@ -45,7 +45,7 @@ class ArmChange:
 
 @dataclass(frozen=True, slots=True)
 class PlantedOutcome:
-    """The results of the planted steps."""
+    """The results of the planted steps, which trained with the opposite rewards."""
 
     first_step: int
     versions: tuple[int, int]

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of the training step for which the server is collecting groups. 1 while this
+        """Number of the training step for which the server is collecting groups. It is 1 while the
         number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 

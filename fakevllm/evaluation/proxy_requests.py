@@ -51,7 +51,7 @@ class ProxyRequests:
         await self._http.close()
 
     async def check(self, texts: list[str], versions: list[int]) -> CheckReply:
-        """Ask whether rows with these texts can be evaluated, and load the versions. Raises
+        """Ask the proxy to check the texts of the rows, and to load the versions. Raises
         ConfigError if the proxy does not answer or refuses the request."""
         return await self._post(
             CHECK_PATH, CheckRequest(texts=texts, versions=versions), CheckReply
@@ -113,7 +113,8 @@ class _Error(BaseModel):
 
 
 def _message(raw: bytes) -> str:
-    """Return the message of an error reply, or the beginning of a reply that is none."""
+    """Return the message of an error reply. If the reply has no such message, return its
+    beginning."""
     try:
         return _Error.model_validate_json(raw).error.message
     except ValueError:

@@ -142,14 +142,15 @@ class Evaluator:
             await self._link.unload_policy(version)
 
     async def load_all(self, versions: Sequence[int]) -> None:
-        """Load the versions of an evaluation. Raises WireError if one cannot be sampled."""
+        """Load the versions of an evaluation. Raises WireError if a version cannot be sampled."""
         with self._using(versions):
             for version in versions:
                 await self.load(version)
 
     async def load(self, version: int) -> str:
-        """Let the server make a version of the weights available. Return the model's name by which
-        calls are sampled by it. Raises WireError if the server refuses or cannot be reached."""
+        """Let the server make a version of the weights available. Return the model name with which
+        a call is sampled by this version. Raises WireError if the server refuses or cannot be
+        reached."""
         try:
             reply = await self._link.load_policy(version)
         except NETWORK_ERRORS as error:
@@ -163,7 +164,7 @@ class Evaluator:
         return reply.model
 
     async def unload(self, version: int) -> None:
-        """Tell the server that a version need not be available any more."""
+        """Report to the server that a version is no longer needed."""
         self._loaded.forget(version)
         await self._link.unload_policy(version)
 
@@ -203,7 +204,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _using(self, versions: Sequence[int]) -> Generator[None]:
-        """Keep versions from being unloaded as idle while the block runs."""
+        """While the block runs, do not unload these versions as idle."""
         self._loaded.begin(versions)
         try:
             yield
@@ -211,8 +212,9 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Return the samples of a row. Return None if other weights than those of the requested
-        version may have been served meanwhile. Raises WireError as `evaluate` does."""
+        """Return the samples of a row. Return None if other weights may have been served in the
+        meantime than those of the requested version. Raises WireError in the same cases as
+        `evaluate`."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -314,4 +316,5 @@ class Evaluator:
 
 
 async def _send_nothing(_: MutableMapping[str, Any]) -> None:
-    """Stand for the app's connection, which an evaluated row does not have."""
+    """Do nothing. This function takes the place of the app's connection, because an evaluated row
+    has no app."""

@@ -196,7 +196,8 @@ class GroupExecutor:
         self._finish(result, is_relayed=is_relayed)
 
     async def _run_shared_call(self, indices: tuple[int, ...]) -> None:
-        """Sample these siblings by one call. If the call is refused, sample each by its own."""
+        """Sample these siblings by one call. If the call is refused, sample each sibling with a
+        call of its own."""
         sampler = self._services.sampler
         try:
             await sampler.sample_shared(self._request, self._plan, indices, self._app, self._finish)

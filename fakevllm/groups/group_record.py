@@ -176,9 +176,9 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
-        The argument `reason` is the slug of why the request was sampled only once. If the app gets
-        an answer, this slug is stored in the record's column `reason`. If the app gets an error,
-        the slug of the error's cause is stored in this column, with `failure_prefix` in front.
+        `reason` is the slug of the reason for sampling only once. If the app gets an answer, this
+        slug is stored in the record's column `reason`. If the app gets an error, the slug of the
+        error's cause is stored in this column, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
@@ -252,8 +252,8 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a row that was sampled for an evaluation.
 
-        `results` has all samples, and `answered` those with an answer, in the order of the rewards
-        of `outcome`. `version` is the version of the weights, or None if it is unknown.
+        `results` has all samples. `answered` has the samples with an answer, in the order of the
+        rewards of `outcome`. `version` is the version of the weights, or None if it is unknown.
         """
         rewards = dict(zip((one.index for one in answered), outcome.rewards or (), strict=False))
         annotations = dict(zip((one.index for one in answered), outcome.annotations, strict=False))
@@ -287,8 +287,8 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the app disconnected before it had the whole answer, and no retry of the request
-        has got the answer."""
+        """True if the app disconnected before it had the whole answer. False if a retry of the
+        request has got the answer later."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 
@@ -398,7 +398,8 @@ def _failure(result: SiblingResult, body: Json) -> str | None:
 
 
 def failure_reason_of(lead: SiblingResult) -> str:
-    """Return the slug of the reason why a request whose lead has this result got no answer."""
+    """Return the reason why a request got no answer, as a slug. `lead` is the result of its lead
+    (sibling 0)."""
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:

@@ -35,7 +35,7 @@ ADDED_AT_ONCE = 500
 
 
 class RequestArms:
-    """The arms of all requests of a proxy, and what was gained in them."""
+    """The arms of all requests of a proxy, and the gains in reward of these arms."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class RequestArms:
         """Groups that ended before the ledger was read; None afterwards."""
 
     async def run(self) -> None:
-        """Read the earlier groups, and keep the versions of the arms loaded, until cancelled."""
+        """Read the groups of earlier proxy processes. Then keep the versions of the arms loaded
+        until this task is cancelled."""
         await self.read_earlier()
         await self.policies.run()
 
@@ -147,7 +148,7 @@ class RequestArms:
         self._buffered = None
 
     async def close(self, running: asyncio.Task[None]) -> None:
-        """Stop `running`, the task of `run`, and what it has started."""
+        """Stop `running`, which is the task of `run`, and everything that this task has started."""
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

@@ -49,7 +49,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Decision to cancel the sampling of these siblings, given by their indices."""
+    """Decision to cancel the sampling of the siblings with these indices."""
 
     indices: tuple[int, ...]
 

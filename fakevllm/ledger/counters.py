@@ -86,7 +86,7 @@ _KEY = "ledger_counters"
 
 
 class Contribution(NamedTuple):
-    """What a group contributes to the counters."""
+    """A group's part of the counters."""
 
     group_id: str
     state: str
@@ -123,7 +123,8 @@ class Contribution(NamedTuple):
 
     @property
     def run_position(self) -> tuple[str, float] | None:
-        """The run and the time at which the group arrived. None if the group has no step."""
+        """The run and the time at which the group arrived. The position is None if the group has no
+        step."""
         return None if self.step is None else (self.run_id, self.received_at)
 
     @property
@@ -309,8 +310,8 @@ class Deltas:
 
 @contextmanager
 def counted(db: Connection) -> Generator[None]:
-    """Count what the `with` block changes. The block is a part of a transaction, and calls
-    `watch` before it changes a group."""
+    """Count the changes that the `with` block makes to groups. The block is a part of a
+    transaction, and calls `watch` before it changes a group."""
     before: dict[str, Contribution | None] = {}
     db.info[_KEY] = before
     try:
@@ -322,8 +323,8 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Note these groups' parts of the counters. Call this function before the groups are
-    changed."""
+    """Remember the present part of these groups in the counters. Call this function before the
+    groups are changed. Call this function before the groups are changed."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:
@@ -362,7 +363,8 @@ def _write_digests(driver: sqlite3.Connection, deltas: Deltas) -> None:
 
 
 def _write_steps(driver: sqlite3.Connection, deltas: Deltas) -> Counter[str]:
-    """Write the sums of the changed steps. Return by how many steps each run has grown."""
+    """Write the sums of the changed steps. Return the number of steps that were added to each
+    run."""
     num_steps: Counter[str] = Counter()
     for key, sums in deltas.steps.items():
         row = driver.execute(_STEP, key).fetchone()

@@ -29,8 +29,8 @@ _Digests = defaultdict[int, dict[str, list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class CurveEnds:
-    """The first and the last steps of a learning curve since the rewards last changed their
-    meaning."""
+    """The first and the last steps of a learning curve since the last change of the hooks or the
+    job."""
 
     steps: list[StepRow]
     num_before: int = 0
@@ -88,7 +88,7 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the first rows, until the groups of both series are enough."""
+    """Return rows from the beginning of `rows` until both series have enough groups."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -146,13 +146,13 @@ def m013_pieces(db: Connection) -> None:
 
 
 def m014_evaluations(db: Connection) -> None:
-    """Add the columns of evaluations, below the view `groups` and in it."""
+    """Add the columns for evaluations to the view `groups` and to the table below it."""
     for statement in _M014:
         db.exec_driver_sql(statement)
 
 
 def m015_arms(db: Connection) -> None:
-    """Add the columns of arms, below the view `groups` and in it."""
+    """Add the columns for arms to the view `groups` and to the table below it."""
     for statement in _M015:
         db.exec_driver_sql(statement)
 

@@ -104,7 +104,8 @@ _VERSIONS = """
 
 @dataclass(frozen=True, slots=True)
 class CallVersions:
-    """How one recorded model call was sampled, without its tokens."""
+    """The weight versions and the temperature with which one recorded model call was sampled. The
+    tokens are left out."""
 
     sibling: int
     temperature: float
@@ -148,7 +149,7 @@ class CallReads:
         return dict(calls)
 
     def versions(self, group_id: str) -> list[CallVersions]:
-        """Return how the model calls of a group (request) were sampled, ordered by sibling."""
+        """Return a CallVersions for each model call of a group (request), ordered by sibling."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_VERSIONS, (group_id,)).all()
         return [

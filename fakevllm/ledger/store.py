@@ -196,8 +196,8 @@ class Ledger:
         """Wait until the changes with these receipts are written or dropped. Return True if all of
         them are written. Return False if at least one was dropped, or at the timeout.
 
-        Whether other changes were dropped does not affect the result. The receipt of a dropped
-        change has the error.
+        Other dropped changes do not affect the result. The receipt of a dropped change has the
+        error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
@@ -274,8 +274,8 @@ class Ledger:
             return whole_curve(db, run_id)
 
     def curve_ends(self, run_id: str) -> CurveEnds:
-        """Return the first and the last steps of the learning curve of one run, since the rewards
-        last changed their meaning."""
+        """Return the first and the last steps of the learning curve of one run. Only steps since
+        the last change of the hooks or the job are included."""
         with self._read_engine.connect() as db:
             return curve_ends(db, run_id)
 

@@ -76,8 +76,8 @@ def put_request(
 
 
 def _request_of(db: Connection, group_id: str | None) -> Content | None:
-    """Return the request of a group, from memory or from the file. Return None if it is not stored
-    as slices."""
+    """Return the request of a group, from memory or from the file. Return None if the request is
+    not stored as slices."""
     if group_id is None:
         return None
     store = content_store(db)
@@ -155,8 +155,8 @@ class CallContents:
 
 
 def move_contents(db: Connection) -> None:
-    """Move the long requests and prompts of all rows to pieces. Shorter ones stay in their
-    rows."""
+    """Move the long requests and prompts of all rows to pieces. Short requests and prompts stay in
+    their rows."""
     store = content_store(db)
     for rowid in db.exec_driver_sql(_LONG_REQUESTS, (MIN_BYTES,)).scalars().all():
         row = db.exec_driver_sql(_OLD_REQUEST, (rowid,)).one()

@@ -1,4 +1,4 @@
-"""Run coroutines as tasks, only so many at a time."""
+"""Run coroutines as tasks, with a limit on the number of tasks that run at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Executors with a limit on the submitted calls or groups: while too many wait, a new submission
-blocks.
+"""Executors with a limit on the submitted calls or groups. If too many of them wait, a new
+submission blocks.
 
 A script can therefore submit an endless stream of tasks, and no queue grows without limit.
 """
@@ -130,7 +130,7 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """Let the groups submitted so far no longer count towards `max_parallel_groups`. Their
+        """Stop counting the groups that were submitted so far towards `max_parallel_groups`. Their
         calls continue."""
         with self._lock:
             groups = tuple(self._counted)

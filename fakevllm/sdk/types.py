@@ -61,5 +61,5 @@ class EpisodeLost(SwarmError):
 
 
 class ClientClosed(SwarmError):
-    """The client was closed or its script ended, so a method of the client cannot begin or go on
-    waiting."""
+    """The client was closed or its script ended. Therefore a method of the client cannot begin, or
+    cannot go on waiting."""

@@ -93,11 +93,12 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Find the session from the beginning of the request's history, which may repeat the
-        messages of earlier groups. Return None if no session was found this way.
+        """Find the session from the beginning of the request's history. This beginning may repeat
+        the messages of earlier groups. Return None if no session was found this way.
 
         `answered` is the match with an earlier answer, if there is one. `within` is the only
-        session that is searched; None searches all. `evidence` is the evidence found so far.
+        session that is searched. If it is None, all sessions are searched. `evidence` is the
+        evidence found so far.
         """
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
@@ -139,8 +140,8 @@ class SessionLookup:
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
         """Return (match, evidence) for the earlier answer whose response id or tool call id occurs
-        in the request. If there are several, the last one in the history counts. The match is None
-        if there is none."""
+        in the request. If several ids occur, the last id in the history counts. If no id occurs,
+        the match is None."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -159,9 +160,8 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Find an earlier group such that this request's history begins with the group's history
-        and its served answer. Return the match with the longest beginning, or None if there is
-        none."""
+        """Find an earlier group whose history and served answer are the beginning of this request's
+        history. Return the match with the longest beginning, or None if no group matches."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -225,7 +225,7 @@ class SessionLookup:
     ) -> HistoryMatch | None:
         """Return the match with the last distinctive answer in the history that was served in
         exactly one session. An answer is distinctive if it is long or calls tools. Return None if
-        there is none."""
+        there is no such answer."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
             if messages[at].is_distinctive:
@@ -243,8 +243,8 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question is quoted in the request's text. Return None if there
-        is none.
+        """Return the session whose question is quoted in the request's text. Return None if no
+        session is quoted.
 
         If several sessions are quoted, a session whose last answer is quoted too is preferred.
         """

@@ -232,8 +232,8 @@ def without(text: str, begin: str, end: str) -> str:
     """Return the text without the passages that begin with the marker `begin` and end with the
     marker `end`.
 
-    No regular expression is used, because it would scan the rest of the text once for each `begin`
-    without an `end`.
+    No regular expression is used: for each `begin` without an `end`, it would scan the rest of the
+    text again.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'

@@ -63,8 +63,8 @@ class Placement:
 
     def place(self, *, is_side: bool) -> Place | None:
         """Place the request in the session tree, and return its place. Later calls return the same
-        place. `is_side` says whether the app makes this call for itself, for example to get a
-        title."""
+        place. `is_side` is True if the app makes this call for itself, for example to get a title.
+        """
         if not self._is_placed:
             self._is_placed = True
             try:
@@ -76,8 +76,8 @@ class Placement:
         return self._place
 
     def root(self) -> str | None:
-        """Return the id of the root of the session's tree; None if the request has no place. Call
-        `place` first."""
+        """Return the id of the root of the session's tree. Return None if the request has no place.
+        Call `place` first."""
         return None if self._place is None else self.tree.root_of(self._place.session_id)
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:

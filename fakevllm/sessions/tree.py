@@ -113,8 +113,8 @@ class SessionTree:
         """Add a request to the tree, and return its place. The request counts as not yet answered
         until `served` or `failed` is called.
 
-        Call this method once per group. `lookup` is the result of `find`, if `find` was called just
-        before. It saves a second lookup.
+        Call this method once per group. If `find` was called just before, pass its result as
+        `lookup`. This saves a second lookup.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -137,8 +137,9 @@ class SessionTree:
         return place
 
     def root_of(self, session_id: str) -> str:
-        """Return the id of the root of a session's tree: the session that no other session of the
-        tree has started. A session that was evicted from the index counts as a root."""
+        """Return the id of the root of a session's tree. The root is the session that no other
+        session of the tree has started. A session that was evicted from the index counts as a root.
+        """
         for _ in range(MAX_DEPTH):
             session = self._index.sessions.get(session_id)
             if session is None or session.parent_id is None:
@@ -286,9 +287,9 @@ class SessionTree:
 
         The kind depends on the other requests of the session that continue the same answer:
 
-        * PARALLEL: one of them was not answered yet when this request arrived.
-        * EDITS: this is not the case, but one of them was answered.
-        * CONTINUES: neither is the case. The kind is also CONTINUES if `base`, the group found in
+        * PARALLEL: at least one of them was not answered yet when this request arrived.
+        * EDITS: all of them were answered or failed, and at least one was answered.
+        * CONTINUES: in all other cases. The kind is also CONTINUES if `base`, the group found in
           the request's history, is another group than the parent.
         """
         if base is not None and base.group is not parent:

@@ -131,8 +131,9 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback,
-        because a new request at `place` has begun a later turn. Return the ids of these groups."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
+        this method when a new request at `place` has begun a later turn. Return the ids of these
+        groups."""
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())
@@ -152,7 +153,7 @@ class PendingGroups:
 
     def remove(self, group_id: str) -> float:
         """Remove a group that is about to be sent or is forgotten. Return the sum of the feedback's
-        amounts, which the caller adds to the reward of the served sibling."""
+        amounts. The caller adds this sum to the reward of the served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0

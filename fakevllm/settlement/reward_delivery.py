@@ -121,8 +121,8 @@ class Delivery:
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback,
-        because a new request at `place` has begun a later turn."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
+        this method when a new request at `place` has begun a later turn."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -269,8 +269,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until the group need not be held for feedback any longer. Return the group. The
-        reward of its served sibling includes the feedback."""
+        """Wait until feedback no longer holds the group, and return the group. The reward of its
+        served sibling then includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)

@@ -62,7 +62,8 @@ class BettingTest:
 
     def __init__(self, values: RewardRange, value: float, alpha: float = ALPHA) -> None:
         """Create a test of `value`, a number inside the range `values`. If the mean is `value`, the
-        test says anything else at some time with a probability of at most `alpha`."""
+        test wrongly reports "above" or "below" at some time with a probability of at most `alpha`.
+        """
         assert values.low < value < values.high, "the value is inside the range"
         assert 0 < alpha < 0.5, "alpha is a small probability"
         self._range = values
@@ -150,7 +151,7 @@ class BettingSequence:
         return self._interval[1]
 
     def _end(self, outer: float, inner: float) -> float:
-        """Return an end of the interval, which lies between `outer`, an end of the range, and
+        """Return one end of the interval. It lies between `outer`, an end of the range, and
         `inner`, the mean. The result is rounded outwards."""
         bound = outer
         for _ in range(_HALVINGS):
@@ -164,8 +165,8 @@ class BettingSequence:
         return outer
 
     def _log_capital(self, mean: float, bound: float) -> float:
-        """Return the logarithm of the capital of a bet against `mean`. The bet wins by observations
-        on the other side of `mean` than `bound`, an end of the range."""
+        """Return the logarithm of the capital of a bet against `mean`. `bound` is an end of the
+        range. The bet wins if observations lie on the other side of `mean`."""
         assert self._range.low < mean < self._range.high, "the mean is inside the range"
         low, width = self._range.low, self._range.high - self._range.low
         points = [

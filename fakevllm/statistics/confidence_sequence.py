@@ -49,14 +49,14 @@ class Interval:
         return self.low <= value <= self.high
 
     def within(self, low: float, high: float) -> Interval:
-        """Return the part of the interval that lies between `low` and `high`, the smallest and the
-        largest mean that is possible."""
+        """Return the part of the interval between `low` and `high`. These are the smallest and the
+        largest possible mean."""
         return Interval(max(low, self.low), self.mean, min(high, self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRange:
-    """The smallest and the largest reward that is possible.
+    """The smallest and the largest possible reward.
 
     >>> RewardRange(0.0, 1.0).sigma
     0.5
@@ -179,10 +179,11 @@ def normal_mixture(variance: float, rho: float, alpha: float) -> float:
 
 
 def best_rho(variance: float, alpha: float) -> float:
-    """Return the rho with which `normal_mixture` is smallest at this variance.
+    """Return the rho with the smallest `normal_mixture` at this variance.
 
-    With y = variance / rho, the derivative by rho is zero where y = log((1 + y) / alpha ** 2). The
-    iteration contracts, because y is above 1 and the derivative of the right side is 1 / (1 + y).
+    Let y = variance / rho. The minimum is at the solution of y = log((1 + y) / alpha ** 2). The
+    solution is found by fixed-point iteration. The iteration converges, because y is above 1 and
+    the derivative of the right side is 1 / (1 + y).
 
     >>> rho = best_rho(25.0, 0.05)
     >>> min(normal_mixture(25.0, rho * factor, 0.05) for factor in (0.9, 1.0, 1.1)) == (

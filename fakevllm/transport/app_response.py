@@ -129,8 +129,8 @@ class AppResponse:
     def is_cut_short(self) -> bool:
         """Whether the app disconnected before the whole answer had been sent.
 
-        The value is False if only the final `data: [DONE]` was still to be sent, because the app
-        then has the whole answer.
+        The value is False if only the final `data: [DONE]` was missing, because the app then has
+        the whole answer.
         """
         if self._num_chunks_before_disconnect is None:
             return False
@@ -326,7 +326,7 @@ class AppResponse:
 
 
 def _parse_error(body: bytes) -> Json:
-    """Return the error object in a response body. If the body contains no error object, return one
-    for an internal error."""
+    """Return the error object in a response body. If the body contains no error object, return an
+    error object for an internal error."""
     error = error_object(body)
     return error if error is not None and "error" in error else internal_error().body

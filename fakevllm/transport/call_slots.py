@@ -108,7 +108,7 @@ class CallSlots:
             self._num_siblings += num
 
     def release(self, is_lead: bool, num: int) -> None:
-        """Give slots back, to the calls that wait for them."""
+        """Give slots back. Calls that wait for slots get them."""
         if is_lead:
             self._num_leads -= num
         else:

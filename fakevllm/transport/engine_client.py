@@ -137,8 +137,8 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Number of finished calls for whose connections the rest of the stream is still being
-        read."""
+        """Number of finished calls whose stream is still being read to its end, so that the
+        connection can be reused."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -266,7 +266,7 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
 class _Chunks(AsyncIterator[bytes]):
     """The body of a response as it arrives. Raises WireError (503) if the connection fails.
 
-    A class is used instead of a generator, because asyncio registers every generator.
+    This is a class and not a generator, because asyncio registers every generator.
     """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:

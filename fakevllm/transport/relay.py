@@ -21,8 +21,8 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """The call to the engine for a lead (sibling 0, the app's own request) of a group that has
-    further siblings."""
+    """The call to the engine for a lead of a group with further siblings. The lead is sibling 0,
+    the app's own request."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -198,7 +198,8 @@ async def _relay_stream(
 
 
 def _find_id(events: Sequence[bytes]) -> str | None:
-    """Return the first answer id that these events contain. Return None if they contain none."""
+    """Return the first answer id that these events contain. Return None if the events contain no
+    answer id."""
     for event in events:
         # An event that is not valid JSON is skipped. The format's parser refuses it.
         with contextlib.suppress(ValueError):

@@ -81,8 +81,8 @@ class Request:
 
     @property
     def body(self) -> Json:
-        """The parsed body in the upstream server's format; {} if the request could not be parsed or
-        translated."""
+        """The parsed body in the upstream server's format. It is {} if the request could not be
+        parsed or translated."""
         return self.exchange.body if self.exchange is not None else {}
 
     @property
@@ -104,7 +104,8 @@ class Request:
 
     @property
     def policy_fields(self) -> Json:
-        """The fields of a call's body that select the policy; {} for the served weights."""
+        """The fields of a call's body that select the policy. They are {} for the served
+        weights."""
         if self.arm is None or self.arm.policy is None:
             return {}
         return {"model": self.arm.policy}
@@ -213,8 +214,9 @@ class SiblingPlan:
         return rewrite_body(body, **changed) if changed else body
 
     def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
-        """Return the body with which these siblings are sent to the engine by one call. The engine
-        samples choice i with the seed of the first sibling + i, which is that of sibling i."""
+        """Return the body of the call that samples all these siblings. The engine samples choice i
+        with the seed of the first sibling + i. This is also the seed of sibling i in a call of its
+        own."""
         body = self._sibling_body(request, indices[0], temperature)
         return orjson.dumps(body | {"n": len(indices)})
 
@@ -310,8 +312,9 @@ def _differs_in_a_stream(body: Json) -> bool:
 
 
 def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str]:
-    """Return the headers with which `num` siblings from `index` on are sent to the engine. They
-    contain the ids of the group and of the siblings, if the server captures the request's calls."""
+    """Return the headers of the call that samples `num` siblings, beginning with sibling `index`.
+    If the server captures the request's calls, the headers contain the ids of the group and of the
+    siblings."""
     headers = dict(request.call_headers)
     if request.is_captured:
         headers[SIBLING_HEADER] = SiblingRange(request.id, index, num).header

@@ -44,12 +44,12 @@ class RequestArm:
 
     @property
     def is_training(self) -> bool:
-        """Whether the request is of the training arm, and its group may be trained."""
+        """True if the request belongs to the training arm. Its group may then be trained."""
         return self.arm is Arm.TRAINING
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer."""
+        """The arm whose weights answer the request."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What an attempt to get an answer needs from its RetryHandler."""
+    """The objects of a RetryHandler that an attempt to get an answer needs."""
 
     is_caused_by_siblings: Callable[[], bool]
     """Returns True if siblings of the proxy have been at the engine since the attempt began."""
@@ -98,11 +98,11 @@ class RetryHandler:
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
         """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
-        if the engine gave the answer. If the fallback server gave it, the reason says why the
-        engine could not.
+        if the engine gave the answer. If the fallback server gave the answer, the reason says why
+        the engine could not.
 
-        Raises WireError if neither the engine nor the fallback answers and no answer data has been
-        sent to the app.
+        Raises WireError if no answer data has been sent to the app, and neither the engine nor the
+        fallback server answers.
         """
 
         async def attempt(request: Request, context: AttemptContext) -> EngineResponse:

@@ -74,9 +74,9 @@ class RetrySchedule:
         """Return the number of seconds to wait before the next attempt, or None to give up.
         `reason` is the reason why the last attempt failed.
 
-        `may_succeed` matters only if the engine is not ready or is busy. False means that waiting
-        cannot help, and the method then returns None. This is the case if the engine was stopped.
-        It is also the case if the engine is busy, but not with siblings of this proxy.
+        `may_succeed` matters only if the engine is not ready or is busy. If it is False, waiting
+        cannot help, and the method returns None. It is False if the engine was stopped. It is also
+        False if the engine is busy, but not with siblings of this proxy.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -179,8 +179,9 @@ def outage_error(
 
 
 def _message(body: Json) -> str | None:
-    """Return the message in the body of an error response, or None if there is none. The body may
-    have the format of vLLM's own errors, or that of the errors of vLLM's web framework."""
+    """Return the message in the body of an error response. Return None if the body has no message.
+    The body may have the format of vLLM's own errors, or the format of the errors of vLLM's web
+    framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
@@ -188,7 +189,7 @@ def _message(body: Json) -> str | None:
 
 def _parse_seconds(value: bytes) -> float | None:
     """Return the number of seconds in the value of a header. Return None if the value is not a
-    positive number, so that a timeout of 0 counts as missing."""
+    positive number. A timeout of 0 therefore counts as missing."""
     try:
         seconds = float(value)
     except ValueError:

@@ -42,8 +42,8 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit` is the maximum number of siblings in flight. 0 means no
-        fixed limit."""
+        """Create the counter. `fixed_limit` is the maximum number of siblings in flight.
+        `fixed_limit` 0 means that there is no configured limit."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
@@ -121,8 +121,8 @@ class SiblingLimit:
                 end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function that returns True if the engine has sampled any sibling at any time
-        since this call of `watch_engine`."""
+        """Return a function. It returns True if the engine has sampled any sibling since this call
+        of `watch_engine`."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 

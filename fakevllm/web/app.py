@@ -179,8 +179,8 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Return the class of uvloop's event loop. If uvloop is not installed, return None, so that the
-    standard event loop of asyncio is used."""
+    """Return the class of uvloop's event loop. If uvloop is not installed, return None. Asyncio's
+    standard event loop is then used."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -2,10 +2,11 @@
 
 To add a format, write one file, and add one entry to the table ADAPTERS in `registry`.
 
-The engine, called the upstream, is asked in one of two formats: vLLM's chat completions or
-completions. An Exchange translates one request in any other format to chat completions, and
-translates the response back. A request that cannot be translated is sent to the engine's own route
-for the request's format. Such a request gets a single answer, which is not trained.
+The engine, which is also called the upstream, gets requests in one of two formats: vLLM's chat
+completions or completions. An Exchange translates one request in any other format to chat
+completions, and translates the response back. A request that cannot be translated is sent to the
+engine's own route for the request's format. Such a request gets a single answer, which is not
+trained.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class Exchange(Protocol):
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Return the upstream's (the engine's) response, translated to the app's format. The
-        response is not a stream, and has status 200.
+        """Return the engine's response, translated to the app's format. The response is not a
+        stream, and has status 200.
 
         Raises ValueError if the response is malformed.
         """

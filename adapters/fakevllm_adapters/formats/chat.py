@@ -50,9 +50,10 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 def _is_end(event: bytes) -> bool:
-    """Return True if the event matches _ENDING.
+    """Return True if the event matches _ENDING, the pattern for the end of an answer.
 
-    The first condition recognizes nearly all events of a stream, several times as fast.
+    Nearly all events of a stream do not match. The first condition recognizes them, several times
+    as fast as the pattern.
     """
     if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
         return False
@@ -128,8 +129,8 @@ class RelayExchange:
     def _closed(self) -> bytes:
         """Return the last bytes of the app's stream, which end with `[DONE]`.
 
-        If the engine sent no finish_reason, a chunk with one precedes `[DONE]`. If the engine sent
-        no choice at all, the stream ends with an error.
+        If the engine sent no finish_reason, a chunk with a finish_reason precedes `[DONE]`. If the
+        engine sent no choice at all, the stream ends with an error.
         """
         self._is_over = True
         if self._has_end:

@@ -72,7 +72,8 @@ def header_map(scope: Scope) -> dict[bytes, bytes]:
 
 
 def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return those of the client's request headers that are relayed to an engine."""
+    """Return the client's request headers that are relayed to an engine. All other headers are left
+    out."""
     return {
         name: headers[key].decode("latin-1") for key, name in _FOR_ENGINES.items() if key in headers
     }
@@ -81,7 +82,7 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a request body, or None if the body is not a JSON object.
 
-    If the result is None, the caller should relay the body to the engine unchanged, and the engine
+    If the result is None, the caller should relay the body to the engine unchanged. The engine then
     writes the error message.
     """
     try:
@@ -194,7 +195,7 @@ def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> Awaitable[Non
 
 
 def relayed_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return those headers of the engine's response that are relayed to the client unchanged."""
+    """Return the headers of the engine's response that are relayed to the client unchanged."""
     return [
         (lower, value) for name, value in raw_headers if (lower := name.lower()) not in _NOT_RELAYED
     ]

@@ -23,7 +23,7 @@ def parse_json(raw: bytes) -> Any:
     """Parse a JSON body. Raises WireError (400) if orjson does not accept the body as JSON.
 
     Unlike Python's json, orjson refuses NaN, lone surrogates, and numbers that are too long. Bodies
-    that nest deeper than MAX_DEPTH are refused too.
+    that are nested deeper than MAX_DEPTH are refused too.
     """
     if is_deeper(raw, MAX_DEPTH):
         raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")

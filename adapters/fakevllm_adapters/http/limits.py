@@ -80,7 +80,7 @@ class Limits:
         return None
 
     def depth_refusal(self, raw: bytes) -> WireError | None:
-        """Return a 400 error if the JSON of a body nests too deep, else None."""
+        """Return a 400 error if the JSON of a body is nested too deeply, else None."""
         if is_deeper(raw, self.json_depth):
             return _bad_request(
                 "There was an error parsing the body: "

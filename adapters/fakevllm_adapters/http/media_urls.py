@@ -87,7 +87,7 @@ def _media_urls(node: object) -> Iterator[str]:
 
 
 def _own_urls(fields: Json) -> Iterator[str]:
-    """Yield the media URLs of one content part. URLs in the parts that it contains are left out."""
+    """Yield the media URLs of one content part. URLs in nested parts are left out."""
     for name in _URL_FIELDS:
         value: object = fields.get(name)
         url = cast(Json, value).get("url") if isinstance(value, dict) else value

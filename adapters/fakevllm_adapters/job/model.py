@@ -188,7 +188,7 @@ class TrainJob(SwarmSections):
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.
 
-        An older server refuses a setting that it does not know. If the setting has its default
+        An older server refuses settings that it does not know. If such a setting has its default
         value, it is left out, and the older server accepts the job.
         """
         import yaml  # here, because most commands have a job but write no YAML

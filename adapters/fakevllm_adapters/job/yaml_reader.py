@@ -1,4 +1,4 @@
-"""Read a training job's YAML. It has the mapping `job:` or, in AgentJet's form, the mapping
+"""Read a training job's YAML. The YAML has the mapping `job:` or, in AgentJet's form, the mapping
 `ajet:`.
 
 In the mapping `job:`, the settings have the same names as in TrainJob. This module does no I/O.

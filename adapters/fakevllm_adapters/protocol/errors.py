@@ -55,7 +55,7 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 def not_supported(field: str) -> WireError:
     """Build a 400 that names a request field which the engine cannot honour.
 
-    The request is refused, because without the field it would mean something else.
+    The request is refused, because it would have another meaning without the field.
     """
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 

@@ -1,9 +1,10 @@
-"""Prompts of calls as bytes in front of a response's body, and not as text in its JSON.
+"""Send the prompts of calls as bytes in front of a response's body, instead of as text in the
+body's JSON.
 
-A long prompt makes most of a response that has its token ids. As int32, the ids need neither be
-written as decimal numbers or base64, nor be searched for and parsed. Only processes of this project
-send prompts in this form, and only to a client that asks for it. The bytes are in the byte order of
-the machine (little-endian). This module does no I/O.
+Most of a response with token ids consists of its long prompts. As int32, the ids need not be
+written as decimal numbers or base64, and need not be parsed. Only processes of this project send
+prompts in this form, and only to a client that asks for it. The bytes are in the byte order of the
+machine (little-endian). This module does no I/O.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class SuccessReply(BaseModel):
 
 
 class LoadPolicyRequest(BaseModel):
-    """The request that a version of the weights can be sampled, or need not be sampled any more."""
+    """A request to load a version of the weights for sampling, or to unload it."""
 
     version: int = Field(ge=0)
     pinned: bool = False
@@ -254,7 +254,7 @@ class LoadPolicyRequest(BaseModel):
 
 
 class LoadPolicyReply(SuccessReply):
-    """The reply to the request that a version can be sampled."""
+    """The server's reply to a LoadPolicyRequest."""
 
     model: str = ""
     """Model name of calls that are sampled by this version; empty without success."""
@@ -328,8 +328,8 @@ class EndGroupReply(BaseModel):
     the server is older."""
 
     def with_prompts_per_call(self) -> EndGroupReply:
-        """Return the reply with a prompt in each call, for a client that does not ask for prompts
-        apart."""
+        """Return the reply with a prompt in each call. This form is for a client that does not ask
+        for separate prompts."""
         packed = [b64encode(prompt).decode() for prompt in self.prompts]
         calls = [
             [

@@ -1,8 +1,8 @@
 """Request schema of /v1/chat/completions, with the same validation as in vLLM.
 
 The bundled engines, which are this project's own, use this module. The schema has every field that
-at least one of them supports. `chat_parameter_errors` refuses requests with a vLLM field that none
-of them supports.
+at least one bundled engine supports. `chat_parameter_errors` refuses requests with vLLM's other
+fields.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines (this project's own) support.
 
-    A field that vLLM accepts and ignores is ignored here too. A request with a field that vLLM
-    supports and no bundled engine supports is refused by `chat_parameter_errors`.
+    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses a
+    request with a field that vLLM supports, but no bundled engine supports.
     """
 
     model_config = ConfigDict(extra="allow")

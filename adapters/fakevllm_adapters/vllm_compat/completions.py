@@ -52,7 +52,7 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A validated completions request. The fields that chat requests have too are in `common`."""
+    """A validated completions request. `common` has the fields that chat requests have, too."""
 
     prompts: list[Prompt]
     echo: bool

@@ -19,7 +19,7 @@ error has status 400."""
 
 
 def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
-    """Return a request body without those token limits that are larger than the context.
+    """Return a request body without the token limits that are larger than the context.
 
     Return the same object if no limit is too large. A completions request always keeps its limits,
     because vLLM generates only 16 tokens without a limit.

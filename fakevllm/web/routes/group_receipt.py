@@ -181,8 +181,8 @@ async def group_reply(proxy: ProxyComponents, group_id: str) -> GroupReply | Res
 async def _ask_server(
     proxy: ProxyComponents, run_id: str | None, versions: Collection[int]
 ) -> Mapping[int, WeightsReply]:
-    """Return what the server knows about these versions of a run. Versions are missing if the
-    server has another run now, is older, or cannot be reached."""
+    """Return the server's data about these versions of a run. Versions are missing if the server
+    now has another run, is too old, or cannot be reached."""
     status = proxy.link.status
     if status is None or run_id is None or status.run_id != run_id:
         return {}
@@ -216,8 +216,8 @@ def _sibling(sibling: SiblingRecord, calls: Sequence[CallVersions]) -> SiblingRe
 
 
 def _sampling(group: GroupRecord) -> dict[str, Any]:
-    """Return the sampling parameters of a group's request that are numbers. A request that is not
-    a JSON object has none."""
+    """Return the sampling parameters of a group's request. Only parameters that are numbers are
+    included. If the request is not a JSON object, there are none."""
     try:
         body: object = orjson.loads(group.request_json)
     except orjson.JSONDecodeError:

@@ -194,7 +194,8 @@ def _open_exchange(
     proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
 ) -> Exchange:
     """Parse a request body in the format of its app, and return the exchange. `alias` is the model
-    name in the request if that is not the served model's own name. Raises NotTranslated."""
+    name in the request. It is None if the request has the served model's own name. Raises
+    NotTranslated."""
     engine = proxy.link.engine
     named = engine if alias is None else replace(engine, model=alias)
     return adapter.open(body, named, history)

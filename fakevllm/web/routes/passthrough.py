@@ -1,8 +1,8 @@
-"""Relay other routes than model calls, such as /tokenize, to the engine. Only paths on an
+"""Relay other requests than model calls, such as /tokenize, to the engine. Only paths on an
 allow-list are relayed.
 
-While the engine boots, requests for these routes wait, as model calls do. Requests for health,
-metrics and load are answered at once.
+While the engine boots, requests for these routes wait, in the same way as model calls. Requests for
+health, metrics and load are answered at once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def fetch_when_ready(
     """Call `attempt`, which sends the request to the engine, and return its response. While the
     engine is unavailable, retry as for a model call, unless the request's path is in NEVER_WAIT.
 
-    Raises WireError if the engine stays unavailable, and ClientDisconnected if the client
+    Raises WireError if the engine stays unavailable. Raises ClientDisconnected if the client
     disconnects.
     """
     async with CancelOnDisconnect(request.receive):
@@ -156,8 +156,9 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _without_policies(body: bytes) -> bytes:
-    """Return the engine's list of models without policies. The first model is the served one, which
-    stays whatever its name is. If there are no policies, the list is returned unchanged."""
+    """Return the engine's list of models without policies. The first model is the served model. It
+    stays in the list, whatever its name is. If there are no policies, the list is returned
+    unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]

@@ -137,7 +137,7 @@ class RunArchive:
         return self._read(reads.log_position).last_step
 
     def release_state(self) -> ReleaseState:
-        """Return which versions are released, evaluated, rejected and pinned."""
+        """Return the state of releases: the released, evaluated, rejected and pinned versions."""
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:
@@ -295,8 +295,8 @@ async def export(
     """Export a checkpoint as a model folder to the path `to`. A separate trainer process does the
     export.
 
-    The folder gets its final name when it is complete. Raises BackendError if the trainer fails,
-    and OSError if the disk fails. After an error, `export.log` in the run directory has the
+    The folder gets its final name when it is complete. Raises BackendError if the trainer fails.
+    Raises OSError if the disk fails. After an error, `export.log` in the run directory has the
     trainer's log.
     """
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,8 @@ kind of their values."""
 
 
 class PackageMissing(ConfigError):
-    """Error for a missing package `tensorboard`, without which no event file can be written."""
+    """Error for a missing package `tensorboard`. Without this package, no event file can be
+    written."""
 
 
 class EventFiles:
@@ -83,7 +84,7 @@ class EventFiles:
         """Write `items` (points of curves, and rollbacks of the run) to the event file. Then write
         `cursor` to `cursor.json`.
 
-        Raises PackageMissing if the package `tensorboard` is missing, and OSError if the disk
+        Raises PackageMissing if the package `tensorboard` is missing. Raises OSError if the disk
         fails. After an OSError, the next call writes to a new file.
         """
         if items and self._messages is None:

@@ -65,8 +65,8 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names that one metric of fakevllm has in the curves. Which names are used may
-    depend on the other metrics of the step."""
+    """Yield the names that one metric of fakevllm has in the curves. The names may depend on the
+    other metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):
         if not any(

@@ -70,8 +70,8 @@ class Curves:
     def clear(self) -> None:
         """Delete the curves, so that the next call of `catch_up` writes all of them again.
 
-        Raises PackageMissing, before anything is deleted, if the package `tensorboard` is not
-        installed.
+        Raises PackageMissing if the package `tensorboard` is not installed. Nothing has been
+        deleted then.
         """
         self._files.load()
         self._files.clear()

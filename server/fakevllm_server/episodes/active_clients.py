@@ -51,7 +51,7 @@ class ActiveClients:
 
     @property
     def all_agreed(self) -> bool:
-        """Whether at least one client takes part, and every client that takes part has agreed."""
+        """True if at least one client takes part, and every client that takes part has agreed."""
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
@@ -88,7 +88,7 @@ class ActiveClients:
         return None
 
     def sweep(self, now: float) -> None:
-        """Mark clients as silent that have sent no request for IDLE_LIMIT_S seconds and have not
+        """Mark clients as silent if they have sent no request for IDLE_LIMIT_S seconds and have not
         agreed. A training step does not wait for silent clients."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:

@@ -92,8 +92,8 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims of episodes have expired. Also remove the mixes (named kinds of tasks)
-        without recent activity, and mark idle clients as silent."""
+        """Record that claims of episodes have expired. Also remove the mixes without recent
+        activity, and mark idle clients as silent. A mix is a named kind of tasks."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":

@@ -154,7 +154,7 @@ class EpisodeRegistry:
         return self._num_training
 
     def can_claim(self, num_slots: int) -> bool:
-        """Return whether fewer than `num_slots` episodes are claimed."""
+        """Return True if fewer than `num_slots` episodes are claimed."""
         return len(self._claimed) < num_slots
 
     def claim(

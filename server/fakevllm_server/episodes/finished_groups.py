@@ -72,7 +72,7 @@ class FinishedGroups:
         return group
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
-        """Drop the stale calls: those sampled by weights that are more than `max_staleness`
+        """Drop the stale calls. A call is stale if its weights are more than `max_staleness`
         versions older than `version`.
 
         Groups that cannot be trained without these calls are dropped too. Return (ids of the

@@ -63,12 +63,12 @@ class Pool:
     ) -> None:
         """Create an empty pool for a job.
 
-        No group is pooled that was sampled by a version in `distrusted`. The caller may add
-        versions to this collection, and then calls `drop_distrusted`.
+        `distrusted` has versions of the weights whose groups are not pooled. The caller may add
+        versions to this collection. After that, the caller must call `drop_distrusted`.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
         reason why the id is refused, or None if the id was not used. `rejected` returns the
-        versions of the weights that were rejected, whose groups are not trained.
+        versions of the weights that were rejected. Groups of these versions are not trained.
         """
         self._rejected = rejected
         self._job = job = job or TrainJob()
@@ -156,8 +156,8 @@ class Pool:
         return index
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call with the array of prompt ids of the group's earlier calls, if they have
-        the same prompt."""
+        """Return the call with a shared array of prompt ids. If the group's earlier calls have the
+        same prompt, their array is used."""
         return self._open.with_shared_prompt(group_id, call)
 
     def sweep(self, now: float) -> None:
@@ -314,11 +314,10 @@ class Pool:
     def take(self, version: int) -> TakenGroups:
         """Remove the groups of a training step from the pool, and return them in order of arrival.
 
-        First, drop calls whose weights are too old, and then groups that have too few calls left.
+        First, drop calls whose weights are too old. Then drop groups that have too few calls left.
         If the job's sample-collection method takes everything, take all remaining groups. With any
         other method, take no group if too few groups remain for a step. Otherwise take the newest
-        groups, at most `batch_size`, because they were sampled by the weights closest to the
-        current weights.
+        groups, at most `batch_size`. Their weights are closest to the current weights.
 
         `version` is the version of the weights that will be trained.
         """
@@ -341,8 +340,8 @@ class Pool:
         return counts
 
     def take_dropped(self) -> dict[str, str]:
-        """Return the groups that were dropped since the previous call of this method, each id with
-        the reason."""
+        """Return the groups that were dropped since the previous call of this method. The result
+        has the reason for each group id."""
         dropped, self.dropped = self.dropped, {}
         return dropped
 
@@ -361,8 +360,8 @@ class Pool:
         return dict.fromkeys(dropped, REJECTED_VERSION)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add an ended group to the groups that wait for training, and return None. If the group
-        cannot be trained, return the reason instead."""
+        """Add an ended group to the groups that wait for training. Return None, or the reason if
+        the group cannot be trained."""
         if group.is_sampled_by(self._rejected()):
             return REJECTED_VERSION
         reason = why_not_pooled(group, self._job)

@@ -90,7 +90,7 @@ class OpenGroups:
 
     def pop_expired(self, now: float) -> dict[str, str]:
         """Remove the groups without a call for MAX_OPEN_S seconds. If there are too many groups or
-        tokens, also remove the groups whose last call is oldest.
+        tokens, also remove the groups with the oldest last call.
 
         Return the reason for each removed group id.
         """

@@ -115,11 +115,12 @@ class MixQuotas:
         return len(self._mixes)
 
     def may_begin(self, name: str, share: float, lead: float, task_id: str, now: float) -> bool:
-        """Return whether a client may claim an episode of this task, which belongs to the mix
+        """Return True if a client may claim an episode of this task, which belongs to the mix
         `name`.
 
         `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
-        may run ahead of its share. More episodes of a task that has begun may always be claimed.
+        may run ahead of its share. If a task has begun, further episodes of this task may always be
+        claimed.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -140,8 +141,8 @@ class MixQuotas:
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
         """Record the end of an episode. `claimed_task_id` is the task for which the client claimed
-        the episode. `task_id` is the task for which the client submitted the result; it may
-        differ."""
+        the episode. `task_id` is the task for which the client submitted the result. It may differ
+        from `claimed_task_id`."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
             self._open_task(mix, task_id, now).num_ended += 1
@@ -222,8 +223,8 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the task with this id. If no episode of it has been claimed or ended yet, begin
-        the task for `mix`, a named kind of tasks."""
+        """Return the task with this id. If no episode of the task has been claimed or ended yet,
+        begin the task for `mix`, which is a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 

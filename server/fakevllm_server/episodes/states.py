@@ -36,8 +36,8 @@ class IllegalTransition(Exception):
 
 
 class EngineLifecycle:
-    """The engine's status, the training step for which groups are being collected, and the version
-    of the weights that the engine serves."""
+    """The engine's status. It also has the training step for which groups are being collected, and
+    the version of the weights that the engine serves."""
 
     def __init__(self) -> None:
         self.status = OFFLINE

@@ -101,9 +101,9 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return for each call a Cause: the reason why its tokens extend, or branch off from, the
-    earlier calls of its session. The calls of each session must be in the order in which they were
-    made.
+    """Return a Cause for each call. A Cause says that the call's tokens extend an earlier call of
+    its session, or why they branch off. The calls of each session must be in the order in which
+    they were made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
     of tokens that are decoded and compared as text. Once this number is exceeded, each further call
@@ -255,9 +255,10 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Compare the two texts with increasing tolerance: for other token ids, special tokens, white
-    space, formatting of tool calls, and reasoning. Return the Cause of the first comparison that
-    finds no difference, or None if all comparisons find a difference."""
+    """Compare the two texts with increasing tolerance. The differences are, in this order: other
+    token ids, special tokens, white space, formatting of tool calls, and reasoning. Return the
+    Cause of the first comparison that finds no difference, or None if all comparisons find a
+    difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,

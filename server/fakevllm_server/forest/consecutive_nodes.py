@@ -1,5 +1,5 @@
-"""Slices, which are ranges [start, end) of consecutive node numbers, and the search for the first
-difference of two token sequences. A path in a forest is a sequence of slices."""
+"""Slices, and the search for the first difference of two token sequences. A slice is a range
+[start, end) of consecutive node numbers. A path in a forest is a sequence of slices."""
 
 from __future__ import annotations
 

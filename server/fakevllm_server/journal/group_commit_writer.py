@@ -1,7 +1,8 @@
 """The one thread that writes the journal, in group commits.
 
 While a transaction is being flushed to disk, further changes arrive. They are written together in
-the next transaction. Therefore many concurrent requests need hardly more flushes than a few.
+the next transaction. Therefore many concurrent requests need only slightly more flushes than a few
+requests.
 
 If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile the
 changes are queued in memory, and are not in the file yet. Clients get no acknowledgement for them.

@@ -58,7 +58,7 @@ class _StoredPrompt:
 
 
 class RecentPrompts:
-    """The latest prompts, in memory. Their rows may have been deleted since."""
+    """The latest prompts, in memory. Their rows may have been deleted in the meantime."""
 
     def __init__(self) -> None:
         self._contents = ContentStore(compress=compress_numbers, decompress=decompress_numbers)
@@ -100,8 +100,8 @@ class RecentPrompts:
         return prompt.id
 
     def _candidates(self, prompt_ids: bytes, key: str) -> list[_StoredPrompt]:
-        """Return the latest prompt of the same group or episode, then the latest prompts that begin
-        alike."""
+        """Return the latest prompt of the same group or episode. After it come the latest prompts
+        with the same beginning."""
         own = self._by_key.get(key)
         head = prompt_ids[:HEAD_BYTES]
         alike = (

@@ -186,7 +186,7 @@ def served_weights(db: Connection) -> ServedWeights | None:
     both are 0.
 
     Return None if a rollback has discarded the step of these weights for good, and no other weights
-    have been served since.
+    have been served after that.
     """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
     served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
@@ -268,8 +268,8 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def releases(db: Connection) -> list[ReleaseRow]:
-    """Return the history of releases, oldest first. A journal that only an older server has opened
-    has none."""
+    """Return the history of releases, oldest first. If only older servers have opened the journal,
+    there is no history."""
     if not _has_releases(db):
         return []
     query = (
@@ -318,8 +318,8 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
 
 
 def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
-    """Return the checkpoints of versions that training has left, by version. A journal that only an
-    older server has opened has none."""
+    """Return the checkpoints of versions that training has left, by version. If only older servers
+    have opened the journal, there are none."""
     if not _has_releases(db):
         return []
     query = (

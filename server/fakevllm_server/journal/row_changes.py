@@ -254,8 +254,8 @@ def rolled_back(entry: LogEntry) -> Change:
 
 def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
     """Roll the run back to the end of the step in `entry`, and discard all later steps for good.
-    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept
-    beside those of the run.
+    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept as
+    side checkpoints, beside the checkpoints of the run.
 
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
@@ -329,7 +329,8 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
-    """Keep the checkpoints of some versions after `step` beside those of the run."""
+    """Keep the checkpoints of some versions after `step` as side checkpoints, beside the
+    checkpoints of the run."""
     db.exec_driver_sql(
         "INSERT OR REPLACE INTO side_checkpoints "
         "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
@@ -339,7 +340,7 @@ def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
 
 
 def abandon(db: Connection, entry: LogEntry, step: int) -> None:
-    """Discard the steps after `step`, whose groups are `entry.lost`."""
+    """Discard the steps after `step`. Their groups are `entry.lost`."""
     db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (step,))
     db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (step,))
     for group_id in entry.lost:
@@ -351,7 +352,7 @@ def abandon(db: Connection, entry: LogEntry, step: int) -> None:
 
 
 def delete_trained_calls(db: Connection, step: int) -> None:
-    """Delete the captured calls of the steps up to `step`, so that these steps are not trained
+    """Delete the captured calls of the steps up to `step`. These steps can then not be trained
     again."""
     pruned = reads.last_pruned(db)
     db.exec_driver_sql(

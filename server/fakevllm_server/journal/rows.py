@@ -1,6 +1,6 @@
 """The values that the journal stores, and the conversion of captured calls to rows and back.
 
-The conversion is exact: what is read equals what was written, bit by bit.
+The conversion is exact: the call that is read equals the call that was written, bit by bit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CallRows:
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return one captured call as CallRows does."""
+    """Return one captured call in the same form as CallRows."""
     return CallRows().row(call)
 
 
@@ -97,7 +97,7 @@ def parse_call_row(row: CallRow) -> RecordedCall:
 
 
 def _shortest(logprobs: array[float]) -> bytes:
-    """Return log-probabilities as float32 if this loses nothing, else as float64. Most engines
+    """Return log-probabilities as float32 if no precision is lost, else as float64. Most engines
     compute in float32. A float32 has as many bytes as a token id."""
     short = array("f", logprobs)
     return short.tobytes() if array("d", short) == logprobs else logprobs.tobytes()

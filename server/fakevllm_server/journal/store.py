@@ -83,7 +83,7 @@ class Journal:
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for the writer thread, and return the queue position of the last of them.
+        """Queue changes for the writer thread. Return the queue position of the last change.
 
         The changes are written in the given order, possibly in separate transactions. Without any
         changes, return the position of the newest change in the queue.
@@ -114,7 +114,7 @@ class Journal:
         await self.wait_written(self.put(*changes), None)
 
     async def flush(self) -> None:
-        """Wait until the queue of changes is empty, so that the next read returns all changes.
+        """Wait until the queue of changes is empty. The next read then returns all changes.
 
         Raises JournalError if the disk is slow or the writer has stopped.
         """
@@ -200,8 +200,7 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close the database connections, and return the ConfigError that the caller is to
-        raise."""
+        """Close the database connections, and return a ConfigError. The caller must raise it."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(

@@ -96,8 +96,8 @@ class Calls(_Row, table=True):
 
 
 class Prompts(_Row, table=True):
-    """A long prompt. Calls with the same prompt share the row. Triggers count its calls, and delete
-    the row with the last of them."""
+    """A long prompt. Calls with the same prompt share the row. Triggers count the calls of a
+    prompt, and delete the row together with the last call."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -108,8 +108,8 @@ class Prompts(_Row, table=True):
 
 
 class Pieces(_Row, table=True):
-    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers
-    count its prompts, and delete the row with the last of them."""
+    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers count the
+    prompts of a piece, and delete the row together with the last prompt."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 

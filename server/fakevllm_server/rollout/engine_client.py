@@ -188,8 +188,8 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` is a function that decides, for each error response of the
-        engine, whether to raise Refused. Other error responses are sent to the client. Raises
+        sent unchanged. `raises_refused` is a function. It returns True for an error response of the
+        engine if Refused must be raised. Other error responses are sent to the client. Raises
         EngineFailed if the engine fails before anything was sent to the client.
         """
         async with self._send_raw(method, path, body, headers) as response:
@@ -359,9 +359,9 @@ class EngineClient:
     def _send(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a POST request, as `_request` does. If it is meant for the served weights, and these
-        are an adapter of the engine, this adapter answers. Raises NotWritable if the body cannot be
-        written."""
+        """Send a POST request in the same way as `_request`. If the request is meant for the served
+        weights, and these weights are an adapter of the engine, the adapter answers. Raises
+        NotWritable if the body cannot be written."""
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:
@@ -371,7 +371,7 @@ class EngineClient:
     def _send_raw(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request whose body is the client's own bytes, as `_send` does."""
+        """Send a request in the same way as `_send`. Its body is the client's own bytes."""
         name = self._adapter_name
         addressed = None if name is None or not body else name.raw_request(body)
         if addressed is None:
@@ -452,7 +452,7 @@ async def _read_prompt(
 
 
 def stream_error(body: Json) -> WireError:
-    """Return the WireError for an error event, with which the engine ended a stream."""
+    """Return the WireError for an error event with which the engine ended a stream."""
     match body:
         case {"error": {"code": int(code)}} if 400 <= code < 600:
             return WireError(code, body)
@@ -474,7 +474,7 @@ async def _complete(
     shared: SharedCapture, ended: Sequence[EndedChoice]
 ) -> Sequence[CompleteChoice]:
     """Return the answers of choices that have ended. Long answers are put together in a worker
-    thread, because the event loop must go on with the streams of other apps."""
+    thread. The event loop must continue to serve the streams of other apps."""
     if sum(choice.num_bytes for choice in ended) < MIN_THREAD_BYTES:
         return shared.complete(ended)
     return await asyncio.to_thread(shared.complete, ended)
@@ -497,7 +497,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Return an iterator over a response's body. The model has the name that apps know."""
+    """Return an iterator over a response's body. The adapter's name in the body is replaced by the
+    model name that apps know."""
     name = response.adapter_name if isinstance(response, _Response) else None
     return _raw_chunks(response) if name is None else name.answer(_raw_chunks(response))
 

@@ -42,8 +42,8 @@ class ClientMetrics:
         return refused
 
     def take(self) -> dict[str, float]:
-        """Return the mean of each metric, and remove all values, so that the next step starts
-        without any.
+        """Return the mean of each metric, and remove all values. The next step then starts without
+        values.
 
         >>> metrics = ClientMetrics()
         >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})

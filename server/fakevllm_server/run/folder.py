@@ -22,7 +22,7 @@ MAX_ID_CHARS = 100
 
 
 class RunInUse(ConfigError):
-    """Error that another server has locked the run directory."""
+    """Error that is raised if another server has locked the run directory."""
 
 
 class RunFolder:
@@ -32,8 +32,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
 
-        Raises RunInUse if another server has locked the directory, and ConfigError if the directory
-        cannot be created or opened.
+        Raises RunInUse if another server has locked the directory. Raises ConfigError if the
+        directory cannot be created or opened.
         """
         self.path = path
         self._model_file = path / "model.json"

@@ -81,7 +81,7 @@ class RunLog:
             )
 
     def discard_client_metrics(self) -> None:
-        """Discard those metrics of clients that were not logged with a training step yet."""
+        """Discard the metrics of clients that were not logged with a training step yet."""
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
@@ -171,19 +171,19 @@ class RunLog:
     def record_abandoned(
         self, step: int, version: int, reason: str, kept: Collection[int] = ()
     ) -> None:
-        """Record that the run continues from the end of `step`, and that the batches of later steps
-        are discarded for good. The checkpoints of the versions in `kept` are kept beside those of
-        the run.
+        """Record that the run continues from the end of `step`. The batches of later steps are
+        discarded for good. The checkpoints of the versions in `kept` are kept as side checkpoints,
+        beside the checkpoints of the run.
 
-        Groups that were trained in later steps or planned for them are not trained again.
+        Groups of later steps, whether trained or only planned, are not trained again.
         """
         entry = self._next(self._abandon(step, version, reason, self._lost_after(step)))
         self._journal.put(row_changes.abandoned(entry, kept))
 
     async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
         """Queue a decision with which training goes back to an earlier version, and return its
-        position in the journal's queue. The batches of the steps that are left are discarded for
-        good, and the restored weights get the next version. All changes of the journal must be on
+        position in the journal's queue. The batches of the abandoned steps are discarded for good,
+        and the restored weights get the next version. All earlier changes of the journal must be on
         disk."""
         # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
         lost = await asyncio.to_thread(self._lost_after, back.common_step)

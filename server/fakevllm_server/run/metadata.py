@@ -126,7 +126,7 @@ def model_of(text: str | None) -> str | None:
 
 
 def has_starts(text: str | None) -> bool:
-    """Return whether the text of `run.json` has an entry of an engine start."""
+    """Return True if the text of `run.json` has an entry of an engine start."""
     return bool(_parse_starts(text))
 
 
@@ -134,8 +134,8 @@ def experiment_of(text: str | None) -> str | None:
     """Return the experiment name of a run from the text of its `run.json`. Return None for a run
     without a name.
 
-    The file of an older server has no name of the run. It has the job of each engine start, which
-    may have a name.
+    The file of an older server does not name the run. It has the job of each engine start, and such
+    a job may have a name.
     """
     starts = _parse_starts(text)
     if not starts:

@@ -52,7 +52,7 @@ class RecordedModel:
     fingerprint: str | None
 
     def is_same_model(self, other: ModelIdentity) -> bool:
-        """Return whether `other` is the model of this run. Raises ConfigError if a model folder
+        """Return True if `other` is the model of this run. Raises ConfigError if a model folder
         cannot be read.
 
         An older server recorded a fingerprint that does not cover the values of the weights. In

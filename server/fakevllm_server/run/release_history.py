@@ -18,7 +18,7 @@ from fakevllm_server.run.version_lineage import MODEL, VersionLineage
 
 @dataclass(slots=True)
 class ReleaseState:
-    """The state after some decisions."""
+    """The state of releases after some decisions."""
 
     candidate: int | None = None
     rejected: set[int] = field(default_factory=set[int])
@@ -54,7 +54,7 @@ class ReleaseState:
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Change the state by a decision."""
+        """Apply a decision to the state."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:

@@ -91,7 +91,7 @@ def slug(experiment_name: str) -> str:
 
 
 def is_run_folder(relative: str) -> bool:
-    """Return whether `relative` has the form of a relative path that `choose_run` returns."""
+    """Return True if `relative` has the form of the relative paths that `choose_run` returns."""
     parent, _, name = relative.partition("/")
     return relative == TOP or (parent == RUNS and _FOLDER_NAME.fullmatch(name) is not None)
 

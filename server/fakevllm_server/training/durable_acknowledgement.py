@@ -28,7 +28,7 @@ is None if there is no change."""
 
 class Acknowledger:
     """Processes each client request once. A request that is sent again gets the reply to the first
-    one."""
+    request."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

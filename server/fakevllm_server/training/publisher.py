@@ -72,14 +72,14 @@ class Publisher:
             await self._catch_up()
 
     def _refuse(self, reason: str) -> None:
-        """Train nothing, for a reason that the user must fix, and go on serving."""
+        """Stop training for a reason that the user must fix. The engine continues to serve."""
         self.refusal = reason
         log.error("%s", self.refusal_message)
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users: why nothing is trained, and how to fix the cause. None if a trainer
-        trains."""
+        """Message for users. It says why nothing is trained, and how to fix the cause. The message
+        is None if training is possible."""
         if self.refusal is None:
             return None
         return (
@@ -112,17 +112,18 @@ class Publisher:
 
     async def _publish(self, version: int) -> None:
         """Give the engine the trainer's weights as `version`. If the run log does not have this
-        version, it is recorded first."""
+        version, record the version first."""
         if version > self._log.version:
             await self._log.record_reload(version)
         await self._backend.publish(version)
 
     async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
         """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.
-        The steps after it are not trained again. `record` records this in the journal.
+        The steps after this step are not trained again. `record` is called to record the return in
+        the journal.
 
-        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded then, and the
-        trainer must be started again, because a part of its weights may have changed.
+        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded in this case.
+        A part of the trainer's weights may have changed, so the trainer must be started again.
         """
         self._steps.is_in_sync = False
         await self._backend.trainer.restore(folder)
@@ -135,8 +136,8 @@ class Publisher:
         await self.publish(self._log.version)
 
     async def _problem(self, version: int) -> str | None:
-        """Return what is wrong with the weights that the engine serves as `version`. Return None if
-        nothing is known to be wrong."""
+        """Return the problem with the weights that the engine serves as `version`. Return None if
+        no problem is known."""
         if self.refusal is not None:
             return None
         result = await self._probe.run(version)

@@ -47,7 +47,7 @@ CHANGED = (
 
 
 class StepFailed(Exception):
-    """Error for a training step that failed although the engine is alive."""
+    """Error for a training step that failed although the engine still runs."""
 
 
 class StepRunner:
@@ -116,7 +116,7 @@ class StepRunner:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether steps that a crash has undone wait to be trained again."""
+        """True if a crash has undone some steps, and these steps wait to be trained again."""
         return self._is_replaying and self.has_planned
 
     def is_due(self, now: float) -> bool:
@@ -153,7 +153,7 @@ class StepRunner:
         return replace(batch, groups=groups)
 
     async def run(self) -> int | None:
-        """Make the next training step, and return the version of the new weights, which are not
+        """Make the next training step. Return the version of the new weights, which are not
         published yet.
 
         Return None if no step was made. If the trainer dies, the trainer's error is raised, and the

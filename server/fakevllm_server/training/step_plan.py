@@ -38,7 +38,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An episode of a step that has a reward, and whose advantage is not computed yet."""
+    """An episode of a step. It has a reward, but its advantage is not computed yet."""
 
     index: int
     outcome: Outcome
@@ -159,7 +159,8 @@ def _entries(
     *,
     is_inverted: bool,
 ) -> Iterator[_Entry]:
-    """Yield the episodes of a group that have a reward, even those without trainable calls.
+    """Yield the episodes of a group that have a reward. Episodes without trainable calls are
+    included.
 
     The rewards of all these episodes count in the group's baseline.
     """
@@ -219,8 +220,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all advantages are equal, as with most algorithms. Otherwise return
-    them unchanged."""
+    """If all advantages are equal, return a single number. This is the case with most algorithms.
+    Otherwise return them unchanged."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)

@@ -111,7 +111,7 @@ class Intake:
         return list(known)[-MAX_REMEMBERED:]
 
     def refuse_groups(self, group_ids: Sequence[str]) -> None:
-        """Refuse these groups, which were begun in another run, from now on and after a restart. A
+        """Refuse these groups from now on, even after a restart. They were begun in another run. A
         group that is open in this run can still be completed.
 
         A proxy may complete a group after the run has changed. Without the refusal, answers of two
@@ -122,8 +122,8 @@ class Intake:
         self._journal.put(row_changes.meta_set(GROUPS_OF_OTHER_RUNS, value))
 
     async def distrust(self, version: int) -> None:
-        """Drop the groups that this version sampled, now and in future, also after a restart. Call
-        this method if the engine had other weights under this number."""
+        """Drop all groups that this version sampled. This includes future groups, even after a
+        restart. Call this method if the engine had other weights under this version number."""
         self._distrusted.add(version)
         self.pool.drop_distrusted()
         value = json.dumps(sorted(self._distrusted))
@@ -261,7 +261,7 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a model call of a sibling, one of the answers to an app's request.
+        """Record a model call of a sibling. A sibling is one of the answers to an app's request.
 
         If the journal's queue is full, the call is ignored and not trained. If the disk is slow,
         this method returns before the call is on disk, and a crash may then lose the call. In both
@@ -434,9 +434,9 @@ class Intake:
     async def _write(self, *change: Change) -> None:
         """Write a change to the journal, and wait until it is on disk.
 
-        Without a change, wait until all earlier changes are on disk. A repeated request needs this:
-        the first request may have queued its change and been cancelled before the change was
-        written.
+        Without a change, wait until all earlier changes are on disk. A repeated request needs this
+        wait. The first request may have been cancelled after it had queued its change, and before
+        the change was on disk.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

@@ -1,8 +1,9 @@
 """Check after each publish that the rollout engine samples with the trainer's weights.
 
-The engine and the trainer compute the log-probabilities of one known prompt. With equal weights
-these differ by rounding only. A larger difference means that the engine has old weights, or only a
-part of the new ones. The probe does not notice a smaller difference, which does no harm.
+The engine and the trainer compute the log-probabilities of one known prompt. With equal weights,
+the two results differ only by rounding. A larger difference means that the engine has old weights,
+or only a part of the new weights. The probe does not notice a smaller difference, which does no
+harm.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ProbeResult:
 
     @property
     def is_same(self) -> bool:
-        """Whether rounding explains the difference."""
+        """True if rounding alone explains the difference."""
         return self.difference <= self.limit
 
     def __str__(self) -> str:
@@ -143,7 +144,7 @@ class WeightProbe:
         return result
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
-        """Run no more probes, and say once why."""
+        """Run no more probes, and log the reason once."""
         self._is_off = True
         log.log(
             level,
@@ -154,7 +155,7 @@ class WeightProbe:
 
     async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
         """Return the engine's reply, and the trainer's log-probabilities of the same tokens. Return
-        None if the engine has none."""
+        None if the engine cannot reply."""
         reply = await self._backend.probe()
         if reply is None:
             return None

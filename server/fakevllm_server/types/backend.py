@@ -70,7 +70,7 @@ class Call:
         """For each response token, whether it is trained. A trained token counts in the loss and in
         the loss's denominators.
 
-        A forced token, the only token that could be sampled at its position, is not trained.
+        A forced token is not trained. It was the only token that could be sampled at its position.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -78,8 +78,8 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Tokens that were forced are not counted: at
-        their position, a grammar or `allowed_token_ids` allowed only one token."""
+        """Number of response tokens that are trained. Forced tokens are not counted: at their
+        position, a grammar or `allowed_token_ids` allowed only one token."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -105,7 +105,7 @@ class Call:
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:
-        """Return the call from the JSON object that `to_wire` made of it."""
+        """Return the call from the JSON object that `to_wire` returns."""
         arrays: dict[str, Any] = {
             "prompt_ids": unpack_ids(wire["prompt_ids"]),
             "response_ids": unpack_ids(wire["response_ids"]),
@@ -169,8 +169,8 @@ class BackendError(Exception):
 
 
 class ActionFailed(BackendError):
-    """Error for an action, such as a training step, whose failure a running engine reported. The
-    engine continues to run and to answer calls."""
+    """Error for an action, such as a training step, that failed in a running engine. The engine
+    continues to run and to answer calls."""
 
 
 class BackendRefused(BackendError):
@@ -235,7 +235,8 @@ class Trainer(Protocol):
 
     async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None:
-        """Prepare the trainer for a job. Raises BackendRefused for a job that it cannot train."""
+        """Prepare the trainer for a job. Raises BackendRefused if the trainer cannot train the
+        job."""
         ...
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
@@ -260,8 +261,8 @@ class Trainer(Protocol):
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        """Write the LoRA adapters to a folder in peft's layout: the trained ones, or for
-        `reference` adapters that change nothing.
+        """Write the trained LoRA adapters to a folder in peft's layout. With the policy
+        `reference`, write adapters that change nothing instead.
 
         Call this method only for jobs that train adapters. Raises BackendRefused if the trainer has
         no adapters.
@@ -329,7 +330,7 @@ class Backend(Protocol):
         ...
 
     async def probe(self) -> ProbeReply | None:
-        """Return what `Rollout.probe` returns for the rollout engine."""
+        """Return the result of `Rollout.probe` of the rollout engine."""
         ...
 
     async def close_rollout(self) -> None:
@@ -395,7 +396,7 @@ class TokenEngine(Protocol):
 
     async def probe(self) -> ProbeReply:
         """Return the log-probabilities of the known prompt under the weights that `generate` uses.
-        No sampled answer changes by this call."""
+        This call does not change any sampled answer."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -96,8 +96,8 @@ class RecordedCall:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. A token that was the only one a grammar
-        allowed is not counted."""
+        """Number of response tokens that are trained. Tokens that were the only token that a
+        grammar allowed are not counted."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -234,8 +234,8 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """Whether the group is a feedback sample: an answer of an earlier group that is trained
-        once more because of later feedback."""
+        """True if the group is a feedback sample. A feedback sample is an answer of an earlier
+        group that is trained once more because of later feedback."""
         return self.advantage is not None
 
     @property

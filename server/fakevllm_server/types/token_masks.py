@@ -147,7 +147,7 @@ class TokenMasks:
 
     @staticmethod
     def from_wire(wire: Json) -> TokenMasks:
-        """Return the masks from the JSON object that `to_wire` made of them.
+        """Return the masks from the JSON object that `to_wire` returns.
 
         Raises ValueError, TypeError or KeyError if `wire` has any other form.
         """

@@ -35,8 +35,8 @@ class CallStamp:
 
     @property
     def known_version(self) -> int | None:
-        """The version that sampled all tokens of the call so far. None if the call may have tokens
-        of another version."""
+        """The version that sampled all tokens of the call so far. It is None if the call may have
+        tokens of another version."""
         is_certain = len(self.versions) == 1 and not (self.is_doubtful or self.overlaps_swap)
         return self.versions[0] if is_certain else None
 
@@ -102,10 +102,10 @@ class WeightGate:
     ) -> AsyncGenerator[None]:
         """Keep the gate closed while the `with` block changes the engine's weights to `version`.
 
-        First wait until no call is running, but at most `bound_s` seconds. Then await the function
-        `prepare`. Then the block starts. If the wait or `prepare` fails, the weights are unchanged,
-        and the gate returns to its earlier state. If the block fails, the gate stays closed,
-        because the engine's weights are unknown.
+        Three things happen in order. First, wait until no call is running, but at most `bound_s`
+        seconds. Then await the function `prepare`. Then run the block. If the wait or `prepare`
+        fails, the weights are unchanged, and the gate returns to its earlier state. If the block
+        fails, the gate stays closed, because the engine's weights are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()

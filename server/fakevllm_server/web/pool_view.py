@@ -18,8 +18,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:
-    """Return the batch that is being collected: the groups and episodes that wait, the claimed
-    episodes, and the engine's status.
+    """Return the batch that is being collected. It has the groups and episodes that wait, the
+    claimed episodes, and the engine's status.
 
     Before the first job, the target numbers of groups and episodes are those of a job with default
     settings.

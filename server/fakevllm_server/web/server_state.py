@@ -125,7 +125,7 @@ class ServerState:
         )
 
     async def _between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action when no training step runs, and no engine starts or stops."""
+        """Run an action at a time when no training step runs, and no engine starts or stops."""
         while True:
             loop = self._loop
             if loop is not None and not loop.has_ended:
@@ -165,7 +165,7 @@ class ServerState:
 
     @property
     def model(self) -> str | None:
-        """Model folder or name. None for the fake engine, and before the first start."""
+        """Model folder or name. It is None for the fake engine, and before the first start."""
         return self._model.model
 
     @property
@@ -219,8 +219,8 @@ class ServerState:
     async def start_engine(self) -> None:
         """Begin to boot the engine. The caller must hold `engine_lock`.
 
-        Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
-        be recorded.
+        Raises ConfigError if the job's model cannot be loaded. Raises JournalError if the start
+        cannot be recorded.
         """
         job = self.job
         assert job is not None, "sync a job first"
@@ -447,8 +447,8 @@ class ServerState:
         return self.engine_client
 
     def serving_engine(self) -> EngineClient:
-        """Return the client of an engine that answers calls. Raises WireError (503) if there is
-        none."""
+        """Return the client of an engine that answers calls. Raises WireError (503) if no engine
+        answers calls."""
         client = self.attached_engine()
         if not self.engine.is_serving:
             raise self._not_ready()

@@ -106,8 +106,8 @@ def message_of(completion: Json) -> Json:
 
 
 def has_valid_calls(message: Json) -> bool:
-    """Return True if the arguments of every tool call in a message are a JSON object. They are not
-    if the token limit cut off a call."""
+    """Return True if the arguments of every tool call in a message are a JSON object. The result is
+    False if the token limit cut off a call."""
     try:
         to_json({"content": _content(message)})
     except ValueError:

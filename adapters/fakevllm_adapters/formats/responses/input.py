@@ -63,7 +63,8 @@ class _MalformedItem(NotTranslated):
         """Return the exception to raise for this item. Its error response has the first line of
         vLLM's response, and the line about this field.
 
-        vLLM's response has further lines, one for each type that the item might have had.
+        vLLM's response has further lines, because the item might have had other types. There is one
+        line for each type.
         """
         place = ("input", index, _CLASS_NAMES[_type_of(self._item)], self._key)
         text = "Input should be a valid string"

@@ -155,8 +155,8 @@ class EmbeddedEngine:
         self._thread.start()
 
     def _sampling_state(self, model: PreTrainedModel, memory_share: float = 1.0) -> SamplingState:
-        """Return the state of a sampler with the weights `model`. `memory_share` is its share of
-        the memory for keys and values."""
+        """Return the state of a sampler for the model `model`. `memory_share` is the sampler's
+        share of the memory for keys and values."""
         config, shape = self._config, self._cache_shape
         max_rows = 1 if config.lockstep else config.max_num_seqs
         memory = _device_memory(self._device) * memory_share

@@ -62,7 +62,7 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy."""
+    """A request for a further policy, which has other weights than those that are trained."""
 
     request: DecodeRequest
     policy: str
@@ -91,7 +91,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest, policy: str | None = None) -> None:
-        """Queue a request for decoding, with the weights that are trained or with those of a
+        """Queue a request for decoding. It uses the weights that are trained, or the weights of a
         further policy. Any thread may call this method. Raises WireError (503) if the engine is
         closed."""
         if self._closing:
@@ -99,11 +99,12 @@ class EngineThread:
         self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
-        """Decode requests for the policy `name` with `state`. Call this method in a task."""
+        """Begin to decode requests for the policy `name`, with the sampling state `state`. Call
+        this method in a task."""
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:
-        """Start no more requests for this policy. Those that wait or run end normally. Call this
+        """Start no more requests for this policy. Requests that wait or run end normally. Call this
         method in a task."""
         state = self._policies.pop(name, None)
         if state is not None:

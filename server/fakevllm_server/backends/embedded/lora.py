@@ -55,7 +55,7 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """Return a text for messages that says which parameters are trained, and how many."""
+    """Return a text for messages that names the trained parameters and their number."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
@@ -66,8 +66,9 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
     """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Before
-    the first update, the model's outputs stay the same. Raises BackendRefused, before the model has
-    changed, if `lora.target_modules` does not fit the model or peft cannot be imported."""
+    the first update, the model's outputs stay the same. Raises BackendRefused if
+    `lora.target_modules` does not fit the model, or if peft cannot be imported. The model has not
+    changed then."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(

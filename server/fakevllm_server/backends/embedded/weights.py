@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's parameters and persistent buffers by name. Of several tied parameters,
-    only one is included."""
+    """Return the model's parameters and persistent buffers by name. If several parameters are tied,
+    only one of them is included."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers

@@ -126,7 +126,7 @@ class FakeEngine:
     async def _generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, weights: tuple[float, int]
     ) -> AsyncGenerator[list[Token]]:
-        """Sample an answer with the weights `weights`: theta and its version."""
+        """Sample an answer with `weights`, which are theta and its version."""
         self.check(sampling)
         script = read_script(_turns(prompt_ids))
         if script.crashes:
@@ -233,8 +233,8 @@ class FakeEngine:
         }
 
     def _gradient(self, call: Call) -> float:
-        """Return the derivative of the answer's log-probability with respect to the logit, which is
-        theta / temperature."""
+        """Return the derivative of the answer's log-probability with respect to the logit. The
+        logit is theta / temperature."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
 
@@ -300,7 +300,7 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 def _constrained_text(grammar: Grammar, script: Script) -> str:
     """Return the text of an answer that a grammar constrains. If the script (the directives in the
     user message) has a value of the needed kind, return this value. Otherwise return the minimal
-    value that the grammar allows. Only a choice is compared with the grammar; JSON values of the
+    value that the grammar allows. Only a choice is compared with the grammar. JSON values of the
     script are not checked against the schema.
 
     Raises WireError (400) for a grammar that the fake engine does not support.

@@ -168,7 +168,8 @@ class ChatCompletion:
 
     def _set_tool_calls_reason(self, choice: SampledChoice, has_tool_call: bool) -> None:
         """Change a choice's finish reason from "stop" to "tool_calls" if the choice has a tool
-        call. As in OpenAI's API, it stays "stop" if the request's `tool_choice` names a tool."""
+        call. As in OpenAI's API, the reason stays "stop" if the request's `tool_choice` names a
+        tool."""
         is_stop = choice.finish_reason == "stop"
         if has_tool_call and is_stop and self._request.named_tool is None:
             choice.finish_reason = "tool_calls"

@@ -94,7 +94,8 @@ async def sample_choice(
 
 
 def tokens_apart(engine: TokenEngine, request: ChatRequest, choice: SampledChoice) -> Json:
-    """Return the tokens of a complete choice in the form that is sent apart from the answer."""
+    """Return the tokens of a complete choice in the form in which they are sent separately from the
+    answer."""
     return {
         "token_ids": [token.id for token in choice.tokens],
         "logprobs": [token.logprob for token in choice.tokens],

@@ -84,7 +84,7 @@ def create_app(
 ) -> Starlette:
     """Return the ASGI app of an engine's process. If `engine` is None, the process only trains, and
     the app has none of vLLM's routes except /health. `threads` are the threads that parse and check
-    requests. `policies` is the engine if it holds further policies."""
+    requests. `policies` is the engine if it supports further policies."""
     public = [] if engine is None else PublicRoutes(engine, threads, policies).routes()
     control = ControlRoutes(engine, trainer, policies).routes()
     return Starlette(

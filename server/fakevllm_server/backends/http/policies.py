@@ -24,14 +24,14 @@ Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 
 
 class PolicyEngine(Protocol):
-    """Interface of an engine's process that holds further policies."""
+    """Interface of an engine's process that supports further policies."""
 
     @property
     def names(self) -> PolicyNames: ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         """Load the weights in a Hugging Face folder as the policy `name`. If this policy is loaded
-        already, nothing happens. Raises ValueError if the name stands for another version, or if
+        already, nothing happens. Raises ValueError if the name belongs to another version, or if
         there are too many policies."""
         ...
 

@@ -35,8 +35,8 @@ class PreparationThreads:
         self._num_preparing = 0
 
     async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
-        """Run `function`, which parses and checks one request, on the thread for small or for large
-        bodies, whichever `num_bytes` belongs to. Return its result.
+        """Run `function`, which parses and checks one request, and return its result. The size of
+        the body, `num_bytes`, decides which of the two threads runs it.
 
         If this call is cancelled while the request waits in the thread's queue, the request is
         removed from the queue. Raises WireError (503) if too many requests wait.

@@ -116,7 +116,7 @@ class TextCompletion:
         separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
-        one prompt, the response does not have its token ids, and the caller sends
+        one prompt, the response does not have the prompt's token ids. The caller then sends
         `separate_prompt`. If `separates_choices` is True, call `complete_choices`."""
         self._engine = engine
         self._request = request

@@ -221,8 +221,8 @@ class RequiredToolParser:
         return ParsedAnswer("", calls)
 
     def _read(self, character: str) -> str:
-        """Read the next character of the JSON array. Return it if it belongs to the arguments of a
-        tool call, else return ""."""
+        """Read the next character of the JSON array. If the character belongs to the arguments of a
+        tool call, return the character. Otherwise return ""."""
         depth_before = self._depth
         self._track_nesting(character)
         if self._in_parameters:
@@ -285,8 +285,7 @@ def _hermes_call(body: object) -> Json:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is also a prefix of `marker`, but not
-    the whole `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 

@@ -60,7 +60,7 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """The form of a response that a client asks for by headers."""
+    """The form of a response. A client selects the form by headers."""
 
     request_id: str | None
     separates_prompt: bool

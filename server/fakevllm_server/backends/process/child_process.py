@@ -97,8 +97,8 @@ class ChildProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
-        """Wait until the process has exited. Return a message with its exit code, and with the
-        cause if it is known."""
+        """Wait until the process has exited. Return a message with the process's exit code. If the
+        cause is known, the message names it."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
         message = f"{self.name} exited with code {code}"

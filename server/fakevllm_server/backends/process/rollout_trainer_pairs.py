@@ -74,8 +74,8 @@ class OneProcess:
 
 
 class TwoProcesses:
-    """A backend of two processes. The trainer exports new weights to a folder, from which the
-    rollout engine loads them. If one process dies, only this process is restarted."""
+    """A backend of two processes. The trainer exports new weights to a folder. The rollout engine
+    loads them from this folder. If one process dies, only this process is restarted."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
         """Combine a rollout engine and a trainer. A publish of new weights creates the folder
@@ -172,8 +172,8 @@ class TwoProcesses:
 async def _is_healthy(engine: Rollout | Trainer) -> bool:
     """Return True if a health check of the engine succeeds.
 
-    If a check fails quickly, the engine is dead. If it fails slowly, the engine may only be busy,
-    and the check is repeated up to MAX_SLOW_CHECKS times. The repetition avoids unnecessary
+    If a check fails quickly, the engine is dead. If a check fails slowly, the engine may only be
+    busy. The check is then repeated up to MAX_SLOW_CHECKS times. The repetition avoids unnecessary
     restarts, which lose the rollout engine's running calls or the trainer's steps since its last
     checkpoint.
     """

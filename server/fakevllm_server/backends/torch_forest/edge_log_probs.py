@@ -145,9 +145,9 @@ def _head_values(
 
 
 def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
-    """Apply the scaling and soft-capping that some models apply after the LM head, as the model's
-    config says. Return the changed logits. A model with any other transform fails the attention
-    check at start-up."""
+    """Apply the scaling and the soft-capping that the model's config defines, and return the
+    changed logits. Some models apply these transforms after the LM head. A model with any other
+    transform fails the attention check at start-up."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:

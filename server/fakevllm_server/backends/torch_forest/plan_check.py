@@ -146,8 +146,8 @@ def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
 
 
 class _CallRows(NamedTuple):
-    """The tokens of all calls, one call after another. If a field does not say otherwise, it is a
-    tensor [tokens of all calls]."""
+    """The tokens of all calls, one call after another. Each field is a tensor [tokens of all
+    calls], unless its own docstring says something else."""
 
     recorded_ids: Tensor
     nodes: Tensor

@@ -37,7 +37,7 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
     If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If it is `sequence`, the
     ratio is exp of the sum of log_ratio over the token's sequence. The bounds are
     `rollout_is_bounds`. Without a lower bound, the weight is min(ratio, upper bound). With a lower
-    bound, it is the ratio, or 0 if the ratio is outside the bounds.
+    bound, the weight is the ratio. If the ratio is outside the bounds, the weight is 0.
     """
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:

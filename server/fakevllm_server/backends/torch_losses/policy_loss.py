@@ -62,6 +62,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return the number of tokens as an upper bound of the number of units (sequences in the loss).
-    Computing the exact number would require a device synchronization."""
+    """Return the number of tokens, which is an upper bound of the number of units. A unit is one
+    sequence in the loss. Computing the exact number would require a device synchronization."""
     return units.numel()

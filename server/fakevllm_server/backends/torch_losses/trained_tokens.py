@@ -126,7 +126,7 @@ def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
     the loss treats as one sequence.
 
     Units with a token that counts in the loss are numbered from 0. All other units get the number 0
-    too, because they add nothing to the loss.
+    too, because they do not contribute to the loss.
     """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}

@@ -36,7 +36,7 @@ def _free_and_total_memory(*_: object) -> tuple[int, int]:
 
 def _device_module() -> types.ModuleType:
     """Return a copy of the module `torch.cpu` that also has the functions of `torch.cuda` that verl
-    calls. Those that measure memory use return 0."""
+    calls. Functions that measure memory use return 0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(

@@ -1,4 +1,5 @@
-"""The verl trainer: a TrainEngine (the interface for training) whose weights are in Ray workers."""
+"""The verl trainer. It is a TrainEngine (the interface for training), and its weights are in Ray
+workers."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class VerlTrainer:
         *,
         has_reference: bool = False,
     ) -> None:
-        """Create the trainer. `micro_batch_tokens` overrides the job's setting unless it is None.
-        `has_reference` says whether the workers have kept the weights of the reference policy."""
+        """Create the trainer. If `micro_batch_tokens` is not None, it overrides the job's setting.
+        `has_reference` is True if the workers have kept the weights of the reference policy."""
         self._cluster = cluster
         self._workers = workers
         self._model = model

@@ -71,7 +71,7 @@ class AnswerForms:
     """The forms of one engine's answers, by the engine's path."""
 
     def __init__(self, version: str | None = None) -> None:
-        """Create the forms of an engine with this version."""
+        """Create the forms for an engine with this version of vLLM."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False
@@ -92,13 +92,13 @@ class AnswerForms:
         return self._usage_chunks.get(path)
 
     def learn_whole(self, path: str, answer: Json) -> None:
-        """Take the form from an answer to a call with one choice."""
+        """Learn the form of a whole answer from an answer to a call with one choice."""
         self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
-        """Take the form from the usage chunk of a stream with one choice."""
+        """Learn the form of a usage chunk from a stream with one choice."""
         # Other objects, such as the timings, belong to one answer.
         form = {
             name: value
@@ -125,6 +125,6 @@ def _has_reasoning(answer: Json) -> bool:
 
 
 def has_reasoning(message: Json) -> bool:
-    """Return True if a message, or the delta of a stream, has reasoning. An empty text counts too,
-    because only a parser for reasoning writes it."""
+    """Return True if a message, or the delta of a stream, has reasoning. An empty reasoning text
+    counts too, because only a parser for reasoning writes it."""
     return any(message.get(name) is not None for name in REASONING_FIELDS)

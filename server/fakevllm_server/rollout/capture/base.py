@@ -166,8 +166,8 @@ class CallCapture(ABC):
         return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
 
     def stream(self, chunks: Iterable[Json]) -> bytes:
-        """Record the parsed chunks of a whole stream. Return the events that the app may see, to
-        `[DONE]`."""
+        """Record the parsed chunks of a whole stream. Return the events that the app may see, up to
+        and including `[DONE]`."""
         shown = [self._chunk(chunk) for chunk in chunks]
         return b"".join([*shown, self._release_held_chunk(), DONE])
 
@@ -189,7 +189,7 @@ class CallCapture(ABC):
 
     @property
     def hides_prompt_ids(self) -> bool:
-        """Whether the app does not see the prompt's token ids."""
+        """True if the app does not get the prompt's token ids."""
         return self._hides_ids
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
@@ -197,8 +197,8 @@ class CallCapture(ABC):
         self._prompt_ids = prompt_ids
 
     def complete_answer(self, tokens: Json, answer: bytes) -> bytes:
-        """Record the tokens of an answer that the engine sent apart from it, as `SentChoice`
-        describes them. Return the answer in the form in which vLLM writes it.
+        """Record the tokens of an answer. The engine has sent the tokens separately from the answer
+        (see `SentChoice`). Return the answer in the form in which vLLM writes it.
 
         Raises ValueError, TypeError or LookupError if the tokens are malformed.
         """
@@ -242,7 +242,7 @@ class CallCapture(ABC):
         """Return the recorded call, or None if the answer is incomplete.
 
         If the engine did not report a weight version for every token, the versions are taken from
-        `stamp`. It contains all versions that were served during the call.
+        `stamp`. The stamp contains all versions that were served during the call.
         """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
@@ -334,8 +334,8 @@ class CallCapture(ABC):
     def _record_prompt(self, holder: Json) -> None:
         """Record the prompt's token ids, and hide the ids if the app did not request them.
 
-        `holder` is the part of the answer that contains the ids. That is the whole answer or, in
-        the completions format, a choice.
+        `holder` is the part of the answer that contains the ids. This part is the whole answer or,
+        in the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
             self._prompt_ids = checked_ids(holder["prompt_token_ids"])
@@ -351,7 +351,7 @@ class CallCapture(ABC):
         self._record_end(choice)
 
     def _record_end(self, choice: Json) -> None:
-        """Record finish reason, allowed tokens and weight versions of a choice, if it has them."""
+        """Record finish reason, allowed tokens and weight versions, if the choice has them."""
         reason: Any = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"finish_reason must be a string, got {reason!r:.100}")
@@ -372,7 +372,7 @@ class CallCapture(ABC):
             self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
-        """Hide the fields of a choice that the capture requested and the app did not request."""
+        """Hide the fields of a choice that only the capture requested."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
@@ -421,15 +421,15 @@ def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
 
 
 def _checked_id(value: object) -> int:
-    """Return `value` if it is an integer from 0 to MAX_ID, as token ids, positions and weight
-    versions are. Raises ValueError otherwise."""
+    """Return `value` if it is an integer from 0 to MAX_ID. Token ids, positions and weight versions
+    are such integers. Raises ValueError for any other value."""
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
 
 
 def _are_logprobs(values: Sequence[Any]) -> bool:
-    """Return True if all values are finite numbers, and none is the placeholder that vLLM prints
-    for a missing logprob."""
+    """Return True if all values are finite numbers. Return False if a value is the placeholder that
+    vLLM prints for a missing logprob."""
     are_finite = set(map(type, values)) <= {int, float, bool} and all(map(math.isfinite, values))
     return are_finite and min(values, default=0.0) > _MISSING_LOGPROB

@@ -1,7 +1,8 @@
-"""Read the token ids of a prompt once for several choices, before a chunk is parsed.
+"""Read the token ids of a prompt that several choices repeat. They are read only once, before a
+chunk is parsed.
 
-vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. They make
-most of the chunk if the prompt is long. The module does no I/O.
+vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. If the
+prompt is long, the ids are most of the chunk. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class RepeatedPrompt:
         self._ids = id_array(())
 
     def cut(self, data: bytes) -> tuple[bytes, IdArray | None]:
-        """Return the JSON text of a chunk with null in place of the prompt's ids, and the ids. The
-        ids are None if the chunk has none. Raises ValueError if they are malformed."""
+        """Return the JSON text of a chunk, in which null replaces the prompt's ids. Also return the
+        ids. The ids are None if the chunk has none. Raises ValueError if they are malformed."""
         match = _PROMPT_IDS.search(data)
         end = -1 if match is None else data.find(b"]", match.end()) + 1
         if match is None or not end:

@@ -123,7 +123,7 @@ class SharedCapture:
         return self._reader.num_running == 0
 
     def read_parts(self, content_type: str) -> None:
-        """Prepare for a response that has each choice as a part, in place of a stream. Raises
+        """Prepare for a response that is not a stream, but has each choice as a part. Raises
         CannotShare if the response has another content type."""
         try:
             self._reader = PartReader(self._num, content_type)
@@ -135,8 +135,8 @@ class SharedCapture:
         self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
-        """Return the choices that this part of the engine's stream completes, as `split` and
-        `complete` do together."""
+        """Return the choices that this part of the engine's stream completes. This method combines
+        `split` and `complete`."""
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:

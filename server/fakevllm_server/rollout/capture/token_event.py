@@ -48,8 +48,8 @@ _EVENT = re.compile(rb"(%b)%b%b(%b)%b" % (_HEAD, _TOKEN, _MIDDLE, _ID, _TAIL))
 
 @lru_cache(32)
 def _token_pattern(middle: bytes, tail: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of what follows the head of an event, for events with these constant
-    parts."""
+    """Return a pattern for events with these constant parts. It matches the bytes after the head of
+    the event."""
     constants = rb',"top_logprobs":\[\]\}\]\}', re.escape(middle), re.escape(tail)
     return re.compile(rb"%b%b%b\[(%b)\]%b" % (_TOKEN, *constants[:2], _ID, constants[2]))
 
@@ -95,7 +95,7 @@ class TokenEventReader:
         return ids, logprobs
 
     def _learn(self, event: bytes) -> bool:
-        """Take the constant parts of the following events from this event. Return False if the
+        """Learn the constant parts of the following events from this event. Return False if the
         event must be parsed."""
         match = _EVENT.fullmatch(event)
         if match is None:

@@ -64,7 +64,7 @@ def router(state: ServerState) -> APIRouter:
 
 def _group_response(reply: EndGroupReply, *, has_prompts_apart: bool) -> Response:
     """Return the response to the end of a group. The prompts of the calls precede the JSON, or each
-    call has its own."""
+    call contains its own prompt."""
     prompts = reply.prompts if has_prompts_apart else []
     if not prompts:
         reply = reply.with_prompts_per_call()

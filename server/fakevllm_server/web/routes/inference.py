@@ -100,8 +100,8 @@ def engine_endpoint(
     """Return an ASGI endpoint that answers requests with the help of the engine.
 
     The function `answer` sends the answer to a request. It is cancelled if the client disconnects.
-    If it raises WireError or EngineFailed, the client gets an error. With `adapter`, the error has
-    the adapter's wire format.
+    If `answer` raises WireError or EngineFailed, the client gets an error. With `adapter`, the
+    error has the adapter's wire format.
     """
 
     async def refuse(error: WireError, send: Send) -> None:
@@ -165,9 +165,9 @@ async def _wait_until_serving(
 ) -> EngineClient:
     """Wait until an engine answers calls, and return its client.
 
-    The function is for small routes, such as /v1/models. Unlike a model call, their requests do not
-    wait while new weights are loaded. `failed` is the client of an engine on which this request
-    failed before. Raises WireError (503) after HOLD_S seconds.
+    The function is for small routes, such as /v1/models. The requests of small routes do not wait
+    while new weights are loaded, but model calls do. `failed` is the client of an engine on which
+    this request failed before. Raises WireError (503) after HOLD_S seconds.
     """
     try:
         async with asyncio.timeout(HOLD_S):
@@ -295,7 +295,7 @@ def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) ->
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
-    """Return the version of the policy that a call names. Return None if it names the served
+    """Return the version of the policy that a call names. Return None if the call names the served
     weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
     if not isinstance(name, str) or not is_policy_name(name) or name == served:
@@ -304,9 +304,12 @@ def _policy_version(state: ServerState, body: Json | None) -> int | None:
 
 
 def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
-    """Raise WireError (404) if the policy of this version must not answer a call. A call that is
-    captured for training would be trained as an answer of the served weights. The engine may still
-    hold the policy of a rejected version."""
+    """Raise WireError (404) if the policy of this version must not answer a call. There are two
+    such cases:
+
+    * The call is captured for training. It would be trained as an answer of the served weights.
+    * The version was rejected. The engine may still hold its policy.
+    """
     if is_captured or version in state.run.releases.state.rejected:
         raise unknown_model(policy_name(version), state.attached_engine().info.model or "")
 

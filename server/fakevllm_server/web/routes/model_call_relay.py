@@ -82,7 +82,8 @@ class ClientCall:
     """Version of the policy that the call names; None if it names the served weights."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
-        """Send the call to the engine and its answer to the client, without capture.
+        """Send the call to the engine, and send the engine's answer to the client. The call is not
+        captured.
 
         Raises EngineFailed if the engine fails before anything was sent to the client.
         """
@@ -350,7 +351,8 @@ def _is_any_error(status: int, body: Json) -> bool:
 
 def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
     """Return the version of the weights that sampled the first token of an answer. Return None if
-    it is not certain. What the engine has reported counts more than the time of the call."""
+    the version is not certain. A version that the engine has reported takes precedence over the
+    version at the time of the call."""
     reported = capture.first_version
     return stamp.known_version if reported is None else reported
 

@@ -1,5 +1,5 @@
-"""Error responses of the swarm protocol's routes: for invalid bodies, an engine that does not
-serve, journal failures, and reused idempotency keys."""
+"""Error responses of the swarm protocol's routes. They are for invalid bodies, an engine that does
+not serve, journal failures, and reused idempotency keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _StrictRequest(Request):
 
     async def body(self) -> bytes:
         """Return the request body. Raises HTTPException (413) if the body is too large. Without
-        this, FastAPI would answer that the body cannot be parsed."""
+        this check, FastAPI would answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
@@ -70,7 +70,8 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    """Return the response to a request that needs an engine which does not serve, for example."""
+    """Return the response to a refused request. An example is a request that needs an engine while
+    no engine serves."""
     assert isinstance(error, WireError)
     seconds = error.retry_after_s
     headers = None if seconds is None else {"Retry-After": str(seconds)}

@@ -31,7 +31,8 @@ class Graph(Protocol):
     """A recording of operations on tensors."""
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
-        """Call `run`, and record its operations. Return its result, which `replay` overwrites."""
+        """Call `run`, and record its operations. Return the result of `run`. A later `replay`
+        overwrites this result."""
         ...
 
     def replay(self) -> None: ...
@@ -61,7 +62,8 @@ GraphMaker = Callable[[], Graph]
 
 
 def graph_maker(device: torch.device) -> GraphMaker | None:
-    """Return the class of graphs for a device, or None if it has none."""
+    """Return the class of graphs for a device. Return None if graphs are not supported on the
+    device."""
     return CudaGraph if device.type == "cuda" and torch.cuda.is_available() else None
 
 
@@ -72,7 +74,8 @@ class _Recorded(NamedTuple):
 
 
 class GraphedForward:
-    """A fused forward pass of one token per row, by graphs. No rows may share a prompt."""
+    """A fused forward pass of one token per row, which runs as a graph. No rows may share a
+    prompt."""
 
     def __init__(self, fused: FusedForward, max_length: int, new_graph: GraphMaker) -> None:
         self._fused = fused
@@ -82,7 +85,7 @@ class GraphedForward:
         fused.reserve_angles(max_length)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Do what `FusedForward.logits` does."""
+        """Return the same logits as `FusedForward.logits`."""
         assert not cache.shared_rows, "a graph has fixed shapes"
         inputs = (ids, positions, cache.own_positions, cache.cells)
         # A graph is right for a buffer if its kernels find this buffer where they expect it.

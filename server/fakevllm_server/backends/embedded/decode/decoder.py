@@ -161,9 +161,9 @@ class Decoder:
 
     @torch.inference_mode()
     def log_probs(self, ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after the first. It is computed with the weights
-        and the forward pass that the sampler uses, for all tokens at once. The batch and its cache
-        do not change."""
+        """Return the log-probability of each token after the first. The log-probabilities of all
+        tokens are computed at once, with the weights and the forward pass of the sampler. The batch
+        and its cache do not change."""
         inputs = torch.tensor([ids[:-1]], device=self.cache.shape.device)
         if self._fused is not None:
             known = PrefillCache(self.cache.shape, 1, len(ids) - 1).filled
@@ -270,7 +270,7 @@ class Prefill:
         }
 
     def with_last(self) -> CachedPrefix:
-        """Return the keys and values of the only prompt and of `last_id`, which share memory with
+        """Return the keys and values of the only prompt and of `last_id`. They share memory with
         the prefill."""
         return self._cache.row(0)
 

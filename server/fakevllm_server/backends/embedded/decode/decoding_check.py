@@ -65,7 +65,7 @@ def _candidates(
 
 
 def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> None:
-    """Raise BackendError if decoding in this way fails or is wrong."""
+    """Raise BackendError if this way of decoding fails, or if its logits are wrong."""
     name = str(choice) if choice.is_fused else "the embedded engine"
     try:
         worst = _worst_difference(model, max_model_len, choice)

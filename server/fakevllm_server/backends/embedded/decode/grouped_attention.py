@@ -18,8 +18,8 @@ NAME = "fakevllm_grouped_sdpa"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Let a model on a CPU attend without copies of keys and values. A model whose attention is not
-    torch's is left as it is."""
+    """Let a model on a CPU compute attention without copies of keys and values. If the model's
+    attention is not torch's, the model stays unchanged."""
     config: Any = model.config
     if model.device.type == "cpu" and config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

@@ -50,7 +50,7 @@ class CachedPrefix(NamedTuple):
 
 
 def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
-    """Return a copy of consecutive parts as one."""
+    """Return a copy of consecutive parts as one part."""
     return CachedPrefix(
         torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
     )
@@ -254,8 +254,8 @@ class KvCache(Cache):
         return buffer[: self.num_rows, :, : self.width]
 
     def mask(self) -> Tensor:
-        """Return the additive attention mask, [rows, 1, 1, width], where width is the rounded
-        length of the longest row. The mask hides the positions beyond each row's own length. Shared
+        """Return the additive attention mask, [rows, 1, 1, width]. The width is the rounded length
+        of the longest row. The mask hides the positions beyond each row's own length. Shared
         prefixes are not part of it."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.own_positions[:, None]

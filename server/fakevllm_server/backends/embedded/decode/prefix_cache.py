@@ -35,7 +35,7 @@ class PrefixCache:
         return self._tree.num_tokens
 
     def num_cached(self, ids: Sequence[int]) -> int:
-        """Return how many of the first tokens of `ids` can be taken from the cache."""
+        """Return the number of first tokens of `ids` whose keys and values are in the cache."""
         key = array("i", ids)
         return self._rounded(len(key), self._tree.num_matching(key, self._salt(key)))
 

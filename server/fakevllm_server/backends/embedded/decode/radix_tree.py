@@ -36,8 +36,8 @@ class _Node(Generic[Payload]):
 
 
 class RadixTree(Generic[Payload]):
-    """The tree. `split(payload, length)` returns the payloads of the first `length` tokens and of
-    the rest."""
+    """A radix tree of token ids with payloads. `split(payload, length)` splits a payload: it
+    returns the payload of the first `length` tokens and the payload of the other tokens."""
 
     def __init__(
         self, max_tokens: int, split: Callable[[Payload, int], tuple[Payload, Payload]]
@@ -97,7 +97,7 @@ class RadixTree(Generic[Payload]):
 
     def _path(self, ids: array[int], salt: bytes) -> list[tuple[_Node[Payload], int]]:
         """Return the nodes of the longest match, each with the number of its matching tokens. Only
-        the last node may match in part."""
+        the last node may match partly."""
         path: list[tuple[_Node[Payload], int]] = []
         begin, node = 0, None
         while begin < len(ids):
@@ -124,8 +124,8 @@ class RadixTree(Generic[Payload]):
             node.last_used = self._now
 
     def _split_node(self, node: _Node[Payload], length: int) -> _Node[Payload]:
-        """Insert a new node above `node`, which takes its first `length` tokens. Return the new
-        node."""
+        """Insert a new node above `node`. It takes the first `length` tokens of `node`. Return the
+        new node."""
         first, rest = self._split(node.payload, length)
         upper = _Node(node.key, node.ids[:length], first, node.parent, node.last_used)
         self._siblings(node)[node.key] = upper

@@ -154,11 +154,12 @@ class SamplingState:
             )
 
     def _last_id(self, prompts: dict[bytes, list[int]]) -> int | None:
-        """Return the last id of the request whose prefix is the only one to prefill. Its first
-        token is sampled from the prefill's logits, which saves a forward pass.
+        """Return the last id of the request to prefill, if only one prefix is to be prefilled. The
+        request's first token is then sampled from the prefill's logits, which saves a forward pass.
 
-        In lockstep, an equal prompt may come from the cache, and its first token then from a decode
-        iteration. Their logits differ in the last bits, so that all come from decode iterations.
+        In lockstep, return None. An equal prompt may come from the cache later, and its first token
+        is then sampled in a decode iteration. The logits of the two ways differ in the last bits.
+        Therefore all first tokens are sampled in decode iterations.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None

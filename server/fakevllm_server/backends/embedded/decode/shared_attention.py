@@ -50,8 +50,8 @@ def attend(
 
 
 def _weighted(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of the values, weighted by the softmax of the scores, and the logarithm of
-    the sum of the exponentiated scores."""
+    """Return two things: the mean of the values, weighted by the softmax of the scores, and the
+    logarithm of the sum of the exponentiated scores."""
     largest = scores.amax(-1, keepdim=True)
     weights = (scores - largest).exp_()
     total = weights.sum(-1, keepdim=True)

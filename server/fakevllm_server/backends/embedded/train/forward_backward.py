@@ -107,9 +107,9 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Add the gradient of the step's loss, and return the step's metrics, for a loss that
-        couples tokens of different pieces. The first pass computes the log-probabilities of all
-        pieces. The second pass adds each piece's part of the gradient."""
+        """Add the gradient of the step's loss, and return the step's metrics. Use this method if
+        the loss couples tokens of different pieces. The first pass computes the log-probabilities
+        of all pieces. The second pass adds each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():

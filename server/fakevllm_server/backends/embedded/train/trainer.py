@@ -99,12 +99,12 @@ class PolicyTrainer:
         return f"trains {trained}, in {dtype} on {self.model.device}"
 
     def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
-        """Choose the weights that are trained: new adapters with the settings `lora`, or all
-        weights if `lora` is None. The choice is final for the run.
+        """Choose the weights that are trained. These are new adapters with the settings `lora`, or
+        all weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
-        adapters. Raises BackendRefused, before any weight has changed, if an earlier choice was
-        different.
+        adapters. Raises BackendRefused if an earlier choice was different. No weight has changed
+        then.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -149,9 +149,11 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probabilities of each call's trained tokens under the current policy or
-        the reference policy, at the call's temperature. A log-probability is normalized over the
-        tokens that could be sampled at its position."""
+        """Return the log-probabilities of each call's trained tokens at the call's temperature. The
+        policy is the current policy or the reference policy.
+
+        A log-probability is normalized over the tokens that could be sampled at its position.
+        """
         step, passes = self._plan(calls, LossSpec())
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)

@@ -94,8 +94,9 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout (a computation of attention over a forest) by chains. Layers whose attention window
-    is shorter than the longest call use SegmentLayout instead."""
+    """A Layout that computes attention by chains. A Layout is a computation of attention over a
+    forest. Layers whose attention window is shorter than the longest call use SegmentLayout
+    instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -152,8 +153,8 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 class _ChainAttention(torch.autograd.Function):
     """An autograd function that computes the attention of each node to itself and all its
     ancestors. The forward pass combines the partial softmax results of several kernel launches. In
-    the backward pass, each launch gets the combined output and softmax denominator, and therefore
-    returns its exact part of the gradients."""
+    the backward pass, each launch gets the combined output and the combined softmax denominator.
+    Therefore it returns its exact part of the gradients."""
 
     @staticmethod
     def forward(

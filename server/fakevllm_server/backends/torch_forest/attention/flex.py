@@ -59,14 +59,14 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return FlexAttention's block mask of a forest. `tout` has, for each node, the end of the
-    node's subtree (the first node after the subtree). `pos` has the position of each node. Both are
-    [nodes], and the number of nodes is a multiple of the block size `size`. `window` is the
-    attention window in tokens, or None.
+    """Return FlexAttention's block mask of a forest. `tout` has the end of each node's subtree,
+    which is the first node after the subtree. `pos` has the position of each node. Both are
+    [nodes]. The number of nodes is a multiple of the block size `size`. `window` is the attention
+    window in tokens, or None.
 
-    With a window, the mask may list pairs of blocks in which no node attends to another. This costs
-    time but does not change the result, because FlexAttention also applies a mask of single nodes
-    inside the listed blocks.
+    With a window, the mask may list pairs of blocks in which no node attends to a node of the other
+    block. This costs time but does not change the result, because FlexAttention also applies a mask
+    of single nodes inside the listed blocks.
     """
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)

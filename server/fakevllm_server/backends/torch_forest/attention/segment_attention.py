@@ -56,8 +56,8 @@ class SegmentLayout:
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    """Yield the segments of a forest (ranges of nodes without a branch) in batches. All segments of
-    a batch have the same parent and the same length."""
+    """Yield the segments of a forest in batches. A segment is a range of nodes without a branch.
+    All segments of a batch have the same parent and the same length."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         batches[segment.parent, segment.end - segment.start].append(segment.start)

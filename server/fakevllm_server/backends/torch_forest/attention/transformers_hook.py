@@ -3,8 +3,8 @@ computes attention over a forest (calls as trees of tokens).
 
 In a forward pass with the argument `forest=LAYOUT`, the layout decides to which nodes each node
 attends. Without this argument, the model computes as with `sdpa`. The layout is an argument and not
-a global setting, because gradient checkpointing runs a layer again in the backward pass. The layer
-then gets the same layout.
+a global setting. The reason is gradient checkpointing, which runs a layer again in the backward
+pass. The layer then gets the same layout.
 """
 
 from __future__ import annotations
