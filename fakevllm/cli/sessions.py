@@ -112,7 +112,7 @@ def render_tree(
 
     A conversation without branches is drawn as a flat list. If several groups continue the same
     answer, all of them are drawn at the same level. The conversation goes on at this level after
-    the latest of these groups. Groups that follow an earlier one of them are drawn below that
+    the latest of these groups. Groups that follow any other of these groups are drawn below that
     group, as a branch. Feedback on an answer is drawn below the group of the answer.
 
     `children` has one pair for each sub-agent that this session started. The pair is (id of the

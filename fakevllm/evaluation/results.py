@@ -64,8 +64,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row has the same weight, whatever its number of
-    samples."""
+    """Return the summary of one version. Each row has the same weight. The number of its samples
+    does not matter."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())

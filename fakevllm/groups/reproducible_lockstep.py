@@ -60,8 +60,8 @@ def is_idle(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    """A lock that makes groups run one after another, and the random seeds of their requests. A
-    group is a request with its sampled answers."""
+    """A lock that makes groups run one after another. The object also has the random seeds of their
+    requests. A group is a request with its sampled answers."""
 
     def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed

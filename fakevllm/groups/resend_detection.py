@@ -162,14 +162,12 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that one of the connections that waited for the answer has got the whole
-        answer."""
+        """Record that one of the waiting connections has got the whole answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
     def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that one of the connections that waited for the answer was lost before the answer
-        was delivered."""
+        """Record that a connection was lost before the answer was delivered on it."""
         self._add_lost(attempts, 1)
         self.stopped_waiting(attempts, now)
 

@@ -209,9 +209,9 @@ class FeedbackService:
         reward. Then pass the amount to `feedback_finished`. The group may be sent after that.
 
         If the proxy stops while `process` runs, this method is cancelled before it calls
-        `feedback_finished`. This proxy process then does not send the group, because the reward in
-        memory may lack an amount that the ledger already contains. The next proxy process sends the
-        group with the amount.
+        `feedback_finished`, and this proxy process does not send the group. Sending would be wrong:
+        the ledger may already contain the amount, but the reward in memory does not. The next proxy
+        process sends the group with the amount.
         """
         try:
             amount = await process()

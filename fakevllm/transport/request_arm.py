@@ -83,7 +83,7 @@ async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) 
 
 
 def check_policy(arm: RequestArm | None, status: int) -> None:
-    """Raise PolicyGone if this status means that the engine does not hold the policy that the call
-    names."""
+    """Raise PolicyGone if the status of an engine's reply means that the engine does not hold the
+    call's policy."""
     if status == 404 and arm is not None and arm.policy is not None:
         raise PolicyGone

@@ -8,8 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role is an admin's key. Key files from before roles existed therefore still
-allow what they allowed then, such as starting engines. This module does no I/O.
+A key whose line has no role is an admin's key. Before roles existed, every key could start engines,
+which only admins may do today. Old key files therefore keep their effect. This module does no I/O.
 """
 
 from __future__ import annotations

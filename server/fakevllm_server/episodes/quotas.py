@@ -16,7 +16,7 @@ Four more rules apply:
   episodes.
 * A mix that was absent continues at the pace of the present mixes. It does not make up for the
   tasks that it missed.
-* A mix is *unproductive* if many of its tasks in a row were not pooled, which means not accepted
+* A mix is *unproductive* if many of its tasks in a row were not pooled. A pooled task is accepted
   for training. Other mixes do not wait for an unproductive mix: its pace is raised to the slowest
   pace of the other mixes. It may begin tasks within its share. It is productive again when one of
   its tasks is pooled.

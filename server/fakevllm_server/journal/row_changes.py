@@ -442,7 +442,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
     """Store the group of a task, and assign the samples in `members` to the group.
 
-    If the group is not pooled, which means not kept for training, its captured calls are deleted.
+    If the group is not pooled, its captured calls are deleted. A pooled group is kept for training.
     """
     put_group(db, group)
     for sample in members:

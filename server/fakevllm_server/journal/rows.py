@@ -146,8 +146,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. If the group is not pooled, which means not kept for
-    training, it also has the reason."""
+    """A group that has ended, with its state. If the group is not pooled, the row also has the
+    reason. A pooled group is kept for training."""
 
     group_id: str
     state: GroupState

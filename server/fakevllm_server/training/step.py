@@ -142,8 +142,8 @@ class StepRunner:
         self._count_earlier_steps(self._job.max_mismatch_k3)
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return a batch from the journal without its stale calls. Stale calls were sampled by
-        weights that are too old.
+        """Return a batch from the journal without its stale calls. The weights that sampled a stale
+        call are too old by now.
 
         The journal stores the groups with all of their calls. When the batch was first taken from
         the pool, the stale calls were removed. Therefore they must be removed again.

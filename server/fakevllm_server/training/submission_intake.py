@@ -2,8 +2,8 @@
 
 Each request is handled in three steps. It is decided in memory, written to the journal (the
 server's SQLite file), and then acknowledged. Requests are accepted in every state of the engine,
-even while a training step runs. The time at which a call arrives does not matter for training. A
-call is too old only if its weights were too old.
+even while a training step runs. The time at which a call arrives does not matter for training. Only
+the age of the weights that sampled the call matters.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ iteration of the thread takes new requests and tasks from the inbox, and samples
 running request. Then it may run the next part of the current task. The constant DECODE_SHARE sets
 how sampling and the task share the thread's time while requests are running.
 
-There may be further policies, which have other weights than those that are trained. Their requests
-are decoded in turn: each iteration of the thread samples one token for every running request of
-each policy.
+There may be further policies. Their weights are others than the trained weights. Their requests are
+decoded in turn: each iteration of the thread samples one token for every running request of each
+policy.
 
 At the end of a decode iteration, the thread passes the new tokens to the event loops of the
 requests, with one call per event loop. The tokens of a request that is not streamed are passed on
@@ -62,7 +62,7 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy, which has other weights than those that are trained."""
+    """A request for a further policy, whose weights are others than the trained weights."""
 
     request: DecodeRequest
     policy: str

@@ -3,9 +3,9 @@ with its logprob.
 
 A stream has one such event per token. Normally, an event would be parsed, two of its fields would
 be hidden, and it would be serialised again. This costs several times as much as a comparison with
-the previous event, from which a usual event differs only in the token. The patterns match only
-events for which the result is the same, byte for byte. All other events must be parsed. The module
-does no I/O.
+the previous event. A usual event differs from the previous event only in the token. The patterns
+match only events for which the result is the same, byte for byte. All other events must be parsed.
+The module does no I/O.
 """
 
 from __future__ import annotations

@@ -164,9 +164,8 @@ def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTo
 
 
 def _tokens_of(call: Call) -> CallTokens:
-    """Return the tokens of a call, with the spans of positions that are trained. If a token was the
-    only allowed token at its position, it is not trained, because its log-probability is always 0.
-    """
+    """Return the tokens of a call, with the spans of positions that are trained. A token that was
+    the only allowed token at its position is not trained. Its log-probability is always 0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
