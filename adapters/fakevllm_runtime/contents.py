@@ -50,7 +50,7 @@ Slice = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A stored content."""
+    """A stored content, such as a prompt. It is a list of slices of stored pieces."""
 
     data: bytes
     slices: tuple[Slice, ...]
@@ -62,7 +62,7 @@ class Content:
 
     @property
     def slices_json(self) -> str:
-        """The slices as they are stored in a row."""
+        """The slices as JSON, in the form in which they are stored in a row."""
         return orjson.dumps(self.slices).decode()
 
     def followed_by(self, other: Content) -> Content:

@@ -98,7 +98,7 @@ TRAIN = Train()
 
 def is_shadow(ruling: Ruling) -> bool:
     """Return True if the request is fanned out in shadow mode. In shadow mode, the app always gets
-    the answer to its own, unchanged request, whatever the rewards of the other siblings are."""
+    the answer to its own, unchanged request. The rewards of the other siblings do not matter."""
     return isinstance(ruling, Train) and ruling.shadow
 
 

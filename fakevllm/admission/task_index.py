@@ -238,8 +238,8 @@ class TextIndex:
 
 
 def normalised(text: str) -> str:
-    """Return the text in lower case. Each run of white space becomes one space, and white space at
-    both ends is removed.
+    """Return the text in lower case. Each run of white space becomes one space. White space at both
+    ends is removed.
 
     >>> normalised("  What is\\n1 plus 2? ")
     'what is 1 plus 2?'

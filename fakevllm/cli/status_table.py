@@ -115,8 +115,9 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
 
 
 def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table of arms as (name, value). `arms` is a part of the JSON of
-    `/fakevllm/stats`. `is_gated` says whether the proxy has a release gate."""
+    """Yield the rows of the table of arms as (name, value). An arm decides which weights answer a
+    session. `arms` is a part of the JSON of `/fakevllm/stats`. `is_gated` is True if the proxy has
+    a release gate."""
     for arm, num in arms["sessions"].items():
         yield f"{arm} arm", f"{counted(num, 'session')}, mean reward {arms['means'][arm]:.3f}"
     num_open = counted(arms["open_sessions"], "session")

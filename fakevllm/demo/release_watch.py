@@ -19,8 +19,8 @@ demo goes on."""
 
 @dataclass(frozen=True, slots=True)
 class PlantedTimes:
-    """Unix times in seconds at which the planted steps began and ended. A time is None until the
-    event has happened."""
+    """Unix times in seconds at which the planted steps began and ended. Planted steps train with
+    the opposite rewards. A time is None until the event has happened."""
 
     began_at: float | None = None
     ended_at: float | None = None
@@ -46,7 +46,8 @@ class PausingPlayer:
 
 
 class ReleaseWatch:
-    """The latest history of releases, and the time of the planted steps."""
+    """The latest history of releases, and the time of the planted steps. Planted steps train with
+    the opposite rewards."""
 
     def __init__(
         self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
@@ -108,7 +109,8 @@ class ReleaseWatch:
 
 
 def describe(record: ReleaseRecord) -> str:
-    """Return a line about a decision that is a verdict. Return "" for any other decision."""
+    """Return a line about the decision to release or to reject a version, or to leave a version
+    undecided. Return "" for any other decision."""
     figures = difference(record.evidence)
     figures = "" if figures == "-" else f": {figures}"
     match record.decision:

@@ -234,8 +234,9 @@ class GroupDraft:
         )
 
     def _other_arm_reason(self, reason: str | None) -> str:
-        """Return the reason why a group of another arm than the training arm is not trained.
-        `reason` is a further reason, such as too few rewards."""
+        """Return the reason why a group is not trained if its arm is not the training arm. An arm
+        decides which weights answer a session. `reason` is a further reason, such as too few
+        rewards."""
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason
         if arm is not None and arm.trouble is not None:

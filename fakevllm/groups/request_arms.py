@@ -35,7 +35,8 @@ ADDED_AT_ONCE = 500
 
 
 class RequestArms:
-    """The arms of all requests of a proxy, and the gains in reward of these arms."""
+    """The arms of all requests of a proxy, and the gains in reward of these arms. An arm decides
+    which weights answer a session."""
 
     def __init__(
         self,

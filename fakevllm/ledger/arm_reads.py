@@ -34,7 +34,7 @@ _PARENTS = """
 
 
 class ArmReads:
-    """A reader of the scored groups of each arm."""
+    """A reader of the scored groups of each arm. An arm decides which weights answer a session."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine

@@ -232,7 +232,7 @@ def _largest(first: Any, second: Any) -> Any:
 
 @dataclass(slots=True)
 class Deltas:
-    """The differences that a transaction makes to the counters."""
+    """The changes of the counters that one transaction causes."""
 
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """By (subject, name)."""

@@ -321,7 +321,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRewards:
-    """A row that was sampled once for an evaluation."""
+    """The rewards of a row that was sampled once for an evaluation."""
 
     version: int
     """Version of the weights that sampled the row."""

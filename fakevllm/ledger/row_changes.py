@@ -226,8 +226,8 @@ def task_secret(db: Connection) -> bytes:
 
 
 def arm_salt(db: Connection) -> bytes:
-    """Return the salt with which sessions are assigned to arms. If the ledger has no salt yet,
-    create one."""
+    """Return the salt with which sessions are assigned to arms. An arm decides which weights answer
+    a session. If the ledger has no salt yet, create one."""
     return _random_bytes(db, _ARM_SALT)
 
 

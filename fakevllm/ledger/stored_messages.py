@@ -63,7 +63,8 @@ def _without(message_json: str, part: str) -> tuple[str, int | None]:
 
 
 def move_messages(db: Connection) -> None:
-    """Leave the texts and tool calls out of the messages of all rows."""
+    """Convert the rows of an older version: remove the texts and the tool calls from their
+    messages."""
     last = 0
     while rows := db.exec_driver_sql(_OLD_MESSAGES, (last,)).all():
         for rowid, *parts in rows:

@@ -100,8 +100,7 @@ class ServerReply:
 
 def _quoted(text: str) -> str:
     """Return the first REPLY_CHARS characters of a reply's text, as one line. For an HTML page,
-    return only its title, because the rest of an error page may differ each time, for example by an
-    id.
+    return only its title. The rest of an error page may contain an id, and would differ each time.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -134,8 +133,8 @@ def normalized_server_url(text: str) -> str:
 
 
 def send(request: ServerRequest) -> ServerCall[ServerReply]:
-    """Send a request, and return the reply, whatever its HTTP status is. Raises ServerUnreachable
-    if no server answers."""
+    """Send a request, and return the reply. The reply may have any HTTP status. Raises
+    ServerUnreachable if no server answers."""
     reply = yield request
     assert reply is not None, "a driver sends a reply for each ServerRequest"
     return reply

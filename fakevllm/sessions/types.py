@@ -1,5 +1,6 @@
-"""The types of the session tree. They describe a request for which a place is sought, the place,
-and a placed request that is read from the ledger."""
+"""The types of the session tree. A place is the position of a request in this tree. The types
+describe a request that has no place yet, a place, and a request with its place that is read from
+the ledger."""
 
 from __future__ import annotations
 

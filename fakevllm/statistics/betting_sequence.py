@@ -50,8 +50,8 @@ the grid exactly."""
 
 class BettingTest:
     """Test whether the mean of observations between two known numbers is above or below one value.
-    Its results are those of a `BettingSequence` without the grid. Each observation takes the same
-    time, whatever the number of earlier observations.
+    Its results are those of a `BettingSequence` without the grid. The time for an observation does
+    not depend on the number of earlier observations.
 
     >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
     >>> for _ in range(200):

@@ -91,13 +91,13 @@ class Request:
 
     @property
     def is_captured(self) -> bool:
-        """True if the server captures the calls of this request's siblings. Only calls of the
-        training arm are captured."""
+        """True if the server captures the calls of this request's siblings. It captures only the
+        calls of the training arm. An arm decides which weights answer a session."""
         return self.arm is None or self.arm.is_training
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers of calls to the server that name no sibling."""
+        """The headers of calls to the server that do not belong to a sibling."""
         if self.arm is None:
             return self.headers
         return self.headers | {ARM_HEADER: self.arm.answering.value}

@@ -27,7 +27,7 @@ class PolicyGone(Exception):
 
 @dataclass(slots=True)
 class RequestArm:
-    """The arm to which a request is assigned."""
+    """The arm to which a request is assigned. An arm decides which weights answer a session."""
 
     arm: Arm
     propensity: float

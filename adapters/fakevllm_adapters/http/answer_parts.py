@@ -31,7 +31,7 @@ _MAX_HEAD_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """The answer to one sibling."""
+    """The answer to one sibling. It is one part of a response with several answers."""
 
     index: int
     """Index of the sibling in its group."""
@@ -63,7 +63,8 @@ class PartEncoder:
 
 
 class PartDecoder:
-    """The reader of one response with several answers, whatever the chunk boundaries are.
+    """The reader of one response with several answers. The chunks of the response may have any
+    boundaries.
 
     >>> encoder = PartEncoder("b")
     >>> decoder = PartDecoder("multipart/mixed; boundary=b")

@@ -76,7 +76,7 @@ def merge_target_modules(value: Any) -> Any:
 def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
     """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
 
-    False sets the weight to 0, whatever `kl_loss_coef` is. True keeps the weight in `value`. If
+    False sets the weight to 0, even if `kl_loss_coef` is set. True keeps the weight in `value`. If
     `value` has no weight, True takes the weight from `lower`. `lower` has the settings that `value`
     overrides. If `lower` has no weight either, True takes AgentJet's default. An absent switch, or
     None, changes nothing. If `value` is not a dict, return it unchanged. Raises ValueError for any

@@ -87,8 +87,8 @@ def new_episode_key(epoch: int) -> str:
 def new_app_key() -> str:
     """Return a new API key with 256 random bits.
 
-    The key file may contain the plain SHA-256 of such a key, because nobody can guess the key from
-    the hash.
+    The key file may contain the plain SHA-256 of such a key. Nobody can guess the key from this
+    hash.
     """
     return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 

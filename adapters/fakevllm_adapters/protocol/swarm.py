@@ -237,7 +237,7 @@ class EngineStatusReply(BaseModel):
 
 
 class SuccessReply(BaseModel):
-    """A reply that only says whether the request succeeded."""
+    """A reply that says if the request succeeded, and nothing else."""
 
     success: bool
     failure_reason: str = ""

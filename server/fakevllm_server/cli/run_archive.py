@@ -141,7 +141,8 @@ class RunArchive:
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return the checkpoints of versions that training has left."""
+        """Return the side checkpoints. They belong to versions that training has left by going back
+        to an earlier version."""
         return self._read(reads.side_checkpoints)
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:

@@ -2,7 +2,7 @@
 flag `--model`.
 
 * With `--models-dir`, a job may name `--model` itself, or a folder below `--models-dir`.
-* With only `--model`, this model is loaded, whatever the job names.
+* With only `--model`, this model is loaded. The model that the job names is ignored.
 * With neither flag and without API keys, a job may name any model.
 * With neither flag and with API keys, a job that names a model is refused. Clients on other
   machines may send jobs in this case.

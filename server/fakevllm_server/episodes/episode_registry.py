@@ -101,8 +101,8 @@ class Episode:
 
     @property
     def warning(self) -> str:
-        """Text of a warning for the client if the episode ends now. It is "" if there is nothing to
-        warn of."""
+        """Warning that the client gets if it ends the episode now. It is "" if there is no reason
+        for a warning."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property

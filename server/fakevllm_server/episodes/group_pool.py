@@ -379,7 +379,8 @@ class Pool:
         return reason
 
     def drop_distrusted(self) -> None:
-        """Drop the waiting groups that were sampled by a distrusted version."""
+        """Drop the waiting groups that were sampled by a distrusted version. The engine may have
+        had other weights under the number of such a version."""
         for group in self._finished:
             if group.is_sampled_by(self._distrusted):
                 self._finished.remove(group.group_id)

@@ -141,9 +141,9 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position in the prompt at which the last message begins, which is the
-        beginning of the answer. `message_start` is the token id that begins every message. Return
-        None if `message_start` is None or does not occur."""
+        """Return the position of the answer's beginning in the prompt. The last message of the
+        prompt begins there. `message_start` is the token id that begins every message. Return None
+        if `message_start` is None or does not occur."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)

@@ -318,8 +318,8 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
 
 
 def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
-    """Return the checkpoints of versions that training has left, by version. If only older servers
-    have opened the journal, there are none."""
+    """Return the side checkpoints by version. A side checkpoint belongs to a version that training
+    has left by going back. If only older servers have opened the journal, there are none."""
     if not _has_releases(db):
         return []
     query = (

@@ -196,7 +196,7 @@ class ReleaseRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReturn:
-    """The return of training to an earlier version."""
+    """The data of a return of training to an earlier version."""
 
     step: int
     """Step of the version."""

@@ -195,7 +195,7 @@ class Checkpoints(_Row, table=True):
 
 
 class SideCheckpoints(_Row, table=True):
-    """The checkpoint of a version that training has left, for example of a rejected version. The
+    """The checkpoint of a version that training has left by going back to an earlier version. The
     steps of this version are not part of the run any more. Their numbers were given to other steps.
     """
 

@@ -33,7 +33,7 @@ class ReleaseState:
 
     @property
     def released(self) -> int:
-        """Version that answers apps."""
+        """Number of the version that answers apps."""
         return self._released[-1]
 
     @property

@@ -28,7 +28,7 @@ rows has its own."""
 
 
 class Graph(Protocol):
-    """A recording of operations on tensors."""
+    """A recording of operations on tensors, which can be replayed."""
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
         """Call `run`, and record its operations. Return the result of `run`. A later `replay`

@@ -217,7 +217,7 @@ class KvCache(Cache):
 
     @property
     def shared_rows(self) -> list[SharedRows]:
-        """The rows that share prefixes, by prefix."""
+        """The rows that share prefixes, one entry per prefix."""
         if self._shared_rows is None:
             by_prefix: dict[SharedPrefix, list[int]] = {}
             for row, shared in enumerate(self._shared):

@@ -157,9 +157,9 @@ class SamplingState:
         """Return the last id of the request to prefill, if only one prefix is to be prefilled. The
         request's first token is then sampled from the prefill's logits, which saves a forward pass.
 
-        In lockstep, return None. An equal prompt may come from the cache later, and its first token
-        is then sampled in a decode iteration. The logits of the two ways differ in the last bits.
-        Therefore all first tokens are sampled in decode iterations.
+        In lockstep, return None, so that all first tokens are sampled in decode iterations. The
+        logits of a prefill and those of a decode iteration differ in their last bits. A cached
+        prompt has no prefill, so only decode iterations give equal logits for equal prompts.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None
