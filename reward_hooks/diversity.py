@@ -1,7 +1,8 @@
 """Reward good answers that differ from the other answers of their group.
 
-An answer that is not good enough gets 0, so being different alone never pays. Near copies form a
-cluster and share one bonus: eight near copies together earn the bonus of one answer.
+An answer that is not good enough gets 0. Therefore a bad answer never gains by being different.
+Near copies form a cluster and share one bonus: eight near copies together earn the bonus of one
+answer.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class ThrottledLog(logging.Filter):
     """A logging filter that passes each message of a logger at most once per interval.
 
     Two messages count as equal if their format strings are equal. The arguments of the messages are
-    not compared. The first line after suppressed ones ends with the number of suppressed lines.
-    Lines with a traceback always pass.
+    not compared. If lines were suppressed, the next written line ends with the number of suppressed
+    lines. Lines with a traceback always pass.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

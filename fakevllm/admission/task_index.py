@@ -62,7 +62,7 @@ class TaskIndex:
         return fingerprint(key) if key and self._keys else None
 
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
-        """Return the ids of those of the given tasks that `owner` must not register. `owner` is the
+        """Return the ids of the given tasks that `owner` must not register. `owner` is the
         fingerprint of an API key.
 
         A task must not be registered in two cases. Another valid API key has registered a task with
@@ -132,7 +132,7 @@ class TaskIndex:
         return self._tasks.get(task_id or "")
 
     def texts_by_id(self, texts: set[str]) -> dict[str, str]:
-        """Return the normalised texts of those tasks whose text is in `texts`. The result is a dict
+        """Return the normalised texts of the tasks whose text is in `texts`. The result is a dict
         by task id. The texts in `texts` must be normalised, too. The method may be called from any
         thread."""
         pairs = [(id, normalised(task.main_query)) for id, task in list(self._tasks.items())]

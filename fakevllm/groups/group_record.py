@@ -164,8 +164,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's column `reason` names `outage`, the reason why the fallback server was used.
-        This is the case even if the fallback server gave an error.
+        The record's column `reason` contains `outage`, which is the reason why the fallback server
+        was used. It contains this reason even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
         record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")

@@ -134,7 +134,8 @@ class RequestArms:
         return self._gains.summary(now)
 
     async def read_earlier(self) -> None:
-        """Count the groups of earlier proxy processes, and then those that have ended meanwhile."""
+        """Count the groups of earlier proxy processes. Then count the groups that have ended in the
+        meantime."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             for start in range(0, len(groups), ADDED_AT_ONCE):

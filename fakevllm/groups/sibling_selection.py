@@ -68,8 +68,8 @@ def select(
     * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
       If no servable sibling has a reward, the servable sibling with the lowest index is served.
     * With the probability `random_fraction`, a random servable sibling is served instead.
-    * The best sibling is the one with the highest reward among all answered siblings, whether
-      servable or not.
+    * The best sibling is the answered sibling with the highest reward. It may be a sibling that is
+      not servable.
 
     >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)

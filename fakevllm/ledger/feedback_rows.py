@@ -166,8 +166,8 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Set the state and the reason of one item of feedback. Also set those of the columns
-        `value`, `baseline`, `amount` and `hook_hash` for which an argument is given.
+        """Set the state and the reason of one item of feedback. Also set the columns `value`,
+        `baseline`, `amount` and `hook_hash`, as far as an argument is given for them.
 
         The state and the reason stay unchanged in two cases:
 

@@ -289,8 +289,8 @@ class SessionTree:
 
         * PARALLEL: at least one of them was not answered yet when this request arrived.
         * EDITS: all of them were answered or failed, and at least one was answered.
-        * CONTINUES: in all other cases. The kind is also CONTINUES if `base`, the group found in
-          the request's history, is another group than the parent.
+        * CONTINUES: in all other cases. The kind is also CONTINUES if `base` is not the parent.
+          `base` is the group that was found in the request's history.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES

@@ -104,8 +104,9 @@ class ConfidenceSequence:
         self.num = 0
 
     def add(self, value: float, variance: float | None = None) -> None:
-        """Add one observation. `variance` is the square of its sub-Gaussian scale, if it has
-        another scale than the sequence. It must not depend on `value`."""
+        """Add one observation. By default, the observation has the sequence's sub-Gaussian scale.
+        For another scale, pass the square of the scale as `variance`. `variance` must not depend on
+        `value`."""
         assert math.isfinite(value), "observations are finite"
         self._sum += value
         self._variance += self._variance_of_one if variance is None else variance

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressDisplay:
-    """Display of a run's progress, as a bar or as lines. Any thread may call its methods."""
+    """Display of a run's progress. It is a progress bar or lines of text. Any thread may call its
+    methods."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console

@@ -118,8 +118,8 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """Whether the request must be translated, because the route of the upstream server has
-        another format than the app."""
+        """True if the request must be translated. This is the case if the route of the upstream
+        server has another format than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
@@ -355,8 +355,9 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Return the parsed answer in a reply.
 
-    Return None if the reply is an error or cannot be parsed. Also return None if the reply is
-    streamed and the app asked for no stream, or the other way round.
+    Return None if the reply is an error or cannot be parsed. Also return None if the app asked for
+    a stream and the reply is not streamed, or if the app asked for no stream and the reply is
+    streamed.
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None

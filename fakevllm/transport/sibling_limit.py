@@ -19,8 +19,8 @@ request raises such a limit by one."""
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The number of siblings that a group may start. If this is less than the group requested, the
-    grant also has the reason."""
+    """The number of siblings that a group may start. If this number is smaller than the requested
+    number, the grant also has the reason."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -71,7 +71,7 @@ class SiblingLimit:
         Siblings for which an app waits cannot pile up in the engine's queue. The app usually sends
         no further request before they end. Siblings for which no app waits could pile up. Therefore
         the group gets fewer siblings than requested. The reduction is the number of siblings for
-        which no app waits, including those of this group, but at most `num_waiting`.
+        which no app waits, including this group's siblings. It is at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -99,8 +99,8 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
-        """Count `num` siblings as being at the engine while the block runs. When a sibling ends,
-        wake the first lead in the queue of refused leads.
+        """While the block runs, count `num` siblings as siblings that the engine samples. When a
+        sibling ends, wake the first lead in the queue of refused leads.
 
         The block receives a function. A call of this function reports that one sibling has ended
         before the block.

@@ -19,8 +19,8 @@ class OutageReason(StrEnum):
     requests.
 
     The swarm server, which trains the model, and its engine send the reasons that begin with
-    `engine_`. The proxy itself sets the reasons that begin with `server_`. It does so if its
-    connection to the server failed.
+    `engine_`. The proxy itself sets the reasons that begin with `server_`, if its connection to the
+    server failed.
     """
 
     SERVER_UNREACHABLE = "server_unreachable"

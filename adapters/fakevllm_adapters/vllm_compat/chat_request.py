@@ -238,7 +238,7 @@ def fit_prompt_text(
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
     """Return a 400 for a prompt text that is too large for the context.
 
-    The message is vLLM's, except that it reports the size of the prompt in bytes.
+    The message is the same as vLLM's, but it gives the size of the prompt in bytes.
     """
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "

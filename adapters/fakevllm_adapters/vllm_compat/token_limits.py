@@ -1,9 +1,9 @@
 """Adapt a request's token limits to the model's context, or to the job's maximum length of an
 answer.
 
-vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
-send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
-as many tokens as the context allows. This module does no I/O.
+vLLM refuses a `max_tokens` that exceeds its context. For an app, `max_tokens` is only an upper
+limit. Apps often send a number that is far larger than the context. Such a limit is removed, and
+vLLM then generates as many tokens as the context allows. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class RunArchive:
         raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {hint}.")
 
     def best(self) -> CheckpointInfo:
-        """Return the best checkpoint, which is the one with the highest mean reward. Only the
-        checkpoints since the latest change of the reward hooks or the job are compared.
+        """Return the best checkpoint, which is the checkpoint with the highest mean reward. Only
+        the checkpoints since the latest change of the reward hooks or the job are compared.
 
         Raises ConfigError if there is no checkpoint.
         """

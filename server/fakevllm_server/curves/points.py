@@ -105,8 +105,8 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations that may still need points. They are those of the last step whose evaluations
-    were written, and those of all later steps."""
+    """The evaluations that may still need points. They belong to the last step whose evaluations
+    were written, and to all later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""

@@ -116,8 +116,8 @@ def _idempotency_id(episode: Episode, idempotency: Idempotency) -> tuple[str, st
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
-    """Return the uuid of a claim. The uuid has 32 hex digits. They are those of the episode's id
-    and of the epoch, which is the number of the claim.
+    """Return the uuid of a claim. The uuid has 32 hex digits. It consists of the episode's id and
+    the epoch, which is the number of the claim.
 
     >>> claim_uuid("ab" * 14, 2)
     'abababababababababababababab0002'

@@ -201,8 +201,8 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix (a named kind of tasks). Return the mix, with its share
-        set to `share` and its pace raised if the mix was absent."""
+        """Record a claim request of a mix (a named kind of tasks). Return the mix. Its share is set
+        to `share`. If the mix was absent, its pace is raised."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share

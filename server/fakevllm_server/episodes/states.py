@@ -98,5 +98,5 @@ class EngineLifecycle:
 
     def next_version(self) -> int:
         """Return the version number for the next weights. The number is always higher than the
-        current number. This holds even if the next weights are those of a restored checkpoint."""
+        current number. This holds even if the next weights come from a restored checkpoint."""
         return self.version + 1

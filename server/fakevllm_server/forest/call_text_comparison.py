@@ -1,8 +1,8 @@
 """Compare the texts of two calls, ignoring changes that chat templates and parsers make.
 
 Each comparison normalizes both texts. Then it tests if the later text begins with the earlier text.
-The comparisons are ordered by tolerance. Each comparison ignores one more kind of change than the
-previous comparison.
+The comparisons are ordered by tolerance. Each comparison ignores the same kinds of changes as the
+previous comparison, and one more kind.
 """
 
 from __future__ import annotations

@@ -271,7 +271,8 @@ def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
 
 
 def release_decided(row: ReleaseRow) -> Change:
-    """Append a decision that changes nothing else to the history of releases."""
+    """Append a decision to the history of releases. The decision has no other effect on the
+    journal."""
     return Change("release", lambda db: put_release(db, row))
 
 
@@ -279,8 +280,8 @@ def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
     """Append a decision with which training goes back to an earlier version. Discard all steps
     after the common step, in the same way as `abandoned`.
 
-    Some of the discarded steps' checkpoints are kept as side checkpoints, beside those of the run.
-    All other side checkpoints are deleted.
+    Some checkpoints of the discarded steps are kept as side checkpoints, beside the checkpoints of
+    the run. All other side checkpoints are deleted.
     """
     kept = json.dumps(sorted(back.kept))
 
@@ -315,7 +316,7 @@ def published(version: int, step: int) -> Change:
 
 
 def entry_logged(entry: LogEntry) -> Change:
-    """Store an entry of the run log that changes nothing else."""
+    """Store an entry of the run log. The entry has no other effect on the journal."""
     return Change("log", lambda db: put_entry(db, entry))
 
 

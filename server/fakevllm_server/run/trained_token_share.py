@@ -80,8 +80,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return the reason why a call must not be trained on, as a short name for use in a metric's
-    name. Return None if the call may be trained on.
+    """Return a short name for the reason why a call must not be trained on. The name is used in a
+    metric's name. Return None if the call may be trained on.
 
     `call.untrainable` has the full text of the reason.
 
@@ -130,14 +130,14 @@ def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, Recorde
 
 
 def _num_unscored(groups: Sequence[FinishedGroup]) -> int:
-    """Return the number of eligible tokens in the episodes without a reward. Eligible tokens are
-    those that could be trained on."""
+    """Return the number of eligible tokens in the episodes without a reward. Tokens are eligible if
+    they could be trained on."""
     episodes = [episode for group in groups for episode in group.episodes]
     return sum(_num_eligible(episode) for episode in episodes if episode.reward is None)
 
 
 def _num_eligible(episode: ScoredEpisode) -> int:
-    """Return the number of eligible tokens in an episode. Eligible tokens are those that could be
+    """Return the number of eligible tokens in an episode. Tokens are eligible if they could be
     trained on."""
     return sum(call.num_trained for call in episode.calls if untrainable_reason(call) is None)
 

@@ -90,8 +90,9 @@ class Publisher:
     async def publish(self, version: int) -> None:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
-        If the engine has other weights afterwards, they are loaded once more, as the next version.
-        Raises BackendError if the second attempt also fails. The rollout engine is then stopped.
+        If the engine then has other weights, the trainer's weights are loaded once more, as the
+        next version. Raises BackendError if the second attempt also fails. The rollout engine is
+        then stopped.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")

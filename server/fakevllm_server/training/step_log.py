@@ -99,8 +99,8 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _mismatch(metrics: Mapping[str, float]) -> list[str]:
-    """Return the parts of the log line about the difference between trainer and rollout engine, and
-    about an update that was not made."""
+    """Return two parts of the log line: the difference between trainer and rollout engine, and a
+    note if no update was made."""
     parts: list[str] = []
     if "token_fidelity" in metrics:
         parts.append(f"fidelity {metrics['token_fidelity']:.6g}")

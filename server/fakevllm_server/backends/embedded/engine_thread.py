@@ -6,7 +6,7 @@ iteration of the thread takes new requests and tasks from the inbox, and samples
 running request. Then it may run the next part of the current task. The constant DECODE_SHARE sets
 how sampling and the task share the thread's time while requests are running.
 
-There may be further policies. Their weights are others than the trained weights. Their requests are
+There may be further policies. Their weights differ from the trained weights. Their requests are
 decoded in turn: each iteration of the thread samples one token for every running request of each
 policy.
 
@@ -62,7 +62,8 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy, whose weights are others than the trained weights."""
+    """A request for a further policy. The weights of such a policy differ from the trained
+    weights."""
 
     request: DecodeRequest
     policy: str

@@ -7,9 +7,9 @@ agree, and so must a gradient through all layers.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
 of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
-a large model, it takes as long as reading all weights about twenty times. This is shorter than the
-first training step. The check of FlexAttention uses longer calls and includes the compilation of
-the kernels. The first training step would need this compilation anyway.
+a large model, it takes as long as reading all weights about twenty times. This is less than the
+first training step takes. The check of FlexAttention uses longer calls and includes the compilation
+of the kernels. The first training step would need this compilation anyway.
 """
 
 from __future__ import annotations

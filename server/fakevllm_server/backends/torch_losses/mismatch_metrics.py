@@ -84,8 +84,8 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Two sums for the mismatch metrics. One sum is over some tokens of a step. The other sum is
-    over those of these tokens whose call was sampled entirely with the current weights."""
+    """Two sums for the mismatch metrics. The first sum is over some tokens of a step. The second
+    sum has only the tokens whose call was sampled entirely with the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums

@@ -11,7 +11,7 @@ from fakevllm_server.types.backend import BackendError
 
 class PartialStep(BackendError):
     """Raised if a training step fails after it has begun to change the weights. The weights may
-    then be neither the old weights nor those of a complete step."""
+    then be a mixture: neither the weights before the step nor the weights after a complete step."""
 
 
 class UpdateTracker:

@@ -48,8 +48,8 @@ _EVENT = re.compile(rb"(%b)%b%b(%b)%b" % (_HEAD, _TOKEN, _MIDDLE, _ID, _TAIL))
 
 @lru_cache(32)
 def _token_pattern(middle: bytes, tail: bytes) -> re.Pattern[bytes]:
-    """Return a pattern for events with these constant parts. It matches the bytes after the head of
-    the event."""
+    """Return a pattern that matches the bytes after the head of an event. The pattern is for events
+    with these constant parts."""
     constants = rb',"top_logprobs":\[\]\}\]\}', re.escape(middle), re.escape(tail)
     return re.compile(rb"%b%b%b\[(%b)\]%b" % (_TOKEN, *constants[:2], _ID, constants[2]))
 

@@ -360,8 +360,8 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and its weights are not being changed. Yield the engine's
-    client, and a stamp that records the weight versions of this call.
+    """Wait until an engine answers calls and no change of its weights is in progress. Yield the
+    engine's client, and a stamp that records the weight versions of this call.
 
     The call counts as running while the `with` block runs. `failed` is the client of an engine on
     which this call failed before, or None. Raises WireError (503) after HOLD_S seconds. Raises it

@@ -81,8 +81,8 @@ def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) ->
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> float:
-    """Return the largest difference between the logits of batched decoding and of plain forward
-    passes, as a fraction of the largest logit. Return infinity if a logit is NaN."""
+    """Return the largest difference between the logits of batched decoding and those of plain
+    forward passes. It is a fraction of the largest logit. Return infinity if a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

@@ -206,8 +206,8 @@ class FusedForward:
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def _angles(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length` is
-        more than the largest position."""
+        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length`
+        must be larger than the largest position."""
         self.reserve_angles(length)
         return self._cos[positions][:, None], self._sin[positions][:, None]
 

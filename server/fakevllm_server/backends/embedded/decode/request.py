@@ -64,8 +64,8 @@ class DecodeRequest:
 
     @property
     def prefix(self) -> list[int]:
-        """All ids except the last. Their attention keys and values must be computed before the
-        request can be decoded."""
+        """All ids of the request except the last id. The keys and values of these ids must be
+        computed before the request can be decoded."""
         return self.ids[:-1]
 
     @property

@@ -108,8 +108,8 @@ def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
     block.
 
     `counts` has the number of attended key blocks of each query block, [1, 1, query blocks].
-    `indices` has all key blocks for each query block, the attended ones first, [1, 1, query blocks,
-    key blocks].
+    `indices` has all key blocks for each query block, [1, 1, query blocks, key blocks]. The
+    attended key blocks come first.
     """
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
