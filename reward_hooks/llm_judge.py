@@ -133,8 +133,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set. Only the API key may be missing. In that case,
-    return "none".
+    Raises RuntimeError if the variable is not set. There is one exception: for the API key, return
+    "none".
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:

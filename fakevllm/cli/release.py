@@ -157,7 +157,7 @@ def _show(output: RenderableType) -> None:
 def _rejected(first: int | None, restored: object) -> str:
     """Return a text that says which versions a rollback has rejected. `first` is the oldest
     rejected version between the restored version and the newest version. `first` is None if
-    training had already gone back behind the restored version.
+    training had already gone back to a version before the restored version.
 
     >>> _rejected(8, 7)
     'Version 8 and all that were trained from it are rejected'

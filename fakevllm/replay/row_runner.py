@@ -41,7 +41,7 @@ def play(
 
     At most `concurrency` rows run at a time. `rows` may be endless, because the next row is taken
     from `rows` only when fewer than `concurrency` rows run. While the event `capacity` is cleared,
-    because the trainer has enough groups to train, no row is sent.
+    no row is sent. The event is cleared while the trainer has enough groups to train.
     """
     attempts = (
         _play_one(epoch, task, player, key_of(task), capacity, RetryDeadline(retry_for_s))

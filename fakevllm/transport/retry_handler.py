@@ -165,9 +165,8 @@ class RetryHandler:
         self, attempt: Callable[[], Awaitable[T]], app_headers: Mapping[bytes, bytes]
     ) -> T:
         """Call `attempt` until it returns the complete response of a small route, such as
-        /v1/models, and return the response. The request waits for the engine as long as a model
-        call does. The request needs no slot and is never sent to the fallback server. In this it
-        differs from a model call.
+        /v1/models, and return the response. The request waits for the engine for the same time as a
+        model call. Unlike a model call, it needs no slot and is never sent to the fallback server.
 
         `attempt` raises WireError for an outage. If the retry policy gives up, the WireError of the
         last attempt is raised.

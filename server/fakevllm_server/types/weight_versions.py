@@ -130,9 +130,9 @@ class WeightGate:
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
-        """Mark the calls that run during the `with` block. In this block, an engine takes the
-        weights of `version`, and the engine itself reports the versions of calls. The gate stays
-        open.
+        """Mark the calls that run during the `with` block. In this block, an engine changes to the
+        weights of `version`. Use this method for an engine that itself reports the versions of
+        calls. The gate stays open.
 
         If the block fails, it is unknown which weights the engine has. Calls are then marked until
         a later block succeeds.

@@ -1,7 +1,7 @@
 """The keys and values of prompts while they are prefilled, as a cache class of transformers.
 
-The tensors are allocated once for all tokens, so a prefill in pieces copies nothing from piece to
-piece.
+The tensors are allocated once for all tokens. Therefore a prefill in pieces does not copy earlier
+pieces.
 """
 
 from __future__ import annotations

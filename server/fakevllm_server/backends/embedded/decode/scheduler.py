@@ -69,7 +69,7 @@ class Scheduler:
         and the prompts to prefill.
 
         `num_rows` is the number of requests that are being decoded already. `num_cached(ids)`
-        returns how many of the first tokens of a prefix are cached. `fits(rows, length)` returns
+        returns the number of first tokens of a prefix that are cached. `fits(rows, length)` returns
         True if the KV cache has memory for `rows` requests of `length` tokens.
         """
         output = SchedulerOutput()
