@@ -1,9 +1,8 @@
 """The index of the latest groups and of their sessions. A group is a request with its answers. A
 group is found by several keys, such as the hash of its message history.
 
-When the index is full, the least recently used group is evicted. A session is evicted together with
-its last group. The least recently used group is evicted first, and a session together with its last
-group.
+The size of the index is bounded. When the index is full, the least recently used group is evicted.
+A session is evicted together with its last group.
 """
 
 from __future__ import annotations

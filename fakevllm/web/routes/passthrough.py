@@ -157,8 +157,8 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
 def _without_policies(body: bytes) -> bytes:
     """Return the engine's list of models without policies. The first model is the served model. It
-    stays in the list, even if its name looks like a policy's name. It stays in the list, whatever
-    its name is. If there are no policies, the list is returned unchanged."""
+    stays in the list, even if its name looks like a policy's name. If there are no policies, the
+    list is returned unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]

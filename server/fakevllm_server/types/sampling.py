@@ -1,5 +1,5 @@
-"""Parameters for sampling, and sampled tokens. The HTTP layer and an engine exchange these objects.
-The HTTP layer and an engine exchange them."""
+"""Parameters for sampling, and sampled tokens. The HTTP layer and an engine exchange these
+objects."""
 
 from __future__ import annotations
 

@@ -60,8 +60,7 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """The form of a response. A client selects the form by headers of its request. A client selects
-    the form by headers."""
+    """The form of a response. A client selects the form by headers of its request."""
 
     request_id: str | None
     separates_prompt: bool

@@ -124,8 +124,8 @@ class RadixTree(Generic[Payload]):
             node.last_used = self._now
 
     def _split_node(self, node: _Node[Payload], length: int) -> _Node[Payload]:
-        """Insert a new node above `node`. The new node takes the first `length` tokens of `node`.
-        It takes the first `length` tokens of `node`. Return the new node."""
+        """Insert a new node above `node`. The new node takes the first `length` tokens of
+        `node`. Return the new node."""
         first, rest = self._split(node.payload, length)
         upper = _Node(node.key, node.ids[:length], first, node.parent, node.last_used)
         self._siblings(node)[node.key] = upper
