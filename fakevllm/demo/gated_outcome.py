@@ -87,8 +87,8 @@ def gated_outcome(
     planted: PlantedSteps | None,
     times: PlantedTimes,
 ) -> GatedOutcome:
-    """Return the results. `groups` are the scored groups of all arms, in the order of their
-    arrival."""
+    """Return the results that only a demo with the mode `gated` has. `groups` are the scored groups
+    of all arms, in the order of their arrival."""
     gains = ArmGains(RewardRange(0.0, 1.0))
     gains.add_all(groups)
     summary = gains.summary(math.inf)  # no session of the demo goes on after its end

@@ -359,9 +359,9 @@ class EngineClient:
     def _send(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a POST request in the same way as `_request`. If the request is meant for the served
-        weights, and these weights are an adapter of the engine, the adapter answers. Raises
-        NotWritable if the body cannot be written."""
+        """Send a POST request in the same way as `_request`. A request for the served weights is
+        sent to the engine's adapter, if the served weights are an adapter. Raises NotWritable if
+        the body cannot be written."""
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:

@@ -191,8 +191,8 @@ class SamplingState:
         return begun
 
     def _begin(self, requests: list[DecodeRequest], prefill: Prefill) -> None:
-        """Sample the first token of requests whose prompt was prefilled with its last id. Add the
-        requests that have not ended to the batch."""
+        """Sample the first token of these requests. The prefill has computed the logits after their
+        last id. Add the requests that have not ended to the batch."""
         if not requests:
             return
         assert prefill.logits is not None, "the last part has run"
