@@ -5,8 +5,8 @@ nonasymptotic confidence sequences", Annals of Statistics 49 (2021), equation 14
 mixture) and proposition 3 (choice of rho). `NMix` below means that equation.
 
 Let X_1, X_2, ... be observations. Let E_i be the expectation of X_i given all earlier observations.
-Let the errors X_i - E_i be sub-Gaussian with the scale sigma_i. Let V be the sum of all sigma_i **
-2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
+Let the errors X_i - E_i be sub-Gaussian with the scale sigma_i. Let V be the sum of all
+sigma_i ** 2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
 
     | sum of X_i - sum of E_i |  <=  NMix(V) = sqrt((V + rho) * log((V + rho) / (rho * alpha ** 2)))
 
@@ -88,7 +88,7 @@ class ConfidenceSequence:
     ...     rewards.add(1.0)
     >>> interval = rewards.interval()
     >>> round(interval.low, 2), interval.mean, round(interval.high, 2)
-    (0.88, 1.0, 1.12)
+    (0.89, 1.0, 1.11)
     """
 
     def __init__(self, sigma: float, alpha: float = ALPHA, tuned_for: float = TUNED_FOR) -> None:
@@ -128,7 +128,7 @@ class DifferenceSequence:
 
     A pair is one observation. Its two parts are means of rewards. More rewards make the interval
     narrower if the rewards of one part are independent given the pair. Samples for one row are
-    independent in this sense. Turns of a session are not. Pass their mean as one reward (see
+    independent in this sense. Turns of a session are not independent, so pass their mean (see
     `session_means`).
 
     >>> gain = DifferenceSequence(RewardRange(0.0, 1.0))
