@@ -88,7 +88,8 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return rows from the beginning of `rows` until both series have enough groups."""
+    """Return rows from the beginning of `rows`. Stop when these rows have enough groups with a
+    policy mean, and enough groups with a returned best."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -106,7 +106,8 @@ def _prompt_list(prompt: object) -> list[Prompt]:
 
 
 def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequest:
-    """Return a chat request with the fields that both formats have.
+    """Return a chat request with the fields that chat requests and completions requests have in
+    common.
 
     Raises WireError (400) if one of these fields is invalid.
     """

@@ -463,8 +463,8 @@ def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
 
 
 def delete_unscored(db: Connection, group_id: str) -> None:
-    """Delete the captured calls of a group that belong to none of the group's samples. The request
-    that ended the group did not mention their sibling."""
+    """Delete the captured calls of a group that belong to none of the group's samples. They belong
+    to siblings that were missing in the request that ended the group."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

@@ -166,8 +166,8 @@ class RecordedCall:
 def with_prompts_apart(
     calls: Sequence[Sequence[RecordedCall]],
 ) -> tuple[list[list[CapturedCall]], list[bytes]]:
-    """Return calls in the form that is sent to the proxy. Also return their different prompts. The
-    calls refer to these prompts by index."""
+    """Return two lists: the calls in the form that is sent to the proxy, and their prompts. Equal
+    prompts are in the list only once. A call refers to its prompt by index."""
     indices: dict[int, int] = {}
     prompts: list[Sequence[int]] = []
 

@@ -3,7 +3,7 @@ through the model together. All pieces of a training step together do not fit in
 
 The loss depends on the weights only through the log-probabilities l_e of the edges e, which are
 predicted tokens. If the loss uses entropies, it also depends on the weights through the entropies
-of the edges. Without entropies, its gradient is
+of the edges. Without entropies, the gradient of the loss is
 
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 
