@@ -1,4 +1,4 @@
-"""The exceptions of the package fakevllm (the proxy, its command line and the SDK).
+"""The exceptions of the package fakevllm. The package has the proxy, its command line and the SDK.
 
 FakevllmError
 └── UserError        a mistake of the user; the message names the fix; a command exits with code 2

@@ -45,9 +45,9 @@ class _LabelledGauge(Collector):
 
 
 class Metrics:
-    """The proxy's metrics. Methods of this class count requests, siblings (the answers that were
-    sampled for one request) and user feedback. `gauge` and `labelled_gauge` add metrics whose
-    values come from a callback."""
+    """The proxy's metrics. Methods of this class count requests, siblings and user feedback.
+    Siblings are the answers that were sampled for one request. `gauge` and `labelled_gauge` add
+    metrics whose values come from a callback."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -132,8 +132,9 @@ class Metrics:
         self._feedback.labels(kind).inc()
 
     def group_ended(self, group: GroupRecord) -> None:
-        """Count an ended request, its siblings (the answers that were sampled for it) and their
-        rewards. `group` must be the complete ledger record of the request and its siblings."""
+        """Count an ended request, its siblings and their rewards. Siblings are the answers that
+        were sampled for the request. `group` must be the complete ledger record of the request and
+        its siblings."""
         reason = (group.reason or "").partition(":")[0]
         self._requests_by_end(group.route, group.state, reason).inc()
         self._siblings_by_route(group.route).inc(len(group.siblings))

@@ -1,1 +1,1 @@
-"""Reward hooks that are ready to copy. Each file is complete without the other files."""
+"""Reward hooks that are ready to copy. Each file works without the other files."""

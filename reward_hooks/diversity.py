@@ -1,7 +1,8 @@
-"""Reward answers that differ from the other answers of their group, if they are good enough.
+"""Reward good answers that differ from the other answers of their group.
 
-An answer that is not good enough gets 0, so being different alone never pays. Near copies form a
-cluster and share one bonus: eight near copies together earn the bonus of one answer.
+An answer that is not good enough gets 0. Therefore a bad answer never gains by being different.
+Near copies form a cluster and share one bonus: eight near copies together earn the bonus of one
+answer.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
     """Group the texts into clusters of near copies, and return the clusters. Each cluster is a list
     of indices into `texts`.
 
-    A text joins the first cluster whose first text is similar to it. If there is none, it begins a
-    new cluster.
+    A text joins the first cluster whose first text is similar to it. If no first text is similar,
+    the text begins a new cluster.
 
     >>> clusters_of(["It is 7.", "it is  7", "The answer is seven."])
     [[0, 1], [2]]

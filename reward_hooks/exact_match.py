@@ -38,8 +38,8 @@ def score(sibling: Sibling, answer: Json) -> float | None:
     """Return 1 for a correct answer and 0 for a wrong one. Return None if the task has no reference
     answer.
 
-    The final answer that was found in the text is stored in the field `extracted` of `answer`, so
-    that the ledger shows it.
+    The final answer that was found in the text is stored in the field `extracted` of `answer`.
+    Therefore the ledger shows it.
     """
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
@@ -87,8 +87,8 @@ def json_field(text: str, name: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Return a normal form of a text, which is the same for equal answers that are written
-    differently.
+    """Return a normal form of a text. Equal answers that are written differently have the same
+    normal form.
 
     Numbers are compared by value, and other text without regard to case. Spaces, full stops,
     asterisks, backticks and dollar signs at both ends are ignored.

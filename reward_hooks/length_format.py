@@ -1,7 +1,7 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-An answer in another format gets 0. This is far less than any answer in the required format gets, so
-that giving up the format never pays.
+An answer in another format gets 0. This is far less than for any answer in the required format.
+Therefore giving up the format never pays.
 
 Lengths are compared only within the group. The median length is that of the answers in the required
 format. An answer longer than this median loses up to LENGTH_CAP. If you add a score for quality,

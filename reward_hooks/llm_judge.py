@@ -1,4 +1,5 @@
-"""Let another model, the judge, score the answers. It is called at any OpenAI-compatible server.
+"""Let another model, the judge, score the answers. The judge is a model at any OpenAI-compatible
+server.
 
     export FAKEVLLM_JUDGE_BASE_URL=http://localhost:9000/v1 FAKEVLLM_JUDGE_MODEL=judge
     export FAKEVLLM_JUDGE_API_KEY=…          # if the judge requires a key
@@ -44,7 +45,7 @@ async def on_compute_relative_reward(
 ) -> list[float | None]:
     """Return the judge's scores as rewards.
 
-    Answers that are empty or cut off get 0. They are not shown to the judge, so that they cannot
+    Answers that are empty or cut off get 0. The judge does not see such answers, because they could
     mislead it.
     """
     rewards: list[float | None] = [0.0] * len(all_answers)
@@ -91,8 +92,8 @@ async def call_judge(question: str, texts: list[str]) -> list[float | None]:
 def parse_scores(text: str, num_answers: int) -> list[float | None]:
     """Read the scores in the judge's reply, and return a reward for each answer.
 
-    If any score is missing or invalid, return None for every answer, because it is not certain
-    which score belongs to which answer.
+    If any score is missing or invalid, return None for every answer. It is then not certain which
+    score belongs to which answer.
 
     >>> parse_scores('Sure: {"scores": [10, 2.5]}', 2), parse_scores("both are good", 2)
     ([1.0, 0.25], [None, None])
@@ -132,8 +133,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set. Only the API key may be missing. In that case,
-    return "none".
+    Raises RuntimeError if the variable is not set. There is one exception: for the API key, return
+    "none".
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:

@@ -2,10 +2,10 @@
 scores share a rank.
 
 Use rewards by rank if the differences between scores mean little, as with a judge's scores. When
-the model has nearly solved a task, the scores of its answers are almost equal, and so would be
-rewards that equal the scores. Rewards by rank still differ as much as at the beginning, so the
-updates stay large. Therefore use about half of the learning rate that you would use with the scores
-themselves.
+the model has nearly solved a task, the scores of its answers are almost equal. Rewards that equal
+the scores would then be almost equal too, and the updates would be small. Rewards by rank still
+differ as much as at the beginning, so the updates stay large. Therefore use about half of the
+learning rate that you would use with the scores themselves.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def score(answer: Json) -> float:
 
 
 def rank_rewards(scores: Sequence[float]) -> list[float]:
-    """Return a reward from -1 to 1 for each score, by the score's rank. Tied scores get the reward
-    for the mean of their ranks.
+    """Return a reward from -1 to 1 for each score, by the score's rank. Scores that are tied get
+    the same reward, which belongs to the mean of their ranks.
 
     >>> rank_rewards([5.0, 1.0, 2.0, 1.0, 0.0])
     [1.0, -0.25, 0.5, -0.25, -1.0]

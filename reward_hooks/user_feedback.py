@@ -1,10 +1,10 @@
-"""Reward answers only by what users do after an answer: thumbs, scores, corrections and next
-messages.
+"""Reward answers only by what users do after an answer. They give thumbs or scores, correct the
+answer, or send a next message.
 
-Without feedback, all answers of a group get the same reward, so the group trains nothing. Feedback
-that arrives within `window_s` seconds (a setting in the section `[feedback]` of the configuration)
-changes the reward of the answer in its group. Later feedback becomes a training sample of its own.
-An answer without feedback does not count as bad.
+Without feedback, all answers of a group get the same reward, so the group trains nothing.
+`window_s` is a setting in the section `[feedback]` of the configuration. Feedback that arrives
+within `window_s` seconds changes the reward of the answer in its group. Later feedback becomes a
+training sample of its own. An answer without feedback does not count as bad.
 """
 
 from __future__ import annotations

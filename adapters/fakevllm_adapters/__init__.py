@@ -1,5 +1,7 @@
-"""Code about HTTP that the proxy and the swarm server (the server that trains) share: API formats,
-errors, keys, and the messages between the two.
+"""Code about HTTP that the proxy and the swarm server share. The swarm server is the server that
+trains.
+
+The code defines API formats, errors, keys, and the messages between the two.
 
 Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
 

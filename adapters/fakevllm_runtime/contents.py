@@ -1,13 +1,18 @@
-"""Store long contents of rows in an SQLite file so that what they share is stored once. Contents
-are requests and prompts: each turn of a conversation repeats those of the turn before.
+"""Store long contents of rows in an SQLite file. Parts that contents share are stored once.
 
-A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
-refers to the slices of an earlier one for the beginning and the end that both share, and adds one
-piece for the rest. So a turn stores only what it adds to its parent. Bytes are compared, so this
-works for every format of requests. The pieces are rows of the table `pieces (piece_id, data)`.
+A content is a request or a prompt. Each turn of a conversation repeats the content of the previous
+turn.
 
-`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
-that it compares bytes and need not read them.
+A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. For the
+beginning and the end that a new content shares with an earlier content, it refers to the earlier
+content's slices. Only the bytes between these parts are stored, as a new piece. So a turn stores
+only what it adds to the previous turn. Contents are compared as bytes, so this works for
+every format of requests.
+
+The pieces are rows of the table `pieces (piece_id, data)`.
+
+`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory. It
+therefore compares bytes without reading the file.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ Slice = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A stored content."""
+    """A stored content, such as a prompt. It is a list of slices of stored pieces."""
 
     data: bytes
     slices: tuple[Slice, ...]
@@ -57,11 +62,11 @@ class Content:
 
     @property
     def slices_json(self) -> str:
-        """The slices as they are stored in a row."""
+        """The slices as JSON, in the form in which they are stored in a row."""
         return orjson.dumps(self.slices).decode()
 
     def followed_by(self, other: Content) -> Content:
-        """Return a content that consists of this content and another one."""
+        """Return a content that consists of this content followed by another content."""
         return Content(self.data + other.data, (*self.slices, *other.slices))
 
 
@@ -86,7 +91,7 @@ def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
 
 
 def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Return the slices, with adjacent slices of one piece as one.
+    """Return the slices, with adjacent slices of one piece merged into one slice.
 
     >>> joined([(1, 0, 4), (1, 4, 2), (2, 0, 1)])
     ((1, 0, 6), (2, 0, 1))
@@ -101,7 +106,7 @@ def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
 
 
 def common_prefix(first: bytes, second: bytes) -> int:
-    """Return the number of equal bytes at the beginning.
+    """Return the number of equal bytes at the beginning of both.
 
     >>> common_prefix(b"abcd", b"abxd"), common_prefix(b"ab", b"abc")
     (2, 2)
@@ -117,7 +122,7 @@ def common_prefix(first: bytes, second: bytes) -> int:
 
 
 def common_suffix(first: bytes, second: bytes, limit: int) -> int:
-    """Return the number of equal bytes at the end, at most `limit`.
+    """Return the number of equal bytes at the end of both, at most `limit`.
 
     >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
     (3, 2)
@@ -141,11 +146,11 @@ def _unchanged(data: bytes) -> bytes:
 
 
 class ContentStore:
-    """Stores contents, such as prompts, so that equal parts of them are stored once.
+    """A store for contents, such as prompts. Equal parts of contents are stored once.
 
     A content is a list of slices, and each slice is a part of a stored piece of bytes. Call all
     methods that store inside a `with` block of `transaction`. `compress` and `decompress` are
-    applied to each piece. Compressed pieces cannot be cut by SQL, so a view must not do it.
+    applied to each piece. SQL cannot cut compressed pieces. Therefore no view may cut them.
     """
 
     def __init__(
@@ -163,8 +168,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Forget the recent contents if the block fails, because its pieces are then rolled
-        back."""
+        """Run a block. If the block fails, forget the recent contents, because their pieces are
+        then rolled back."""
         try:
             yield
         except BaseException:
@@ -206,8 +211,8 @@ class ContentStore:
         return self._decompress(row[0])
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
-        """Store a content, and return it. `bases` are earlier contents that may share their
-        beginning and their end with it."""
+        """Store a content, and return it. `bases` are earlier contents that may have the same
+        beginning and the same end."""
         for base in bases:
             if base.data == data:
                 return base
@@ -227,8 +232,8 @@ class ContentStore:
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
     ) -> tuple[Slice, ...]:
-        """Store what a content adds to its base, and return its slices. Return () and store
-        nothing if the content would have too many slices."""
+        """Store the bytes of a content that its base lacks. Return the slices of the content.
+        Return () and store nothing if the content would have too many slices."""
         head = cut(base.slices, 0, prefix)
         tail = cut(base.slices, len(base.data) - suffix, suffix)
         if len(head) + 1 + len(tail) > MAX_SLICES:

@@ -35,8 +35,8 @@ def is_installed(module: str) -> bool:
 def check_installed(
     engines: Iterable[str], is_installed: Callable[[str], bool] = is_installed
 ) -> None:
-    """Raise ConfigError if a package that one of the engines needs is missing. Call this function
-    before any process is started, because otherwise the error would leave processes to stop."""
+    """Raise ConfigError if one of the engines needs a package that is missing. Call this function
+    before any process is started, so that the error leaves no process behind."""
     for engine in engines:
         missing = [module for module in REQUIRED_MODULES[engine] if not is_installed(module)]
         if missing:
@@ -55,6 +55,6 @@ def install_hint(engine: str) -> str:
 
 
 def boot_timeout_s(engines: Iterable[str]) -> float:
-    """Return the number of seconds that a server may take to start the processes of these engines,
+    """Return the start timeout, in seconds, of a server that starts the processes of these engines
     one after the other."""
     return sum(VLLM_BOOT_TIMEOUT_S if name == "vllm" else BOOT_TIMEOUT_S for name in engines)

@@ -6,12 +6,12 @@ one has arrived, which may never happen. No API key is checked before that.
 `limited_protocol` returns a subclass of uvicorn's protocol class. The subclass has these limits:
 
 * A limit on the size of a head.
-* A limit on the time in which the head must arrive, and one on the time in which the body must
+* A limit on the time in which the head must arrive, and a limit on the time in which the body must
   arrive (see `ArrivalLimits`).
-* A limit on the number of connections whose head is unfinished. When one more such connection is
-  opened, the oldest of them is closed.
+* A limit on the number of connections whose head is unfinished. When another such connection is
+  opened, the oldest of these connections is closed.
 * A limit on the number of all connections, so that file descriptors remain for databases and for
-  calls to the engine. When one more connection is opened, the connection that has been idle longest
+  calls to the engine. When another connection is opened, the connection that has been idle longest
   is closed. If no connection is idle, the new connection gets a 503.
 
 Nearly all requests arrive in one read of the socket. No timer is started for such a request.
@@ -111,7 +111,7 @@ def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
     """Return a subclass of uvicorn's protocol class `protocol` that limits slow and endless
     requests.
 
-    If `protocol` is not based on httptools, it is returned unchanged.
+    If `protocol` is not based on httptools, return `protocol` unchanged.
     """
     if not hasattr(protocol, "on_header"):
         return protocol
@@ -122,8 +122,8 @@ def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
 if TYPE_CHECKING:
 
     class _HttpTools:
-        """The attributes and methods that LimitedProtocol uses of uvicorn's httptools protocol
-        class. This class exists for type checkers only."""
+        """The attributes and methods of uvicorn's httptools protocol class that LimitedProtocol
+        uses. This class exists for type checkers only."""
 
         transport: Any
         scope: Any
@@ -160,8 +160,8 @@ class LimitedProtocol(_HttpTools):
 
     In the list of base classes, the mixin must stand before uvicorn's protocol class.
 
-    If the head of a request is too long, the request gets a 400 and its connection is closed, as
-    uvicorn does for malformed HTTP. A request that arrives too slowly gets a 408.
+    If the head of a request is too long, the client gets a 400 and the connection is closed.
+    Uvicorn handles malformed HTTP in the same way. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections
@@ -274,8 +274,8 @@ class LimitedProtocol(_HttpTools):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Return True, so that uvicorn calls `handle_websocket_upgrade` for a request that offers
-        to switch the protocol, instead of serving the request at once."""
+        """Return True for a request that offers to switch the protocol. Uvicorn then calls
+        `handle_websocket_upgrade` instead of serving the request at once."""
         return True
 
     def handle_websocket_upgrade(self) -> None:
@@ -319,9 +319,8 @@ class LimitedProtocol(_HttpTools):
     def _await_next_request(self) -> None:
         """If the last request has arrived and is answered, register the connection as idle.
 
-        Uvicorn has no keep-alive timer running if a request's body arrived only after its answer
-        was complete, because the arrival of the body stopped the timer. In this case, start the
-        timer again.
+        Also start uvicorn's keep-alive timer again if the body arrived only after the answer was
+        complete. In this case, the arrival of the body has stopped the timer.
         """
         if not self._is_idle or self._is_answering or self.transport.is_closing():
             return
@@ -346,7 +345,7 @@ class LimitedProtocol(_HttpTools):
         """Start the timer that limits the arrival of the current head or body.
 
         If a head is arriving, register the connection as one with an unfinished head. If there are
-        too many of them, close the one whose head began first.
+        too many such connections, close the connection whose head began first.
         """
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
         if not self._awaits_head or self._is_answering:
@@ -370,7 +369,7 @@ class LimitedProtocol(_HttpTools):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request is being answered, so that closing the connection would cut off the
+        """True if a request is being answered. Closing the connection would then cut off the
         response.
 
         Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.

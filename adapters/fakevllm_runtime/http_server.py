@@ -1,8 +1,8 @@
 """The HTTP server of a process, with its listening socket and its graceful stop.
 
-After a stop by a signal, uvicorn's own server raises the signal again. This would end the process
-before the program has written its files and finished its running work. `GracefulServer` returns to
-its caller instead.
+After a stop by a signal, uvicorn's own server raises the signal again. This signal would end the
+process before the program has written its files and finished its running work. `GracefulServer`
+returns to its caller instead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
     """Return uvicorn's settings for a port that untrusted clients may reach.
 
     `num_connections` is the maximum number of open connections. Uvicorn's warnings in the log are
-    rate-limited, because anybody can cause them, for example by a request that is not HTTP.
+    rate-limited, because any client can cause warnings. For example, a client can send bytes that
+    are not HTTP.
     """
     warnings = logging.getLogger("uvicorn.error")
     if not any(isinstance(one, ThrottledLog) for one in warnings.filters):
@@ -83,7 +84,8 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
     """Return a socket that listens on `host` and `port`.
 
     If `fd` is not None, return the socket with this file descriptor instead. The parent process has
-    opened it, and it listens already. Raises ConfigError if the address cannot be used.
+    opened this socket, and the socket already listens. Raises ConfigError if the address cannot be
+    used.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -104,8 +106,8 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
 def stop_when_stdin_closes() -> None:
     """Start a thread that sends SIGTERM to this process when its standard input ends.
 
-    Use this if standard input is a pipe from the parent process. If the parent dies for any reason,
-    the pipe closes, and this process stops.
+    Use this function if standard input is a pipe from the parent process. If the parent process
+    dies for any reason, the pipe closes, and this process stops.
     """
 
     def wait() -> None:

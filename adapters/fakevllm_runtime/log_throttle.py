@@ -1,8 +1,8 @@
-"""Rate-limit repeated log lines. The first line of each kind is written at once, and further lines
-of this kind at most once per interval.
+"""Rate-limit repeated log lines. The first line of each kind is written at once. Further lines of
+this kind are written at most once per interval.
 
-`LogThrottle` writes nothing itself. It tells the caller whether a line may be written.
-`ThrottledLog` is a logging filter that applies a LogThrottle to the log lines of a library.
+`LogThrottle` writes nothing itself. It decides whether the caller may write a line. `ThrottledLog`
+is a logging filter that applies a LogThrottle to the log lines of a library.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MAX_KINDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DueLine:
-    """Permission to write a log line now, and the number of lines of this kind that were suppressed
-    before it."""
+    """Permission to write a log line now. It has the number of suppressed lines of the same kind
+    since the last written line."""
 
     is_first: bool
     """Whether this is the first event of its kind."""
@@ -32,10 +32,10 @@ class LogThrottle:
     """A rate limit that decides for each event whether its log line may be written.
 
     Each event has a kind, and the limit applies to each kind separately. Choose kinds that many
-    events share: if a kind contains an episode's id, for example, every event has a kind of its
-    own, and nothing is suppressed. At most `MAX_KINDS` kinds are tracked. If there are more, the
-    kind whose last line is oldest is forgotten, and its next event counts as its first. The class
-    is thread-safe.
+    events share. If a kind contains an episode's id, for example, nearly every event has a kind of
+    its own, and nothing is suppressed. At most `MAX_KINDS` kinds are tracked. If there are more,
+    the kind whose last line is oldest is forgotten. The next event of this kind counts as its first
+    event. The class is thread-safe.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -69,9 +69,9 @@ class LogThrottle:
 class ThrottledLog(logging.Filter):
     """A logging filter that passes each message of a logger at most once per interval.
 
-    Messages count as equal if their format strings are equal, before arguments are filled in. The
-    first line after suppressed ones ends with the number of suppressed lines. Lines with a
-    traceback always pass.
+    Two messages count as equal if their format strings are equal. The arguments of the messages are
+    not compared. If lines were suppressed, the next written line ends with the number of suppressed
+    lines. Lines with a traceback always pass.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,7 @@
 """Schema migrations of an SQLite file.
 
-Each migration runs once, in order, and the file records that it has run.
+Migrations run in a fixed order. The file records which migrations have run, so each migration runs
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class NewerSchemaError(Exception):
 
 
 def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
-    """Apply those migrations to the SQLite file that are not recorded in it yet, and record them.
+    """Apply the migrations that the SQLite file does not record yet, and record them.
 
     Raises NewerSchemaError if the file records migrations that this version does not know.
     """

@@ -1,6 +1,6 @@
-"""Admission: decides which requests are fanned out (sampled several times) and trained, and finds
-the dataset task to which a request belongs. The only I/O in this folder is reading datasets, and
-reading and writing the kill switch's file.
+"""Admission: decide which requests are trained, and find the dataset task of a request. A request
+that is trained is fanned out first, which means that it is sampled several times. This folder reads
+datasets, and reads and writes the kill switch's file. It does no other I/O.
 
 * `admission_rules` applies the configuration section `[policy]`. `side_calls` recognises requests
   such as title generation, which are never trained.

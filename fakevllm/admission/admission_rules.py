@@ -61,9 +61,11 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Decision of the admission rules to fan the request out and to train it. The decision is not
-    final: if `why_only_served` finds an obstacle in the request's body, the request is sampled once
-    and not trained."""
+    """Decision of the admission rules to fan the request out and to train it.
+
+    The decision is not final. If `why_only_served` then finds an obstacle in the request's body,
+    the request is sampled once and not trained.
+    """
 
     num: int | None = None
     """Number of siblings (answers to sample); None means the number in the training job."""
@@ -96,7 +98,7 @@ TRAIN = Train()
 
 def is_shadow(ruling: Ruling) -> bool:
     """Return True if the request is fanned out in shadow mode. In shadow mode, the app always gets
-    the answer to its own, unchanged request, whatever the rewards of the other siblings are."""
+    the answer to its own, unchanged request. The rewards of the other siblings do not matter."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
@@ -135,12 +137,12 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the decision not to train the request, if it is a side call (a request that the
-        client program makes on its own, such as title generation). Return None for a main call (a
-        request of the user or the agent).
+        """Return the decision not to train the request, if the request is a side call. A side call
+        is a request that the client program makes on its own, such as title generation. Return None
+        for a main call (a request of the user or the agent).
 
-        `session`: summary of the earlier main calls in the same session (conversation); None if
-        there are none.
+        `session`: summary of the earlier main calls in the same session (conversation). None means
+        that there are no earlier main calls.
         """
         rule = self.side_calls.matching_rule(facts.model, facts.headers, facts.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
@@ -153,15 +155,16 @@ class AdmissionRules:
         is_paused: bool = False,
         is_held_out: Callable[[], bool] = lambda: False,
     ) -> Ruling:
-        """Decide whether a main call (a request of the user or the agent) is trained, and return
-        the decision.
+        """Return the decision whether a main call is trained. A main call is a request of the user
+        or the agent.
 
-        `subject`: id of the request's session (conversation), or id of the request if it has no
-        session. If only a fraction of the traffic is trained, this fraction is chosen by subject.
-        Either all requests of a session belong to the fraction, or none. `is_paused`: whether the
-        kill switch is on, which stops training on all requests. `is_held_out`: function that
-        returns whether the request quotes a row of the held-out dataset. The function reads the
-        whole request, so it is called only if no cheaper rule decides.
+        `subject`: id of the request's session (conversation). If the request has no session, it is
+        the id of the request. If only a fraction of the traffic is trained, this fraction is chosen
+        by subject. Either all requests of a session belong to the fraction, or none of them.
+        `is_paused`: True if the kill switch is on, which stops training on all requests.
+        `is_held_out`: function that returns True if the request quotes a row of the held-out
+        dataset. The function reads the whole request, so it is called only if no cheaper rule
+        decides.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
@@ -177,11 +180,11 @@ class AdmissionRules:
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """Return True if a subject (the id of a session or of a request) belongs to the fraction of the
-    traffic that is fanned out and trained.
+    """Return True if the traffic of a subject is fanned out and trained. A subject is the id of a
+    session or of a request, and `fraction` is the share of subjects that are trained.
 
-    The result depends on the two arguments only. A subject for which the result is True keeps this
-    result if the fraction is increased.
+    The result depends on the two arguments only. If the result for a subject is True, it stays True
+    for every larger fraction.
 
     >>> [is_sampled(name, 0.5) for name in ("a", "b", "a")]
     [True, False, True]
@@ -193,8 +196,11 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return the reason why a request with this body and this number of siblings (answers to
-    sample) must be sampled once and not trained. Return None if the request can be trained."""
+    """Return the reason why a request cannot be trained, or None if it can.
+
+    The reason depends on the request's body and on the number of siblings, which are the answers to
+    sample. A request that cannot be trained is sampled once.
+    """
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
     if not _has_one_prompt(body):

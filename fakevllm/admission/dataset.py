@@ -102,7 +102,8 @@ def _fields(line: bytes, line_number: int, file: Path) -> dict[str, Any]:
 
 def _strict_json(line: bytes) -> Any:
     """Return the parsed value of a line. Raises ValueError or RecursionError if the line is not
-    JSON, or if its value cannot be serialized as JSON again, to be sent to the server."""
+    JSON. Raises the same errors if the value cannot be written as JSON again, because the server
+    could not receive it."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"it contains {name}")

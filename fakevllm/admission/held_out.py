@@ -1,5 +1,5 @@
-"""The held-out rows: dataset rows that are never trained, so that they can measure what the model
-has learnt. This module does no I/O."""
+"""The held-out rows. These are dataset rows that are never trained, so that they can measure what
+the model has learnt. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HeldOutRows:
 
     @property
     def short(self) -> list[str]:
-        """The rows that are so short that they may stand in unrelated texts."""
+        """The rows whose text is so short that unrelated texts may contain it."""
         return [text for text in self._texts if len(text) < NUM_SAFE_CHARS]
 
     def are_quoted(self, *texts: str) -> bool:
@@ -69,7 +69,8 @@ def _is_quoted(row: str, text: str) -> bool:
 
 
 def _is_within_word(text: str, position: int) -> bool:
-    """Return True if the characters before and after a position belong to one word or number."""
+    """Return True if the characters on both sides of a position belong to the same word or
+    number."""
     around = text[position - 1 : position + 1] if position > 0 else ""
     return len(around) == 2 and all(
         _WORD.match(char) is not None and _UNSPACED.match(char) is None for char in around

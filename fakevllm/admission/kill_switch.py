@@ -1,9 +1,10 @@
 """The kill switch, with which the user stops the training on traffic. While the switch is on, each
 request is sampled once and not trained.
 
-While the switch is on, a file exists in the run directory, so the switch stays on when the proxy
-restarts. The switch also works on a full disk or with a broken ledger. If the file cannot be
-created or deleted, the new state takes effect nevertheless, but it is lost when the proxy stops.
+While the switch is on, a file exists in the run directory. Therefore the switch stays on when the
+proxy restarts. The switch also works on a full disk or with a broken ledger. If the file cannot be
+created or deleted, the switch still changes its state. The new state is then lost when the proxy
+stops.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _FILE_TEXT = (
 
 class KillSwitch:
     """The kill switch of one proxy. The constructor checks whether the file exists, and `set`
-    creates or deletes the file. If anything else creates or deletes the file, this has no effect
-    until the proxy restarts."""
+    creates or deletes the file. If anything else creates or deletes the file, the running proxy
+    does not notice. The change takes effect when the proxy restarts."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,7 +1,7 @@
 """The requests by which held-out rows are sampled. This module does no I/O.
 
-By default, the row's text is the only message of its request. A row may have the whole request of
-an app instead, with system prompt, earlier turns and tools, as an agent sends it.
+By default, the row's text is the only message of its request. Instead, a row may contain a whole
+request as an agent sends it, with system prompt, earlier turns and tools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 def request_of(task: Task) -> Json:
-    """Return the body by which a row is sampled, without the model.
+    """Return the request body that samples a row. The field `model` is left out.
 
     >>> request_of(Task(task_id="1", main_query="2 plus 3?"))
     {'messages': [{'role': 'user', 'content': '2 plus 3?'}]}
@@ -50,7 +50,8 @@ def request_of(task: Task) -> Json:
 
 def check_requests(tasks: Iterable[Task], file: Path) -> None:
     """Check that held-out rows can be sampled and recognised. Raises ConfigError if a row has no
-    text, or `messages` that are no request or do not contain its text."""
+    text. Raises ConfigError as well if a row's `messages` are not a valid request, or do not
+    contain the row's text."""
     for task in tasks:
         problem = _problem(task)
         if problem is not None:

@@ -1,5 +1,5 @@
-"""Recognition of side calls: requests that a client program makes on its own, for example to
-generate a title, tags, a summary or a commit message. This module does no I/O.
+"""Recognise side calls. A side call is a request that a client program makes on its own, for
+example to generate a title, tags, a summary or a commit message. This module does no I/O.
 
 A side call is sampled once, is never trained, and is not a turn of its session (conversation).
 Every request that no rule recognises as a side call is a main call.
@@ -59,8 +59,8 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class SideCallRules:
-    """Rules that recognise side calls (requests that the client program makes on its own, such as
-    title generation)."""
+    """Rules that recognise side calls. A side call is a request that the client program makes on
+    its own, such as title generation."""
 
     models: Sequence[str] = ()
     """Patterns in the syntax of `fnmatch`. A request whose model name matches one of them is a side
@@ -80,14 +80,16 @@ class SideCallRules:
         body: Json,
         session: SessionSummary | None = None,
     ) -> str | None:
-        """Return the name of the rule that recognises a request as a side call (a request that the
-        client program makes on its own, such as title generation). Return None for a main call (a
-        request of the user or the agent).
+        """Return the name of the rule that recognises a request as a side call. Return None for a
+        main call.
+
+        A side call is a request that the client program makes on its own, such as title generation.
+        A main call is a request of the user or the agent.
 
         `model`: model name as the app sent it. `headers`: the app's headers, with names in lower
         case. `body`: the body in the format of chat completions or completions. `session`: summary
-        of the earlier main calls in the request's session; None if the session is unknown or has no
-        earlier main call.
+        of the earlier main calls in the request's session. None means that the session is unknown
+        or has no earlier main call.
         """
         if self.headers and any(has_header(headers, pattern) for pattern in self.headers):
             return "header"
@@ -122,11 +124,14 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Add a main call (a request of the user or the agent) to the summary of its session.
+        """Add a main call to the summary of its session. A main call is a request of the user or
+        the agent.
 
-        From the session's first main call, the summary keeps a hash of the system messages, and the
-        first user message. The field `has_tools` becomes True as soon as a main call offers tools,
-        and then stays True.
+        The summary keeps two parts of the session's first main call: a hash of the system messages,
+        and the first user message.
+
+        The field `has_tools` becomes True with the first main call that offers tools, and then
+        stays True.
         """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
@@ -173,11 +178,11 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts of the messages that are checked for a marker (a text with which side calls
-    begin).
+    """Return the texts of the messages in which a marker is searched. A marker is a text with which
+    side calls begin.
 
-    All system messages are checked. If the request has exactly one other message, this message is
-    checked too.
+    All system messages are checked. If the request has exactly one other message, that message is
+    searched too.
     """
     system: list[str] = []
     others: list[str] = []
@@ -207,15 +212,16 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Return True if the request is not part of the session's conversation but quotes the session's
-    first user message, for example in order to summarise the conversation.
+    """Return True if the request only quotes the session's first user message, for example in order
+    to summarise the conversation. Such a request is not part of the conversation.
 
     Two kinds of requests contain the session's first user message and are still part of the
     conversation. The result for both kinds is False:
 
-    * A request whose first user message was edited. Its system messages are those of the session.
-    * A request that continues the session with a shortened history. Its messages include answers of
-      the assistant. Its system messages may differ from those of the session, for example if they
+    * A request whose first user message was edited. The system messages of such a request are those
+      of the session.
+    * A request that continues the session with a shortened history. The history includes answers of
+      the assistant. The system messages may differ from those of the session, for example if they
       contain the date.
     """
     opening = session.opening.strip()

@@ -1,6 +1,5 @@
-"""Index that finds the task to which a request belongs, by the request's API key or by its text. A
-task is a dataset row: a query with metadata such as the reference answer. This module does no I/O.
-"""
+"""The index that finds the task of a request, by the request's API key or by its text. A task is a
+dataset row: a query with metadata such as the reference answer. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ class TaskIndex:
         (several tasks)."""
 
     def add_dataset(self, tasks: Iterable[Task]) -> None:
-        """Add the tasks of the proxy's own dataset. A request that contains the text of one of
-        these tasks can be matched with the task by that text."""
+        """Add the tasks of the proxy's own dataset. A request that contains the text of exactly one
+        of these tasks can then be matched with this task."""
         for task in tasks:
             self._tasks[task.task_id] = self._dataset[task.task_id] = task
             if text := normalised(task.main_query):
@@ -63,11 +62,11 @@ class TaskIndex:
         return fingerprint(key) if key and self._keys else None
 
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
-        """Return the ids of those of the given tasks that `owner` (the fingerprint of an API key)
-        must not register.
+        """Return the ids of the given tasks that `owner` must not register. `owner` is the
+        fingerprint of an API key.
 
-        A task must not be registered if a task with the same id already belongs to another valid
-        API key, or if the dataset has a different task with the same id. If `owner` is None, the
+        A task must not be registered in two cases. Another valid API key has registered a task with
+        the same id, or the dataset has a different task with the same id. If `owner` is None, the
         result is empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
@@ -91,14 +90,14 @@ class TaskIndex:
         return f"{task_key(name)}.{self._mac(self._secret, task_id, owner)}"
 
     def knows(self, key: str | None) -> bool:
-        """Return True if `key` is a valid task key (`sk-task-…`), and the task that it names is
-        registered."""
+        """Return True if `key` is a valid task key and the task is registered. A task key has the
+        form `sk-task-…` and names a task."""
         return self._by_key(key) is not None
 
     def registering_key(self, key: str | None) -> str | None:
-        """Return the fingerprint of the API key that registered the task which the task key `key`
-        (`sk-task-…`) names. Return None for any key that is not a task key signed for an owner. The
-        result for one key never changes."""
+        """Return the fingerprint of the API key that registered a task. `key` is the task key
+        (`sk-task-…`) that names the task. Return None for any key that is not a task key signed for
+        an owner. The result for one key never changes."""
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None
@@ -107,9 +106,9 @@ class TaskIndex:
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
     def key_names(self, key: str | None) -> tuple[str, ...]:
-        """Return the names by which an admission rule may refer to an API key: its name in the key
-        file and its fingerprint. For a task key (`sk-task-…`), the names of the API key that
-        registered the task are returned too."""
+        """Return the names of an API key that an admission rule may use: the key's name in the key
+        file, and the key's fingerprint. For a task key (`sk-task-…`), also return the names of the
+        API key that registered the task."""
         if not key:
             return ()
         owner = self.registering_key(key)
@@ -120,10 +119,10 @@ class TaskIndex:
     def find(self, key: str | None, opening: str) -> Task | None:
         """Return the task to which a request belongs, or None.
 
-        If the request's API key is a task key (`sk-task-…`), the task that it names is returned.
-        Otherwise `opening`, the text of the first user message, is searched for the texts of the
-        dataset's tasks. If it contains the text of exactly one task, this task is returned. A text
-        within another matching task's text does not count.
+        If the request's API key is a task key (`sk-task-…`), it names the task. For any other key,
+        the function searches `opening` for the texts of the dataset's tasks. `opening` is the text
+        of the first user message. If `opening` contains the text of exactly one task, return this
+        task. If one matching text is part of another matching text, only the longer text counts.
         """
         if task_id_of(key) is not None:
             return self._by_key(key)
@@ -133,8 +132,9 @@ class TaskIndex:
         return self._tasks.get(task_id or "")
 
     def texts_by_id(self, texts: set[str]) -> dict[str, str]:
-        """Return the normalised text of each task whose text is one of `texts`, which must be
-        normalised too, by the task's id. The method may be called from any thread."""
+        """Return the normalised texts of the tasks whose text is in `texts`. The result is a dict
+        by task id. The texts in `texts` must be normalised, too. The method may be called from any
+        thread."""
         pairs = [(id, normalised(task.main_query)) for id, task in list(self._tasks.items())]
         return {id: text for id, text in pairs if text in texts}
 
@@ -167,9 +167,9 @@ class TaskIndex:
     def _of_owner(self, task_id: str, owner: str) -> Task | None:
         """Return the task with the id `task_id` if `owner` may use it, else None.
 
-        `owner` is the fingerprint of an API key. While this API key is valid, its owner may use the
-        tasks that were registered with it, and the tasks of the dataset. If the proxy requires no
-        API keys, everybody may use every task.
+        `owner` is the fingerprint of an API key. While this API key is valid, `owner` may use the
+        tasks that were registered with the key, and the tasks of the dataset. If the proxy requires
+        no API keys, everybody may use every task.
         """
         task = self._tasks.get(task_id)
         if task is None or not self._keys:
@@ -193,8 +193,7 @@ class TaskIndex:
     def _contained_tasks(self, text: str) -> list[Task]:
         """Return the dataset tasks whose texts are contained in `text`.
 
-        If the text of one such task is part of the text of another, only the task with the longer
-        text is returned.
+        If one of these texts is part of another, only the task with the longer text is returned.
         """
         matches = self._texts.contained_rows(text)
         longest = [
@@ -239,8 +238,8 @@ class TextIndex:
 
 
 def normalised(text: str) -> str:
-    """Return the text in lower case. Each run of white space becomes one space, and white space at
-    both ends is removed.
+    """Return the text in lower case. Each run of white space becomes one space. White space at both
+    ends is removed.
 
     >>> normalised("  What is\\n1 plus 2? ")
     'what is 1 plus 2?'

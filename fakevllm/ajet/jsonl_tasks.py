@@ -20,13 +20,13 @@ def read_jsonl_tasks(file: Path) -> list[Task]:
     """Return one task per row of the file, in the order of the rows.
 
     A row needs the field `main_query` or `question`. The fields `task_id`, `init_messages`,
-    `env_type` and `metadata` are optional. If a row has no `task_id`, the task's id consists of a
+    `env_type` and `metadata` are optional. If a row has no `task_id`, the task's id is made of a
     hash of the file's content and the row's index. If a row has no `metadata`, the task's metadata
     is the whole row.
 
-    Raises ConfigError if the file cannot be read, if a row is not valid, or if two rows with the
-    same `task_id` have different queries. All episodes with one task id form a group and are
-    compared with each other, so they must have the same query.
+    Raises ConfigError in three cases. The file cannot be read, a row is not valid, or two rows with
+    the same `task_id` have different queries. Equal ids require equal queries, because all episodes
+    with one task id form a group and are compared with each other.
     """
     tasks: list[Task] = []
     first_by_id: dict[str, tuple[int, str]] = {}

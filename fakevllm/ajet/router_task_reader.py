@@ -68,8 +68,8 @@ class RouterTaskReader:
 
     `reader_type` is one of these sources:
 
-    * `random_dummy`: 1000 tasks that contain only a number, for agents that generate their own
-      problems. The tasks are shuffled with a fixed seed.
+    * `random_dummy`: 1000 tasks that contain only a number. They are for agents that generate their
+      own problems. The tasks are shuffled with a fixed seed.
     * `jsonl_dataset_file`: the files in `reader_config.jsonl_dataset_file`.
     * `huggingface_dat_repo`: the dataset in `reader_config.huggingface_dat_repo`.
     """
@@ -87,7 +87,7 @@ class RouterTaskReader:
         self._config = reader_config
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """Return an iterator over the training tasks in the source's own order. Each call returns
+        """Return an iterator over the training tasks in the source's own order. Every call returns
         the same tasks with the same ids.
 
         Raises ConfigError if the dataset cannot be read.

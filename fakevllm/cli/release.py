@@ -39,7 +39,7 @@ def status(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show the released version, the candidate and the rejected ones."""
+    """Show the released version, the candidate and the rejected versions."""
 
     def run() -> None:
         from fakevllm.cli.release_table import status_json, status_table
@@ -101,8 +101,8 @@ def rollback(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Let training go back to a version. All that were trained from it are rejected, and never
-    answer apps again. If the released version is one of them, the one that was released before it
+    """Let training go back to a version. All versions that were trained from it are rejected, and
+    never answer apps again. If the released version is rejected, the previously released version
     answers apps."""
 
     def run() -> None:
@@ -122,7 +122,8 @@ def rollback(
 
 @app.command()
 def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
-    """Release no version until `resume`. No new one is evaluated. A candidate may be rejected."""
+    """Release no version until `resume`. No new version is evaluated. The present candidate may
+    still be rejected."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -155,9 +156,9 @@ def _show(output: RenderableType) -> None:
 
 
 def _rejected(first: int | None, restored: object) -> str:
-    """Return which versions a rollback has rejected. `first` is the oldest one that was trained
-    from the restored version on the way to the newest; None if training had left the restored
-    version before.
+    """Return a text that says which versions a rollback has rejected. `first` is the oldest
+    rejected version between the restored version and the newest version. `first` is None if
+    training had already gone back to a version before the restored version.
 
     >>> _rejected(8, 7)
     'Version 8 and all that were trained from it are rejected'

@@ -53,7 +53,7 @@ class ReleaseRequests:
         return self._decide(Decision.RELEASED, version, force=force)
 
     def hold(self) -> ReleaseRecord:
-        """Let no version be released. Raises UserError if the server refuses."""
+        """Stop releases until `resume`. Raises UserError if the server refuses."""
         return self._decide(Decision.HOLD)
 
     def resume(self) -> ReleaseRecord:
@@ -61,8 +61,8 @@ class ReleaseRequests:
         return self._decide(Decision.RESUME)
 
     def roll_back(self, version: int | None) -> ReleaseRecord:
-        """Let training go back to a version, or to the released one. Raises UserError if the server
-        refuses."""
+        """Let training go back to a version. Without a version, go back to the released version.
+        Raises UserError if the server refuses."""
         return self._post(
             "/rollback",
             lambda run_id: RollbackRequest(id=_new_id(), run_id=run_id, version=version),
@@ -79,8 +79,9 @@ class ReleaseRequests:
         )
 
     def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
-        """Send a decision. `message` returns it for the server's present run. If the server changes
-        to another run meanwhile, it refuses the decision, because its versions are others."""
+        """Send a decision. `message` returns the decision for the server's present run. If the
+        server changes to another run meanwhile, it refuses the decision, because the other run has
+        other versions."""
         history = self.history()  # fails at once if the server does not answer or knows no releases
         body = message(history.run_id).model_dump(mode="json")
         request = ServerRequest(path, body, TIMEOUT_S)
@@ -90,8 +91,8 @@ class ReleaseRequests:
         return reply.record
 
     def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
-        """Send a request. A decision is sent again while the server is busy, because it has an id.
-        Raises UserError that says what to do if it fails."""
+        """Send a request. While the server is busy, a decision is sent again. This is safe because
+        a decision has an id. If the request fails, raises UserError that says what to do."""
         call = fetch(request, reply)
         if is_decision:
             call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))
@@ -125,5 +126,6 @@ class ReleaseRequests:
 
 
 def _new_id() -> str:
-    """Return the id of an operator's decision. Ids of the gate begin with its name."""
+    """Return a new id for an operator's decision. An id of the release gate's own decision begins
+    with the gate's name."""
     return f"operator-{new_id()}"

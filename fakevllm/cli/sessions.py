@@ -1,5 +1,5 @@
-"""The command `fakevllm sessions`: list the sessions (conversations of apps) in the ledger, or draw
-one session as a tree.
+"""The command `fakevllm sessions`: list the sessions in the ledger, or draw one session as a tree.
+A session is a conversation of an app.
 
 The command reads the ledger file directly, so it also works while no proxy is running.
 """
@@ -42,11 +42,11 @@ _STYLES = {
 def render(
     ledger_file: Path, session: str | None, limit: int, names: Mapping[str, str]
 ) -> RenderableType:
-    """Return a table of the latest `limit` sessions. If `session` is set, return instead the tree
-    of the one session whose id begins with `session`.
+    """Return a table of the latest `limit` sessions. If `session` is set, return a tree instead:
+    the tree of the session whose id begins with `session`.
 
     `names` maps the fingerprints of API keys to their names. Raises UserError if the ledger file
-    does not exist, or if the text `session` matches no session or several sessions.
+    does not exist. Raises UserError as well if `session` matches no session or several sessions.
     """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
@@ -111,13 +111,12 @@ def render_tree(
     answers.
 
     A conversation without branches is drawn as a flat list. If several groups continue the same
-    answer, they are all drawn at the same level. The latest of these groups continues the list, so
-    the groups that follow it are drawn at this level too. The groups that follow one of the others
-    are drawn below that group, as a branch. Feedback on an answer is drawn below the group of the
-    answer.
+    answer, all of them are drawn at the same level. The conversation goes on at this level after
+    the latest of these groups. Groups that follow any other of these groups are drawn below that
+    group, as a branch. Feedback on an answer is drawn below the group of the answer.
 
-    `children` has one pair for each sub-agent that this session started: (id of the sub-agent's own
-    session, id of the group that started the sub-agent).
+    `children` has one pair for each sub-agent that this session started. The pair is (id of the
+    sub-agent's session, id of the group that started the sub-agent).
     """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")

@@ -57,8 +57,8 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Return a table with one row per pair (name, value). Values are printed literally: markup of
-    the library rich within a value has no effect."""
+    """Return a table with one row per pair (name, value). Values are printed literally, even if
+    they look like markup of the library rich."""
     from rich.table import Table
     from rich.text import Text
 
@@ -119,8 +119,9 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
 
 
 def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table of arms as (name, value). `arms` is a part of the JSON of
-    `/fakevllm/stats`. `is_gated` says whether the proxy has a release gate."""
+    """Yield the rows of the table of arms as (name, value). An arm decides which weights answer a
+    session. `arms` is a part of the JSON of `/fakevllm/stats`. `is_gated` is True if the proxy has
+    a release gate."""
     for arm, num in arms["sessions"].items():
         yield f"{arm} arm", f"{counted(num, 'session')}, mean reward {arms['means'][arm]:.3f}"
     num_open = counted(arms["open_sessions"], "session")

@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, rev
 
 class KeyFile:
     """A file of API keys. Every method raises ConfigError if the file cannot be read or written, or
-    if its content is not valid."""
+    if the file's content is not valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()

@@ -202,8 +202,8 @@ class Config(Section):
 
     @cached_property
     def max_siblings(self) -> int:
-        """Maximum number of answers that are sampled for one request, including the answer to the
-        lead (the app's own request)."""
+        """Maximum number of answers that are sampled for one request. The answer to the lead, which
+        is the app's own request, is included."""
         most = max(self.job.num_repeat, self.policy.max_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
 
@@ -330,11 +330,12 @@ class Config(Section):
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Return the configuration, read from the file `file` and from flags. If `file` is None,
-    ./fakevllm.toml is read, if it exists.
+    """Return the configuration, read from the file `file` and from flags. If `file` is None, the
+    file ./fakevllm.toml is read, provided that it exists.
 
-    `flags` maps the name of each section to a dict of keys and values. The value None means that
-    the flag was not set. Raises ConfigError with a message of one line that names the fix.
+    `flags` maps the name of each section to a dict of keys and values. The value None in `flags`
+    means that the flag was not set. Raises ConfigError with a message of one line that names the
+    fix.
     """
     source = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     merged = _read(source) if source is not None else {}

@@ -124,9 +124,8 @@ class PolicySection(Section):
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
-        """Pairs (key, route) for the keys of the setting `n` that are similar to the name of a
-        route but not equal to one. Such a key is not an error, because it may be the name of a
-        model."""
+        """Pairs (key, route) for keys of the setting `n` that look like a misspelt name of a route.
+        Such a key is not an error, because it may be the name of a model."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None

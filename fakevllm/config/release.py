@@ -1,6 +1,6 @@
-"""The section `[release]` of fakevllm.toml. It says which versions of the weights answer apps,
-which rows are held out of training so that versions can be measured with them, and when a version
-is released or rejected."""
+"""The section `[release]` of fakevllm.toml. It has three kinds of settings: which versions of the
+weights answer apps, which rows are held out of training, and when a version is released or
+rejected. Versions are measured with the held-out rows."""
 
 from __future__ import annotations
 

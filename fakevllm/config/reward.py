@@ -1,5 +1,5 @@
-"""The sections `[reward]` and `[feedback]` of fakevllm.toml. They control how a reward is changed
-after the reward hook (the user's function) has computed it."""
+"""The sections `[reward]` and `[feedback]` of fakevllm.toml. These sections control how a reward is
+changed after the reward hook (the user's function) has computed it."""
 
 from __future__ import annotations
 

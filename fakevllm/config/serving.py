@@ -1,5 +1,5 @@
-"""The section `[serve]` of fakevllm.toml: which sibling (one of the sampled answers) an app gets,
-and when. The rules apply to all routes or to single routes."""
+"""The section `[serve]` of fakevllm.toml: which sibling an app gets, and when. A sibling is one of
+the sampled answers. The rules apply to all routes, or to single routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOR_THE_WHOLE_PROXY = {"max_siblings_in_flight", "resend_window_s", "receipts",
 
 
 class ServeRules(Section):
-    """The rules by which requests of one route (API format) are answered."""
+    """The rules for answers to requests of one route. A route is an API format."""
 
     policy: PolicyName = "best"
     """Policy by which the answer for the app is chosen from the sampled answers. `best` is the
@@ -41,8 +41,8 @@ class ServeRules(Section):
 
     @property
     def streams_lead(self) -> bool:
-        """Whether the answer to the lead (the app's own request) is streamed to the app while it is
-        sampled, without waiting for the other siblings."""
+        """True if the app gets the lead's answer as a stream while it is sampled. The lead is the
+        app's own request, and the app does not wait for the other siblings."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -57,8 +57,8 @@ class ServeRules(Section):
 class RouteRules(Section):
     """The section `[serve.routes.NAME]`: settings that apply to one route only.
 
-    If a setting is None, the value in the section `[serve]` applies. There is one exception: if the
-    route's policy is not "best", the settings `quorum`, `deadline_s` and `random_fraction` of
+    If a setting is None, the value in the section `[serve]` applies. There is one exception. If the
+    route's policy is not "best", the values of `quorum`, `deadline_s` and `random_fraction` in
     `[serve]` do not apply to the route.
     """
 
@@ -83,8 +83,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules for one route. Settings that are not set for the route are taken from
-        the section `[serve]`, as far as they apply to the route's policy.
+        """Return the rules for one route. A setting that the route does not set is taken from the
+        section `[serve]`, unless it has no meaning for the route's policy.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'

@@ -1,5 +1,5 @@
-"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, which determine what happens to
-requests while the engine is unavailable. The module also validates the swarm server's address."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml. They say what happens to requests
+while the engine is unavailable. The module also validates the swarm server's address."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fakevllm.config.http_address import checked_http_url
 
 
 def checked_server_url(text: str) -> str:
-    """Return `text` if it can be the address of a swarm server (the server that samples and trains
-    the model).
+    """Return `text` if it is a possible address of a swarm server. A swarm server samples and
+    trains the model.
 
-    Raises ValueError if `text` is not an http or https address, or if it has a user name, a
-    password or a path. A path is refused because users often enter the base URL for apps, which
-    ends in /v1.
+    Raises ValueError if `text` is not an http or https address. Raises ValueError as well if the
+    address has a user name, a password or a path. A path is refused because users often enter the
+    base URL for apps, which ends in /v1.
     """
     if urlsplit(checked_http_url(text)).path not in ("", "/"):
         raise ValueError("write it as http://HOST:PORT, without a path: /v1 is for apps")

@@ -29,7 +29,7 @@ retry them, is not involved."""
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one measurement of the model's accuracy (a probe)."""
+    """The result of one probe, which is one measurement of the model's accuracy."""
 
     success: float
     """Share of right answers."""
@@ -43,8 +43,8 @@ async def probe(
     """Request answers to the fixed questions from the swarm server at `url`, score the answers, and
     return the result.
 
-    The requests lack the header that names a sibling of a group. The server therefore does not
-    record their tokens and does not train on them.
+    The requests do not have the header that names a sibling. Therefore the server does not record
+    their tokens and does not train on them.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

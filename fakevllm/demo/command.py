@@ -86,7 +86,7 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 
 def _check_gate(settings: DemoSettings) -> None:
-    """Raise UserError if the settings of the release gate do not go together."""
+    """Raise UserError if the settings of the release gate contradict each other."""
     if settings.planted is not None and not settings.is_gated:
         raise UserError("--plant-bad-step tests the release gate: add --gated.")
     if not settings.is_gated:
@@ -107,7 +107,7 @@ def _check_gate(settings: DemoSettings) -> None:
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
     """Show a live display while the `with` block runs. If the output is not a terminal, also print
-    a line break at the end, because the library rich prints no line break after the last line."""
+    a line break at the end. The library rich does not print one after the last line."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
@@ -150,11 +150,8 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
-    """Start the server and the proxy, and restart them if they die, until the `async with` block
-    ends.
-
-    If a process keeps dying, the block is ended with an error.
-    """
+    """Start the server and the proxy, run the `async with` block, and stop both. A process that
+    dies meanwhile is restarted. If a process keeps dying, the block ends with an error."""
     make_run_folder(settings.folder, "--run-dir")
     with (
         socket.create_server(ANY_PORT) as server_socket,
@@ -221,8 +218,9 @@ def _watch(settings: DemoSettings) -> ReleaseWatch:
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
     """Measure the model's accuracy, store the result in the run folder, and return it. `name` is
-    `before` or `after` (training), or `after_released` for the released version. If the run is
-    resumed, the stored result `before` is returned and not measured again."""
+    `before` (before training), `after` (after training) or `after_released` (after training, with
+    the released version). If the run is resumed, the accuracy `before` is not measured again, and
+    the stored result is returned."""
     file = run.folder / f"probe_{name}.json"
     time_name = "before" if name == "before" else "after"
     if name == "before" and file.exists():
@@ -287,7 +285,8 @@ async def _train(run: Run, model: str) -> None:
 
 
 async def _finish_evaluations(run: Run, model: str) -> None:
-    """Wait until the last version is evaluated, and train on if training goes back meanwhile."""
+    """Wait until the last version is evaluated. If training goes back to an earlier version
+    meanwhile, continue training."""
     assert run.releases is not None, "a gated run watches its releases"
     evaluate_every = int(str(release_section(run.folder)["evaluate_every"]))
     for _ in range(MAX_RETURNS):
@@ -319,8 +318,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
-    """Return the scored groups of all arms. The proxy's own gains count a session only ten minutes
-    after its end."""
+    """Return the scored groups of all arms. They are read from the ledger, because the gains that
+    the proxy reports include a session only ten minutes after its end."""
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))
@@ -403,8 +402,8 @@ def _require_same_kind(config: Path, job: TrainJob, *, is_gated: bool = False) -
 def _require_same_engines(file: Path, engines: EngineChoice) -> None:
     """Raise UserError if the run in this folder was started with another rollout engine or trainer.
 
-    A checkpoint can be loaded only by the kind of trainer that wrote it, and all points of a
-    learning curve should come from the same rollout engine.
+    A checkpoint can be loaded only by the kind of trainer that wrote it. All points of a learning
+    curve should come from the same rollout engine.
     """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))

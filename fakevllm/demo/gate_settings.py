@@ -34,8 +34,9 @@ def release_section(folder: Path) -> dict[str, object]:
 class PlantedSteps:
     """The steps whose rewards reach the trainer with the opposite sign.
 
-    They are counted by the version of the weights with which they begin. Versions are never reused,
-    so a step that is repeated after a return to earlier weights is not planted again.
+    A step is identified by the version of the weights with which it begins. Training may return to
+    earlier weights and repeat a step. Version numbers are never reused, so the repeated step has
+    another version, and its rewards are correct.
 
     >>> planted = PlantedSteps(first_step=40)
     >>> planted.begins_at, planted.ends_at, planted.environment
@@ -46,12 +47,12 @@ class PlantedSteps:
 
     @property
     def begins_at(self) -> int:
-        """Version with which the first planted step begins."""
+        """Version of the weights with which the first planted step begins."""
         return self.first_step - 1
 
     @property
     def ends_at(self) -> int:
-        """Version from which on no step is planted."""
+        """Version of the weights with which the first step after the planted steps begins."""
         return self.begins_at + NUM_PLANTED
 
     @property

@@ -1,5 +1,5 @@
-"""The results of a demo with the mode `gated`, and the claims that a run with planted steps must
-meet. This module does no I/O."""
+"""The results of a demo with the mode `gated`. If the demo has planted steps, which train with the
+opposite rewards, the results must meet the claims in this module. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Z_95 = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class ArmChange:
-    """The mean reward of the released arm's sessions before and since the planted steps."""
+    """The mean reward of the released arm's sessions before the planted steps, and since then."""
 
     before: float
     since: float
@@ -45,7 +45,7 @@ class ArmChange:
 
 @dataclass(frozen=True, slots=True)
 class PlantedOutcome:
-    """The results of the planted steps."""
+    """The results of the planted steps, which trained with the opposite rewards."""
 
     first_step: int
     versions: tuple[int, int]
@@ -87,8 +87,8 @@ def gated_outcome(
     planted: PlantedSteps | None,
     times: PlantedTimes,
 ) -> GatedOutcome:
-    """Return the results. `groups` are the scored groups of all arms, in the order of their
-    arrival."""
+    """Return the results that only a demo with the mode `gated` has. `groups` are the scored groups
+    of all arms, in the order of their arrival."""
     gains = ArmGains(RewardRange(0.0, 1.0))
     gains.add_all(groups)
     summary = gains.summary(math.inf)  # no session of the demo goes on after its end
@@ -152,9 +152,9 @@ def _planted_outcome(
 def arm_change(
     groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
 ) -> ArmChange | None:
-    """Return how the mean reward of the released arm has changed between the times `began_at` and
-    `returned_at`, in Unix seconds, and shortly after them. Return None if there are too few
-    sessions."""
+    """Compare the released arm's mean reward before `began_at` with its mean reward from `began_at`
+    until shortly after `returned_at`. Both are Unix times in seconds. Return None if there are too
+    few sessions."""
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]
     num_until_return = sum(began_at <= group.received_at < returned_at for group in released)

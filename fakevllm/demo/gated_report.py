@@ -1,5 +1,5 @@
-"""Print the results of a demo with the mode `gated`: the released version, the two gains, the
-history of releases, and what became of planted steps."""
+"""Print the results of a demo with the mode `gated`. These are the released version, the two gains,
+the history of releases, and the outcome of planted steps."""
 
 from __future__ import annotations
 

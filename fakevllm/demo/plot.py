@@ -82,8 +82,8 @@ def points_of(values: Sequence[float | None]) -> Curve:
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Return the moving average of the values: for each value, the mean of the value and up to
-    `window` - 1 values before it."""
+    """Return the moving average of the values. Each value is replaced by the mean of itself and up
+    to `window` - 1 values before it."""
     windows = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in windows]
 

@@ -1,5 +1,5 @@
-"""The releases of a demo with the mode `gated`, as they are polled from the server, and
-what follows from them. This module does no I/O."""
+"""The releases of a demo with the mode `gated`. The history of releases is polled from the server,
+and this module derives the state of the demo from it. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ demo goes on."""
 
 @dataclass(frozen=True, slots=True)
 class PlantedTimes:
-    """Unix times in seconds at which the planted steps began and ended; None before."""
+    """Unix times in seconds at which the planted steps began and ended. Planted steps train with
+    the opposite rewards. A time is None until the event has happened."""
 
     began_at: float | None = None
     ended_at: float | None = None
@@ -28,8 +29,8 @@ class PlantedTimes:
 class PausingPlayer:
     """A Player that sends no question while a version is evaluated.
 
-    Two cores cannot answer users and evaluate at the same speed. If the users went on, training
-    would have recovered from bad steps before the next evaluation.
+    On two cores, an evaluation would be slow while users are answered. Training would then have
+    recovered from bad steps before the next evaluation.
     """
 
     def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
@@ -37,7 +38,7 @@ class PausingPlayer:
         self._no_candidate = no_candidate
 
     async def play(self, question: str, key: str) -> str:
-        """Send the question, as the Player does that this one wraps."""
+        """Send the question with the wrapped Player."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_PAUSE_S):
                 await self._no_candidate.wait()
@@ -45,12 +46,14 @@ class PausingPlayer:
 
 
 class ReleaseWatch:
-    """The latest history of releases, and the time of the planted steps."""
+    """The latest history of releases, and the time of the planted steps. Planted steps train with
+    the opposite rewards."""
 
     def __init__(
         self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
     ) -> None:
-        """Create the watch. `times` are those that an interrupted run has stored."""
+        """Create the watch. `times` are the times of the planted steps that an interrupted run has
+        stored."""
         self.history: ReleasesReply | None = None
         self.times = times or PlantedTimes()
         self.no_candidate = asyncio.Event()
@@ -92,7 +95,8 @@ class ReleaseWatch:
         return text if candidate is None else f"{text}, version {candidate} is evaluated"
 
     def is_due(self, version: int, evaluate_every: int) -> bool:
-        """Return True if a candidate is evaluated, or will be because of the newest version."""
+        """Return True if a candidate is being evaluated, or if the newest version will be
+        evaluated."""
         history = self.history
         if history is None or history.candidate is not None:
             return True
@@ -105,7 +109,8 @@ class ReleaseWatch:
 
 
 def describe(record: ReleaseRecord) -> str:
-    """Return a line about a verdict. Return an empty text for another decision."""
+    """Return a line about the decision to release or to reject a version, or to leave a version
+    undecided. Return "" for any other decision."""
     figures = difference(record.evidence)
     figures = "" if figures == "-" else f": {figures}"
     match record.decision:

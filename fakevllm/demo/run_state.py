@@ -48,7 +48,8 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class Run:
-    """One running demo: its processes, their addresses, and the latest status of the proxy."""
+    """A running demo. The object has its processes, their addresses, and the latest status of the
+    proxy."""
 
     settings: DemoSettings
     folder: Path
@@ -67,7 +68,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of the training step for which the server is collecting groups. 1 while this
+        """Number of the training step for which the server is collecting groups. It is 1 while the
         number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
@@ -141,8 +142,8 @@ async def keep_polling(run: Run) -> None:
 async def wait_for_final_status(run: Run, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> None:
     """Fetch the proxy's statistics until they include the status of the server.
 
-    One request is not enough, because the server or the proxy may be restarting after a crash.
-    Raises FakevllmError at the timeout.
+    A single request may fail or miss the server's status, because the server or the proxy may be
+    restarting after a crash. Raises FakevllmError at the timeout.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -49,7 +49,8 @@ class Outcome:
 
     @property
     def failed_claims(self) -> list[str]:
-        """The claims about planted steps that do not hold."""
+        """The claims about planted steps that do not hold. Planted steps train with the opposite
+        rewards."""
         planted = None if self.gated is None else self.gated.planted
         return (
             [] if planted is None else [name for name, holds in planted.claims.items() if not holds]

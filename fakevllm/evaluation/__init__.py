@@ -1,7 +1,8 @@
 """`fakevllm eval`: sample held-out rows, score them with the proxy's hooks, and draw a table.
 
-The command runs beside the proxy, as `fakevllm replay` does. It sends each row to the proxy's route
-/fakevllm/eval. The proxy samples the row several times, scores all samples with the user's reward
-hook, stores them in its ledger with the kind `eval`, and returns the rewards. Nothing of it is ever
-trained. `results` is pure: it makes means, intervals and comparisons of the rewards.
+The command runs beside the proxy, as `fakevllm replay` does. For each row, the command sends a
+request to the proxy's route /fakevllm/eval. The proxy samples the row several times and scores all
+samples with the user's reward hook. It stores the samples in its ledger with the kind `eval`, and
+returns the rewards. These samples are never trained. `results` computes means, intervals and
+comparisons from the rewards, without I/O.
 """

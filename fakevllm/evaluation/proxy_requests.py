@@ -51,15 +51,15 @@ class ProxyRequests:
         await self._http.close()
 
     async def check(self, texts: list[str], versions: list[int]) -> CheckReply:
-        """Ask whether rows with these texts can be evaluated, and load the versions. Raises
+        """Ask the proxy to check the texts of the rows, and to load the versions. Raises
         ConfigError if the proxy does not answer or refuses the request."""
         return await self._post(
             CHECK_PATH, CheckRequest(texts=texts, versions=versions), CheckReply
         )
 
     async def end(self, versions: list[int]) -> None:
-        """Say that these versions need not be available any more. A failure has no consequences for
-        the user, because the proxy unloads versions that no evaluation uses any more."""
+        """Report to the proxy that the evaluation no longer needs these versions. Errors are
+        ignored, because the proxy by itself unloads versions that no evaluation uses any more."""
         with contextlib.suppress(ConfigError, TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._post(END_PATH, EndRequest(versions=versions), EndReply)
@@ -113,7 +113,8 @@ class _Error(BaseModel):
 
 
 def _message(raw: bytes) -> str:
-    """Return the message of an error reply, or the beginning of a reply that is none."""
+    """Return the message of an error reply. If the reply has no such message, return its
+    beginning."""
     try:
         return _Error.model_validate_json(raw).error.message
     except ValueError:

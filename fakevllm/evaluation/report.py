@@ -57,7 +57,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """The results of all rows, with the settings that their interpretation needs."""
+    """The results of all rows, and the settings that are needed to interpret the results."""
 
     dataset: str
     """Name of the dataset's file."""
@@ -70,7 +70,8 @@ class EvalReport:
 
     @cached_property
     def scores(self) -> list[Scores]:
-        """For each version, the scores of the rows that were scored, by row id."""
+        """For each version, a dict from the row id to the row's scores. Only rows that were scored
+        are included."""
         num_versions = len(self.rows[0].replies)
         pairs = [
             [(row.task.task_id, _scores(row.replies[number])) for row in self.rows]
@@ -88,7 +89,7 @@ class EvalReport:
 
     @cached_property
     def solved_at(self) -> float:
-        """Reward from which on a row counts as solved."""
+        """Lowest reward with which a row counts as solved."""
         declared = self.declared_solved_at
         return self.rewards.high if declared is None else declared
 
@@ -99,7 +100,8 @@ class EvalReport:
 
     @cached_property
     def comparisons(self) -> list[Comparison | None]:
-        """For each version, its comparison with the first version; None for the first."""
+        """For each version, its comparison with the first version. The comparison of the first
+        version is None."""
         first, *others = self.scores
         return [None, *(compare(first, other, self.rewards) for other in others)]
 
@@ -159,14 +161,15 @@ class EvalReport:
 
 
 def _scores(reply: RowReply) -> RowScores | None:
-    """Return the rewards of a row; None if no sample at temperature 1 has a reward."""
+    """Return the rewards of a row. Return None if no sample at temperature 1 has a reward."""
     rewards = [sample.reward for sample in reply.samples if sample.reward is not None]
     return RowScores(rewards, reply.greedy.reward) if rewards else None
 
 
 def _label(replies: Sequence[RowReply]) -> str:
-    """Return the number of a version, or the first and the last number if the server published new
-    weights while rows were sampled. The result is `?` if the server did not report it."""
+    """Return the version that sampled the rows, as text. If the server published new weights while
+    rows were sampled, return the first and the last version. Return `?` if the server reported no
+    version."""
     known = [
         version
         for reply in replies

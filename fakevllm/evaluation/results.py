@@ -42,7 +42,8 @@ Scores = Mapping[str, RowScores]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of one version with another, by the mean rewards of the rows that both have."""
+    """Comparison of one version with another, by the mean rewards of the rows that have rewards
+    with both versions."""
 
     wins: int
     losses: int
@@ -63,7 +64,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row counts once, however many samples it has."""
+    """Return the summary of one version. Each row has the same weight. The number of its samples
+    does not matter."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())
@@ -83,7 +85,7 @@ def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Sum
 def compare(
     first: Scores, second: Scores, rewards: RewardRange, alpha: float = ALPHA
 ) -> Comparison:
-    """Compare the second version with the first one, row by row."""
+    """Compare the second version with the first version, row by row."""
     common = [(first[row_id], second[row_id]) for row_id in first if row_id in second]
     per_part = max((len(row.rewards) for pair in common for row in pair), default=1)
     differences = DifferenceSequence(rewards, alpha, max(1, len(common)), per_part)
@@ -112,7 +114,8 @@ def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
 
 
 def covering_range(declared: RewardRange, versions: Sequence[Scores]) -> RewardRange:
-    """Return the declared range, stretched so that it contains all rewards."""
+    """Return the declared range of rewards. If a reward is outside the range, the range is extended
+    to contain it."""
     seen = [
         reward
         for scores in versions

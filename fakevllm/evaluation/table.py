@@ -14,9 +14,9 @@ from fakevllm.statistics.confidence_sequence import Interval
 
 
 def render(report: EvalReport) -> Group:
-    """Return the report as a table with one line per version and, for several versions, a table
-    that compares them with the first one. The last lines have the rows that nobody solves and those
-    without a reward."""
+    """Return the report as a table with one line per version. If there are several versions, a
+    second table compares them with the first version. The last lines list the rows that no sample
+    solves, and the rows without a reward."""
     tables = [_means(report)]
     if len(report.labels) > 1:
         tables.append(_comparisons(report))

@@ -1,6 +1,6 @@
 """The path of an app's request, from admission to the record in the ledger. The answers that are
 sampled for one request are its siblings. A group is a request with all its siblings. The lead is
-sibling 0, the answer to the app's own, unchanged request.
+sibling 0. It is sampled with the app's own, unchanged request.
 
 * `request_admission` decides whether a request is trained.
 * `request_pipeline` relays one answer, or runs a group of siblings with `group_executor`.
@@ -10,10 +10,10 @@ sibling 0, the answer to the app's own, unchanged request.
 * `group_record` builds the group's row for the ledger.
 * `resend_cache` answers retries of a request with the answer to the first attempt.
 * `evaluator` samples and scores a held-out row.
-* `request_arms` assigns requests to arms, and lets the arm's version answer.
-* `reproducible_lockstep` runs groups one after another, so that a run can be reproduced.
+* `request_arms` assigns requests to arms, so that the weights of the arm answer them.
+* `reproducible_lockstep` runs groups one after another. This makes a run reproducible.
 
 Every request gets exactly one answer or error, even if a hook, the engine or code of the proxy
-fails. Every group ends exactly once. The folder `settlement`, and not this folder, sends the
-rewards to the server.
+fails. Every group ends exactly once. This folder does not send rewards to the server; the folder
+`settlement` does.
 """

@@ -1,5 +1,5 @@
-"""Evaluation of one held-out row: sample it, score the samples, and record them. Nothing of it is
-trained, because the calls name no sibling and the server therefore does not capture them."""
+"""Evaluation of one held-out row: sample it, score the samples, and record them. These samples are
+never trained. Their calls name no sibling, so the server does not capture them."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Evaluator:
         return self._hooks.info.content_hash
 
     async def run(self) -> None:
-        """Unload versions of evaluations that have ended without saying so, until this task is
-        cancelled."""
+        """Until this task is cancelled, unload the versions of evaluations that ended without a
+        message."""
         while True:
             await asyncio.sleep(_CHECK_IDLE_EVERY_S)
             await self.unload_idle(time.monotonic())
@@ -142,14 +142,15 @@ class Evaluator:
             await self._link.unload_policy(version)
 
     async def load_all(self, versions: Sequence[int]) -> None:
-        """Load the versions of an evaluation. Raises WireError if one cannot be sampled."""
+        """Load the versions of an evaluation. Raises WireError if a version cannot be sampled."""
         with self._using(versions):
             for version in versions:
                 await self.load(version)
 
     async def load(self, version: int) -> str:
-        """Let the server make a version of the weights available. Return the model's name by which
-        calls are sampled by it. Raises WireError if the server refuses or cannot be reached."""
+        """Let the server make a version of the weights available. Return the model name with which
+        a call is sampled by this version. Raises WireError if the server refuses or cannot be
+        reached."""
         try:
             reply = await self._link.load_policy(version)
         except NETWORK_ERRORS as error:
@@ -163,20 +164,23 @@ class Evaluator:
         return reply.model
 
     async def unload(self, version: int) -> None:
-        """Tell the server that a version need not be available any more."""
+        """Report to the server that a version is no longer needed."""
         self._loaded.forget(version)
         await self._link.unload_policy(version)
 
     async def evaluate(
         self, draft: GroupDraft, num_samples: int, eval_id: str, version: int | None = None
     ) -> EvaluatedRow:
-        """Sample the row of `draft` once greedily and `num_samples` times at temperature 1, score
-        all samples in one call of the hook, and store them in the ledger.
+        """Sample, score and store the row of `draft`.
 
-        The row is sampled by the weights `version`, or by those that are served. A sample that the
-        engine refuses has no reward. If the engine is unavailable, the samples wait for it as an
-        app's request would. Raises WireError if it stays unavailable, or if the version cannot be
-        sampled. Nothing is stored then, so that the row can be repeated.
+        The row is sampled once greedily, and `num_samples` times at temperature 1. The weights are
+        those of `version`, or the served weights if `version` is None. One call of the hook scores
+        all samples. Then the ledger stores the samples.
+
+        A sample that the engine refuses gets no reward. If the engine is unavailable, the samples
+        wait for it, in the same way as an app's request. Raises WireError if the engine stays
+        unavailable, or if the version cannot be sampled. In this case nothing is stored, and the
+        row can be repeated.
         """
         draft.num_siblings = num_samples + 1
         with self._using([] if version is None else [version]):
@@ -200,7 +204,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _using(self, versions: Sequence[int]) -> Generator[None]:
-        """Keep versions from being unloaded as idle while the block runs."""
+        """While the block runs, do not unload these versions as idle."""
         self._loaded.begin(versions)
         try:
             yield
@@ -208,8 +212,9 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Return the samples of a row. Return None if other weights than those of the requested
-        version may have been served meanwhile. Raises WireError as `evaluate` does."""
+        """Return the samples of a row. Return None if other weights may have been served in the
+        meantime than those of the requested version. Raises WireError in the same cases as
+        `evaluate`."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -225,9 +230,9 @@ class Evaluator:
         return _Sampled(results, version, version)
 
     async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
-        """Sample a row once more, after new weights replaced its version in the first attempt. The
-        version is then loaded from its checkpoint. Raises WireError (400) that says what to do if
-        it has none."""
+        """Sample a row once more. Call this method if new weights replaced the row's version during
+        the first attempt. The version is then loaded from its checkpoint. If it has no checkpoint,
+        raises WireError (400) that says what to do."""
         try:
             sampled = await self._sampled(draft, version)
         except WireError as error:  # translates the server's refusal
@@ -245,8 +250,8 @@ class Evaluator:
     async def _samples(
         self, draft: GroupDraft, model: str, version: int | None
     ) -> list[SiblingResult]:
-        """Return the samples of a row. If one of them raises WireError, cancel the others, and
-        raise the error."""
+        """Return the samples of a row. If one sample raises WireError, cancel the other samples and
+        raise this error."""
         tasks = [
             asyncio.create_task(self._sample(draft.request, model, index, version))
             for index in range(draft.num_siblings)
@@ -264,8 +269,8 @@ class Evaluator:
         """Return a sample, or the error with which the engine refused its content. Raises WireError
         for an outage.
 
-        If the engine is busy, the sample backs off and tries again. It does not wait in the queue
-        of refused leads, because apps' groups get no siblings while this queue is not empty.
+        If the engine is busy, the sample backs off and tries again. A sample does not wait in the
+        queue of refused leads. While that queue is not empty, groups of apps get no siblings.
         """
         schedule: RetrySchedule | None = None
         while True:
@@ -311,4 +316,5 @@ class Evaluator:
 
 
 async def _send_nothing(_: MutableMapping[str, Any]) -> None:
-    """Stand for the app's connection, which an evaluated row does not have."""
+    """Do nothing. This function takes the place of the app's connection, because an evaluated row
+    has no app."""

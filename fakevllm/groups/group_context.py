@@ -1,5 +1,5 @@
 """GroupContext, which holds the objects that belong to one request of an app. The request pipeline
-creates it and passes it to the group executor."""
+creates the GroupContext and passes it to the group executor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakevllm_adapters.http.asgi import Receive
 
 @dataclass(slots=True)
 class GroupContext:
-    """One request of an app, with the objects that are needed until the app has its answer."""
+    """One request of an app, and the objects that are needed until the app has its answer."""
 
     draft: GroupDraft
     """The draft of the ledger record for the request and its siblings (the answers sampled for

@@ -1,11 +1,12 @@
-"""Execution of one group: a request with several siblings (answers that are sampled for it). This
-module has the asyncio code. `sibling_scheduler.py` makes the decisions.
+"""Execution of one group. A group is a request with its siblings, which are the answers that are
+sampled for it. This module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 
 The asyncio task that handles the app's request waits until an answer is chosen, and sends this
 answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
-(sibling 0) to the app. These tasks may go on after the app has its answer. When one of them ends,
-the executor reports this event to its `GroupScheduler` (the state machine that decides), and
-carries out the decisions that the scheduler returns.
+(sibling 0) to the app. These tasks may go on after the app has its answer.
+
+When a task ends, the executor reports this event to its `GroupScheduler`. The scheduler is a state
+machine that returns decisions, and the executor carries them out.
 """
 
 from __future__ import annotations
@@ -74,12 +75,13 @@ class GroupServices:
 
 
 class GroupExecutor:
-    """The executor of one group (a request with its siblings, the answers sampled for it). It
-    samples and scores the siblings, answers the app, and creates the ledger record.
+    """The executor of one group. A group is a request with its siblings, which are the answers that
+    are sampled for it. It samples and scores the siblings, answers the app, and creates the ledger
+    record.
 
-    `services.sibling_limit` limits the number of siblings that run at one time. The caller must
-    have acquired a slot from it for each sibling except the lead (sibling 0). The executor releases
-    a sibling's slot when the sibling ends.
+    `services.sibling_limit` limits the number of siblings that run at one time. Each sibling except
+    the lead (sibling 0) needs a slot of this limit. The caller must have acquired these slots. The
+    executor releases a slot when its sibling ends.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -121,9 +123,9 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group (the request with its siblings). Return when the app has got its answer or
-        an error, or has disconnected. Siblings that are still being sampled then continue in the
-        background."""
+        """Run the group, which is the request with its siblings. Return when the app has got its
+        answer or an error, or when the app has disconnected. Siblings that are still being sampled
+        then continue in the background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -148,7 +150,7 @@ class GroupExecutor:
         self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        """Abort the group (the request with its siblings), because the proxy is stopping."""
+        """Abort the group because the proxy is stopping. A group is a request with its siblings."""
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
@@ -194,7 +196,8 @@ class GroupExecutor:
         self._finish(result, is_relayed=is_relayed)
 
     async def _run_shared_call(self, indices: tuple[int, ...]) -> None:
-        """Sample these siblings by one call. If the call is refused, sample each by its own."""
+        """Sample these siblings by one call. If the call is refused, sample each sibling with a
+        call of its own."""
         sampler = self._services.sampler
         try:
             await sampler.sample_shared(self._request, self._plan, indices, self._app, self._finish)
@@ -230,8 +233,8 @@ class GroupExecutor:
         self._release((index,))
 
     async def _relay_lead(self) -> SiblingResult:
-        """Stream the answer of the lead (sibling 0) to the app while it is sampled, and return the
-        result."""
+        """Sample the lead (sibling 0), and return the result. Stream the answer to the app at the
+        same time."""
         try:
             reply = await self._services.sampler.relay(
                 self._request, self._plan, self._app, self._on_lead_token

@@ -1,5 +1,6 @@
-"""The draft of the ledger record for one group (a request with its siblings, the answers sampled
-for it). The draft collects data from the arrival of the request until the group's end."""
+"""The draft of the ledger record for one group. A group is a request with its siblings, which are
+the answers that are sampled for it. The draft collects data from the arrival of the request until
+the group's end."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ tool call that was cut off, if the app uses the Messages API."""
 
 @dataclass(frozen=True, slots=True)
 class ScoredSiblings:
-    """The siblings of a group (the answers that were sampled for one request), with the result of
-    the reward hook and the choice of the sibling that is served to the app."""
+    """The siblings of a group after scoring. A sibling is an answer that was sampled for the
+    group's request. The object also has the result of the reward hook, and the choice of the
+    sibling that is served to the app."""
 
     results: list[SiblingResult]
     rewards: Mapping[int, float | None]
@@ -57,9 +59,9 @@ class ScoredSiblings:
 
 @dataclass(slots=True)
 class GroupDraft:
-    """The data that are collected about a request until its ledger record is complete.
+    """The data about a request that are collected until its ledger record is complete.
 
-    A request can end in four ways, and for each of them one method returns the ledger record:
+    A request can end in four ways. For each way, one method returns the ledger record:
 
     * `failed`: the app got an error.
     * `served_once`: the request was sampled once.
@@ -98,13 +100,13 @@ class GroupDraft:
     _answered: float | None = None
 
     def mark_answered(self) -> None:
-        """Stop the clock that measures the request's latency, because the app has its answer. Only
-        the first call of this method has an effect."""
+        """Record that the app has its answer. This stops the clock that measures the request's
+        latency. Only the first call of this method has an effect."""
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Return the request's place: its session (a conversation of the app) and its position in
-        the session. Return None if the place is unknown.
+        """Return the request's place, or None if the place is unknown. The place is the request's
+        session (a conversation of the app) and the position in the session.
 
         The first call of this method determines the place, and later calls return the same place.
         """
@@ -132,10 +134,10 @@ class GroupDraft:
     def serve(self, result: SiblingResult) -> None:
         """Record that the app gets this sibling's answer.
 
-        The app's next request usually contains this answer in its history. By this answer, the
-        proxy finds the session (conversation) to which the next request belongs. Therefore, call
-        this method before the last byte of the answer is sent, because the app may send its next
-        request right after that.
+        The app's next request usually contains this answer in its history. The proxy uses the
+        answer to find the session (conversation) of the next request. The app may send the next
+        request right after the last byte of this answer. Therefore, call this method before the
+        last byte is sent.
         """
         self.place()  # before the place of the app's next request is computed
         self.is_answered_well = result.answer is not None
@@ -162,8 +164,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's column `reason` names `outage`, the reason why the fallback server was used.
-        This is the case even if the fallback server gave an error.
+        The record's column `reason` contains `outage`, which is the reason why the fallback server
+        was used. It contains this reason even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
         record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -174,9 +176,9 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
-        The argument `reason` is the slug of why the request was sampled only once. If the app gets
-        an answer, this slug is stored in the record's column `reason`. If the app gets an error,
-        the slug of the error's cause is stored in this column, with `failure_prefix` in front.
+        `reason` is the slug of the reason for sampling only once. If the app gets an answer, this
+        slug is stored in the record's column `reason`. If the app gets an error, the slug of the
+        error's cause is stored in this column, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
@@ -195,8 +197,8 @@ class GroupDraft:
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: ScoredSiblings) -> GroupRecord:
-        """Return the ledger record of a request that was sampled several times, after all siblings
-        (the sampled answers) have ended."""
+        """Return the ledger record of a request that was sampled several times. Call this method
+        after all siblings (the sampled answers) have ended."""
         selection = scored.selection
         rows = [
             _sibling(
@@ -232,8 +234,9 @@ class GroupDraft:
         )
 
     def _other_arm_reason(self, reason: str | None) -> str:
-        """Return the reason why a group of another arm than the training arm is not trained.
-        `reason` is a further reason, such as too few rewards."""
+        """Return the reason why a group is not trained if its arm is not the training arm. An arm
+        decides which weights answer a session. `reason` is a further reason, such as too few
+        rewards."""
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason
         if arm is not None and arm.trouble is not None:
@@ -250,8 +253,8 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a row that was sampled for an evaluation.
 
-        `results` has all samples, and `answered` those with an answer, in the order of the rewards
-        of `outcome`. `version` is the version of the weights, or None if it is unknown.
+        `results` has all samples. `answered` has the samples with an answer, in the order of the
+        rewards of `outcome`. `version` is the version of the weights, or None if it is unknown.
         """
         rewards = dict(zip((one.index for one in answered), outcome.rewards or (), strict=False))
         annotations = dict(zip((one.index for one in answered), outcome.annotations, strict=False))
@@ -285,8 +288,8 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the app disconnected before it had the whole answer, and no retry of the request
-        has got the answer."""
+        """True if the app disconnected before it had the whole answer. False if a retry of the
+        request has got the answer later."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 
@@ -396,7 +399,8 @@ def _failure(result: SiblingResult, body: Json) -> str | None:
 
 
 def failure_reason_of(lead: SiblingResult) -> str:
-    """Return the slug of the reason why a request whose lead has this result got no answer."""
+    """Return the reason why a request got no answer, as a slug. `lead` is the result of its lead
+    (sibling 0)."""
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:

@@ -1,8 +1,8 @@
 """Rate-limited warnings about failures of hooks (the user's functions). This module does no I/O.
 
 The first failure of each kind is logged at once. After that, at most one line per interval is
-logged for this kind, with the number of failures since the last line. Tracebacks are printed by the
-hook process.
+logged for this kind. The line has the number of failures since the last line. Tracebacks are
+printed by the hook process.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ OVERRIDES = HookKind(
 
 
 def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
-    """Return the kind of a warning about a group's rewards, and the reason why they are missing,
-    which is None if they are not. An arm that does not train has a reason of its own, which the
-    reason of the hook follows."""
+    """Return the kind of a warning about a group's rewards, and the reason why the rewards are
+    missing. The reason is None if no reward is missing.
+
+    If the group's arm does not train, the group's reason begins with that fact. Only the hook's
+    reason after it is returned.
+    """
     prefix, reason = f"{OTHER_ARM}: ", group.reason
     if reason is not None and reason.startswith(prefix):
         return OTHER_ARM_REWARD, reason.removeprefix(prefix)
@@ -113,12 +116,12 @@ class HookWarnings:
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Return an error text if the engine has refused the request fields that a hook set. Return
-    None otherwise.
+    """Return an error text if the engine has refused request fields that a hook set. Otherwise
+    return None.
 
-    `siblings` are all siblings (answers sampled for one request) of a group in which the hook set
-    request fields. The fields count as refused if the engine accepted the lead (sibling 0, the
-    app's unchanged request) and answered another sibling with a client error.
+    `siblings` are all siblings of a group in which the hook set request fields. The fields count as
+    refused if the engine accepted the lead and answered another sibling with a client error. The
+    lead is sibling 0, the app's unchanged request.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -135,9 +138,9 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """Return the kind of a failure. Warnings are rate-limited for each kind. The kind consists of
-    the reason slug and, if the hook raised an exception, of the exception's type and its line in
-    the hook file. Exceptions that differ only in their messages are of one kind.
+    """Return the kind of a failure. Warnings are rate-limited for each kind separately. The kind
+    contains the reason slug. If the hook raised an exception, the kind also contains the
+    exception's type and its line in the hook file. It does not contain the exception's message.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

@@ -1,12 +1,18 @@
-"""The setting `job.lockstep`: groups (requests with their sampled answers) are processed one after
-another, so that a run can be reproduced.
+"""The setting `job.lockstep`: process groups one after another, so that a run can be reproduced. A
+group is a request with its sampled answers.
 
-A group is sampled only after the server has finished all training steps for which it had enough
-groups. The random seeds of the sampled answers are derived from the dataset row. If the engine also
-decodes the calls one at a time, without batching, two runs are identical.
+Before a group is sampled, the server must have finished all training steps for which it has enough
+groups.
 
-Two runs can still differ if users give feedback, if apps send requests concurrently, if hooks use
-random numbers, or if the server or the proxy resumes after a crash.
+The random seeds of the sampled answers are derived from the dataset row. Two runs are identical if
+the engine also decodes the calls one at a time, without batching.
+
+Two runs can still differ for these reasons:
+
+* Users give feedback.
+* Apps send requests concurrently.
+* Hooks use random numbers.
+* The server or the proxy resumes after a crash.
 """
 
 from __future__ import annotations
@@ -41,10 +47,10 @@ def seed_of(run_seed: int, row: str, nth: int) -> int:
 
 
 def is_idle(status: EngineStatusReply | None) -> bool:
-    """Return True if the server runs no training step and has too few groups (requests with their
-    sampled answers) to begin one.
+    """Return True if the server runs no training step and has too few groups to begin a step. A
+    group is a request with its sampled answers.
 
-    The result is also True if the server is unreachable, or if its engine is off or booting.
+    Also return True if the server is unreachable, or if its engine is off or booting.
     """
     if status is None:
         return True
@@ -54,8 +60,8 @@ def is_idle(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    """The lock that makes groups (requests with their sampled answers) run one after another, and
-    the random seeds of their requests."""
+    """A lock that makes groups run one after another. The object also has the random seeds of their
+    requests. A group is a request with its sampled answers."""
 
     def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed
@@ -85,8 +91,8 @@ class Lockstep:
             yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
 
     async def _wait_until_idle(self) -> None:
-        """Wait until the server has accepted all scored groups, and has finished the training steps
-        for which it has enough groups.
+        """Wait until the server has accepted all scored groups. Then wait until the server has
+        finished every training step for which it has enough groups.
 
         If the server is unreachable, the wait ends early.
         """

@@ -20,8 +20,8 @@ log = logging.getLogger("fakevllm.admission.admission_rules")
 
 
 class TrafficGate:
-    """The object that decides for each request whether it is trained. It holds the admission rules,
-    the kill switch and the summaries of the sessions (conversations) of one proxy."""
+    """The decision for each request of one proxy whether the request is trained. The object holds
+    the admission rules, the kill switch and the summaries of the sessions (conversations)."""
 
     def __init__(
         self,
@@ -53,11 +53,12 @@ class TrafficGate:
     def ruling(
         self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
     ) -> Ruling:
-        """Decide whether a request is trained, and return the decision. If the request is a main
-        call (a request of the user or the agent) and this proxy trains, also add the request to its
-        session (conversation).
+        """Decide whether a request is trained, and return the decision. If this proxy trains, also
+        add each main call to its session (conversation). A main call is a request of the user or
+        the agent.
 
-        `key` is the app's API key. `texts` are the texts in which held-out rows are searched.
+        `key` is the app's API key. `texts` are the request's texts, in which held-out rows are
+        searched.
         """
         facts = RequestFacts(
             route=request.adapter.name,

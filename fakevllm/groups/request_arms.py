@@ -1,8 +1,10 @@
-"""Assign requests to arms, and let the arm's weights answer them.
+"""Assign requests to arms, so that the weights of the arm answer them.
 
-The arm depends on the root of the request's session tree, so a later turn, a fork and a sub-agent
-have the session's arm. A request without a place in a session is a session of its own: its root is
-its id. A request that the proxy cannot parse has no arm.
+All requests of a session tree have the same arm, because the arm depends on the tree's root. A tree
+contains later turns, forks and sub-agents. A request without a place in a session forms a tree of
+its own: its root is its id.
+
+A request that the proxy cannot parse has no arm.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ ADDED_AT_ONCE = 500
 
 
 class RequestArms:
-    """The arms of all requests of a proxy, and what was gained in them."""
+    """The arms of all requests of a proxy, and the gains in reward of these arms. An arm decides
+    which weights answer a session."""
 
     def __init__(
         self,
@@ -57,13 +60,14 @@ class RequestArms:
         """Groups that ended before the ledger was read; None afterwards."""
 
     async def run(self) -> None:
-        """Read the earlier groups, and keep the versions of the arms loaded, until cancelled."""
+        """Read the groups of earlier proxy processes. Then keep the versions of the arms loaded
+        until this task is cancelled."""
         await self.read_earlier()
         await self.policies.run()
 
     def assign(self, draft: GroupDraft) -> None:
-        """Set the request's arm. Call this method before the app's response is created, because
-        answers of a policy get the model name that the app asked for."""
+        """Set the request's arm. Call this method before the app's response is created. Answers of
+        a policy must show the model name that the app sent."""
         request = draft.request
         if request.exchange is None:
             return
@@ -84,9 +88,12 @@ class RequestArms:
         arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
-        """Wait until the weights of the request's arm can be sampled. If they cannot, the served
-        weights answer. While the engine does not serve, the request waits for it anyway, and the
-        weights are loaded when the engine does not know them."""
+        """Wait until the weights of the request's arm can be sampled. If they cannot be sampled,
+        the served weights answer.
+
+        If the engine is not serving, the request waits for the engine anyway. If the engine does
+        not know the weights, they are loaded.
+        """
         arm = request.arm
         if arm is None or arm.policy is None:
             return
@@ -127,7 +134,8 @@ class RequestArms:
         return self._gains.summary(now)
 
     async def read_earlier(self) -> None:
-        """Count the groups of earlier proxy processes, and then those that have ended meanwhile."""
+        """Count the groups of earlier proxy processes. Then count the groups that have ended in the
+        meantime."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             for start in range(0, len(groups), ADDED_AT_ONCE):
@@ -142,7 +150,7 @@ class RequestArms:
         self._buffered = None
 
     async def close(self, running: asyncio.Task[None]) -> None:
-        """Stop `running`, the task of `run`, and what it has started."""
+        """Stop `running`, which is the task of `run`, and everything that this task has started."""
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
@@ -150,7 +158,7 @@ class RequestArms:
 
 
 def _requested_name(request: Request) -> str | None:
-    """Return the model name that the app sent; None if it sent none."""
+    """Return the model name that the app sent, or None if the app sent no name."""
     return request.model or None
 
 

@@ -1,7 +1,7 @@
 """The pipeline for the requests of apps. For each request, it plans how many answers are sampled.
 
 A request that is not trained is sent to the engine once, and the answer is relayed to the app. A
-request that is trained is run by a `GroupExecutor`, which samples several answers (siblings).
+request that is trained is passed to a `GroupExecutor`, which samples several answers (siblings).
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ still open."""
 
 
 class Pipeline:
-    """The handler of all inference requests. It handles each request until the app has its
-    answer."""
+    """The handler of all inference requests. It handles a request until the app has its answer."""
 
     def __init__(
         self,
@@ -81,9 +80,9 @@ class Pipeline:
     ) -> None:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
-        request's id, the request's place in its session (conversation), and the question (the last
-        user message). `arms` assigns requests to arms. It is None if all sessions are of the
-        training arm."""
+        request's id, the request's place in its session (conversation), and the question. The
+        question is the last user message. `arms` assigns requests to arms. `arms` is None if all
+        sessions belong to the training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._has_receipts = serve.receipts
@@ -195,7 +194,8 @@ class Pipeline:
     async def close(self) -> None:
         """Cancel all open requests and running groups, and wait until they have ended.
 
-        Uvicorn also cancels open requests when it stops, but does not wait until they have ended.
+        When uvicorn stops, it cancels open requests too, but it does not wait until they have
+        ended.
         """
         if self._request_tasks:
             for task in self._request_tasks:
@@ -284,11 +284,11 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Reduce the number of siblings in a plan to the number for which the engine has capacity.
+        """Return a plan that fits the engine's capacity, and a reason. The number of siblings in
+        the plan is reduced if necessary.
 
-        Return the pair (reduced plan, reason). If there is capacity for the lead (the app's own
-        request) only, the request is not trained, and the reason is a slug. Otherwise the reason is
-        None.
+        If there is capacity only for the lead (the app's own request), the request is not trained,
+        and the reason is a slug. In all other cases, the reason is None.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,
@@ -350,7 +350,10 @@ class Pipeline:
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
-    """Return the number of siblings, without the lead (the app's own request), for which the app
-    waits. The result is 0 if the lead's answer is streamed to the app, because the app then waits
-    for no other sibling."""
+    """Return the number of siblings for which the app waits. The lead, which is the app's own
+    request, is not counted.
+
+    The result is 0 if the lead's answer is streamed, because the app then waits for no other
+    sibling.
+    """
     return 0 if rules.streams_lead else plan.num - 1

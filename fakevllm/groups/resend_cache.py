@@ -101,8 +101,8 @@ class ResendCache:
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
         delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, which
-        measures these windows. `unix_time` is a clock in Unix seconds. Its times are stored in the
-        ledger, because a later proxy process must be able to read them."""
+        measures these windows. `unix_time` is a clock in Unix seconds. The ledger stores its times,
+        so that a later proxy process can read them."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -141,7 +141,7 @@ class ResendCache:
         return entry
 
     def check_idempotency_key(self, identity: RequestIdentity) -> None:
-        """Raise WireError (400) if an earlier request had the same idempotency key but another
+        """Raise WireError (400) if an earlier request had the same idempotency key and a different
         body."""
         if self._attempts.reuses_idempotency_key(identity, self._now()):
             raise bad_request(_REUSED_KEY)
@@ -161,8 +161,8 @@ class ResendCache:
 
         Return False if the first attempt failed and nothing was sent to the app. The caller can
         then handle the request as a new one. Return True if the app got the answer. Also return
-        True if the first attempt failed after the response to the app had been started; the app
-        then got an error. Raises ClientDisconnected if the app disconnects meanwhile.
+        True if the first attempt failed after the response to the app had started. The app then got
+        an error. Raises ClientDisconnected if the app disconnects while this method waits.
         """
         pending = entry.pending
         try:
@@ -194,14 +194,15 @@ class ResendCache:
         return True
 
     def client_disconnected(self, entry: ResendEntry | None) -> None:
-        """Record that the app disconnected from the first attempt before it had its answer."""
+        """Record that the app disconnected during the first attempt, before the app had its
+        answer."""
         if entry is not None and not entry.pending.has_left:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt of a request. `is_answered` is True if the first
-        attempt ended with an answer of a model, and False if it ended with an error."""
+        """Record the end of the first attempt of a request. `is_answered` is True if a model's
+        answer ended the first attempt, and False if an error ended it."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
@@ -239,11 +240,11 @@ class ResendCache:
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
         """Handle the loss of a connection on which an answer was sent. If the connection was reset
-        soon after the last byte, record that the answer was not delivered.
+        soon after the last byte, record that the answer was not delivered. When a client closes its
+        socket without reading the whole answer, the connection is reset. When the client has read
+        everything, the connection is closed normally.
 
-        When a client closes its socket, the connection is reset only if the client has not read the
-        whole answer. Streamed answers are not checked, because a client may stop reading a stream
-        on purpose.
+        Streamed answers are not checked, because a client may stop reading a stream on purpose.
         """
         now, pending = self._now(), entry.pending
         response = pending.response.result() if pending.response.done() else None

@@ -1,8 +1,10 @@
 """Detection of resends: requests that a client sends again. This module does no I/O, and the caller
 passes the time.
 
-Equal bodies do not prove that a request is a resend: two users may ask the same question, and one
-user may want another answer. A request counts as a resend in two cases:
+Equal bodies do not prove that a request is a resend. Two users may ask the same question, or one
+user may want another answer.
+
+A request counts as a resend in two cases:
 
 * The client marks the request as a retry, by a retry header or an idempotency key.
 * An equal earlier request lost its connection before its answer was delivered. For each lost
@@ -26,7 +28,8 @@ MAX_REQUESTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The parts of a request by which a resend (a request that is sent again) is recognised."""
+    """The parts of a request by which a resend is recognised. A resend is a request that is sent
+    again."""
 
     key: bytes
     """Hash of the request's path, API key, session and body. Equal requests have the same hash."""
@@ -41,7 +44,8 @@ class RequestIdentity:
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """One request with all attempts of the client to send it: the first attempt and the resends."""
+    """One request with all attempts of the client to send it. The attempts are the first attempt
+    and the resends."""
 
     identity: RequestIdentity
     pending: T
@@ -73,8 +77,8 @@ class RequestAttempts(Generic[T]):
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests, with which resends (requests that are sent again) are found.
-    There are limits on the age of a request, on the number of requests, and on the total size of
+    """An index of the latest requests. It is used to recognise resends, which are requests that are
+    sent again. The index limits the age of a request, the number of requests, and the total size of
     their answers.
 
     >>> index = AttemptIndex[str](600)
@@ -126,8 +130,8 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def reuses_idempotency_key(self, identity: RequestIdentity, now: float) -> bool:
-        """Return True if an earlier request had the same idempotency key but another body. Earlier
-        requests that ended without an answer do not count.
+        """Return True if an earlier request had the same idempotency key and a different body.
+        Earlier requests that ended without an answer do not count.
 
         >>> index = AttemptIndex[str](600)
         >>> _ = index.begin(RequestIdentity(b"1", idempotency_key="k", body=b"1"), "", now=0)
@@ -158,14 +162,12 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that the whole answer was sent on one of the connections that waited for the
-        answer."""
+        """Record that one of the waiting connections has got the whole answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
     def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that one of the connections that waited for the answer was lost before the answer
-        was sent."""
+        """Record that a connection was lost before the answer was delivered on it."""
         self._add_lost(attempts, 1)
         self.stopped_waiting(attempts, now)
 
@@ -242,7 +244,7 @@ class AttemptIndex(Generic[T]):
 
     def _evict(self, now: float) -> None:
         """Remove requests that are too old. If there are too many requests, or if their answers are
-        too large, also remove the oldest ones. A request for which a connection still waits is
+        too large, also remove the oldest requests. A request for which a connection still waits is
         kept."""
         excess_bytes = self._num_bytes - self._max_bytes
         excess = len(self._requests) - self._max_requests

@@ -1,5 +1,5 @@
-"""Sampling of one sibling (one of the answers that are sampled for a request), with retries while
-the engine is unavailable."""
+"""Sample one sibling, and retry while the engine is unavailable. A sibling is one of the answers
+that are sampled for a request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fakevllm_adapters.protocol.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A client of the engine that samples siblings (the answers that are sampled for one
-    request)."""
+    """A client of the engine that samples siblings. Siblings are the answers that are sampled for
+    one request."""
 
     upstream: EngineClient
     retry_handler: RetryHandler
@@ -65,7 +65,8 @@ class Sampler:
     def calls(
         self, request: Request, plan: SiblingPlan, indices: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        """Return the siblings `indices` as groups that are sampled by one call each."""
+        """Divide the siblings `indices` into calls. Each element of the result has the siblings
+        that one call samples."""
         can_share = self._server_shares_calls and request.is_captured
         max_per_call = self.retry_handler.slots.max_per_call if can_share else 1
         return plan.calls(request, indices, self.temperature, max_per_call)
@@ -85,9 +86,12 @@ class Sampler:
         """Sample several siblings by one call. Call `on_result` with each sibling's result as soon
         as it is known.
 
-        If the call fails before any sibling is complete, it is retried as a call for one sibling
-        would be. If it fails later, the siblings without a complete answer fail at once. Raises
-        NotShared if each sibling needs a call of its own; `on_result` was not called then.
+        If the call fails before any sibling is complete, it is retried in the same way as a call
+        for one sibling. If the call fails later, the siblings without a complete answer fail at
+        once.
+
+        Raises NotShared if each sibling needs a call of its own. In this case, `on_result` was not
+        called.
         """
         sibling_limit = self.retry_handler.sibling_limit
         missing = list(indices)
@@ -142,8 +146,8 @@ class Sampler:
         app: AppResponse,
         on_first_token: Callable[[], None],
     ) -> EngineResponse:
-        """Sample the lead (the app's own request), stream its answer to the app as it arrives, and
-        return the engine's response.
+        """Sample the lead (the app's own request), and return the engine's response. Stream the
+        answer to the app as it arrives.
 
         Raises WireError if the lead fails before any part of the answer has been sent to the app.
         """

@@ -1,5 +1,5 @@
-"""The call of the reward hook (the user's function) for the siblings (sampled answers) of one
-request."""
+"""Score the siblings of one request with the reward hook. Siblings are the sampled answers, and the
+hook is a function of the user."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Call the reward hook with siblings that have an answer, and return its result. The rewards
-    are in the order of `results`.
+    """Call the reward hook with the siblings that have an answer, and return the hook's result. The
+    rewards are in the order of `results`.
 
-    An answer that the engine did not complete is not passed to the hook and has no reward. If
-    `failure_floor` is set, an answer that the model itself made unusable gets this reward, or the
-    lowest reward of the usable answers if that is lower.
+    An answer that the engine did not complete is not passed to the hook and has no reward. The
+    setting `failure_floor` is for answers that the model itself made unusable. Such an answer gets
+    the lower of two rewards: `failure_floor`, or the lowest reward of the usable answers. If
+    `failure_floor` is None, its reward stays unchanged.
     """
     positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
     if not positions:
@@ -44,8 +45,8 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Extend the result of a hook call that scored only some siblings (sampled answers) to all
-    `num` siblings, and return the extended result.
+    """Extend the result of a hook call from the scored siblings to all `num` siblings, and return
+    the extended result.
 
     `outcome` is the hook's result. `positions` has the position of each scored sibling in the list
     of all siblings. A sibling that was not scored gets the reward None.
@@ -69,8 +70,8 @@ def _answer(result: SiblingResult) -> Answer:
 
 
 def _sibling(request: Request, task: Task, result: SiblingResult) -> Sibling:
-    """Return a sibling (one of the sampled answers) in the form in which the reward hook gets
-    it."""
+    """Return a sibling in the form in which the reward hook gets it. A sibling is one of the
+    sampled answers."""
     answer = _answer(result)
     episode_id = f"{request.id}/{result.index}"
     messages = messages_of(request.body)

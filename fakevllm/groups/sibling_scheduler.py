@@ -1,19 +1,24 @@
-"""The decisions for one group (a request with its siblings, the answers sampled for it), as a state
-machine without I/O.
+"""The decisions for one group, as a state machine without I/O. A group is a request with its
+siblings, which are the answers that are sampled for it.
 
 The methods of `GroupScheduler` take events and return decisions. `group_executor.py` carries the
 decisions out. The caller passes the random number generator.
 
 The scheduler gives two independent guarantees:
 
-* The app gets exactly one answer. This is the answer of a sibling, or the error of the lead
-  (sibling 0, the app's own request), or an error in case the group is aborted.
-* The group ends exactly once, and nothing is started afterwards. A group that ends is either
+* The app gets exactly one answer. The answer comes from a sibling. If there is no such answer, the
+  app gets the error of the lead (sibling 0, the app's own request), or an error that says that the
+  group was aborted.
+* The group ends exactly once, and nothing is started after that. A group that ends is either
   settled (its rewards are final) or aborted.
 
-The executor reports three kinds of events: the end of each sibling that was started and not
-cancelled, the end of each call of the reward hook, and the end of the app's answer. Events may
-arrive in any order. Events after the group's end have no effect.
+The executor reports three kinds of events:
+
+* the end of each sibling that was started and not cancelled
+* the end of each call of the reward hook
+* the end of the app's answer
+
+Events may arrive in any order. Events after the group's end have no effect.
 """
 
 from __future__ import annotations
@@ -30,28 +35,28 @@ from fakevllm.transport.request import SiblingOutcome
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Decision to start sampling these siblings (answers to one request), given by their
-    indices."""
+    """Decision to start sampling the siblings with these indices. Siblings are the answers to one
+    request."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Decision to start sampling the lead (sibling 0, the app's own request), and to stream its
-    answer to the app."""
+    """Decision to sample the lead (sibling 0, the app's own request) and to stream its answer to
+    the app."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Decision to cancel the sampling of these siblings, given by their indices."""
+    """Decision to cancel the sampling of the siblings with these indices."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Decision to call the reward hook (the user's function) for these siblings, given by their
+    """Decision to call the reward hook (the user's function) for the siblings with these
     indices."""
 
     indices: tuple[int, ...]
@@ -80,13 +85,13 @@ class BreakOff:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Decision to end the group (the request with its siblings) normally, with the rewards of the
-    last call of the reward hook."""
+    """Decision to end the group normally. The rewards are those of the last call of the reward
+    hook."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decision to end the group (the request with its siblings) without training it."""
+    """Decision to end the group without training it. A group is a request with its siblings."""
 
     reason: str
 
@@ -108,16 +113,16 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state machine of one group (a request with its siblings, the answers sampled for it). The
-    attribute `selection` has the served and the best sibling. `selection` is final when the group
-    has ended normally."""
+    """The state machine of one group. A group is a request with its siblings, which are the answers
+    that are sampled for it. The attribute `selection` has the served and the best sibling.
+    `selection` is final when the group has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
     ) -> None:
-        """Create the state machine for `num` siblings. If `can_stream` is True and the serve policy
-        is to serve the lead (sibling 0, the app's own request), the lead's answer is streamed to
-        the app as it arrives."""
+        """Create the state machine for `num` siblings. The lead (sibling 0, the app's own request)
+        is streamed to the app if two conditions hold: `can_stream` is True, and the serve policy is
+        to serve the lead."""
         assert num >= 2, "a group has at least two siblings"
         self._rules = rules
         self._rng = rng
@@ -151,11 +156,10 @@ class GroupScheduler:
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Handle the first token of a lead (sibling 0) that is streamed to the app: start the other
-        siblings.
+        """Start the other siblings after the first token of a lead (sibling 0) that is streamed to
+        the app.
 
-        The other siblings are started only now, because the prompt is now in the engine's prefix
-        cache.
+        They start only now, because the prompt is now in the engine's prefix cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
@@ -185,8 +189,8 @@ class GroupScheduler:
 
     def deadline_passed(self) -> list[Decision]:
         """Handle the deadline for the app's answer. From now on, the app gets an answer as soon as
-        one sibling has answered, and no longer waits for the configured number of answers (the
-        quorum)."""
+        one sibling has answered. It no longer waits for the quorum, which is the configured number
+        of answers."""
         self._quorum = 1
         return self._advance()
 
@@ -217,8 +221,7 @@ class GroupScheduler:
         return self._abort("client_disconnected")
 
     def abort(self, reason: str) -> list[Decision]:
-        """Abort the group (the request with its siblings) for a reason outside this state machine,
-        such as a stop of the proxy."""
+        """Abort the group for a reason outside this state machine, such as a stop of the proxy."""
         if self.is_over:
             return []
         decisions: list[Decision] = []
@@ -262,10 +265,10 @@ class GroupScheduler:
         return [*self._cancel(), *self._settle()]
 
     def _on_lead_refused(self) -> list[Decision]:
-        """Cancel the other siblings, and send the error of the lead (sibling 0) to the app.
+        """Handle a lead (sibling 0) that the engine has refused as a bad request: cancel the other
+        siblings, and send the error to the app.
 
-        The engine has refused the lead as a bad request. It will refuse the other siblings too, so
-        the app does not wait for them.
+        The engine would refuse the other siblings too, so the app does not wait for them.
         """
         self._answered.clear()
         self._servable.clear()

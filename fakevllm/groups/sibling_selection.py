@@ -3,11 +3,11 @@ module does no I/O, and the caller passes the random number generator.
 
 Unusable answers are treated in two ways:
 
-* An answer that the engine did not complete, for example because of an error, is never scored and
-  never trained.
-* An answer that the model itself made unusable, for example by reaching `max_tokens`, is scored and
-  trained. If such answers were left out, the mean reward of the group would be too high. The
-  setting `reward.failure_floor` gives them a low reward.
+* An answer that the engine did not complete is never scored and never trained. An example is an
+  answer that ended with an error.
+* An answer that the model itself made unusable is scored and trained. An example is an answer that
+  reached `max_tokens`. If such answers were left out, the mean reward of the group would be too
+  high. The setting `reward.failure_floor` gives them a low reward.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def select(
     * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
       If no servable sibling has a reward, the servable sibling with the lowest index is served.
     * With the probability `random_fraction`, a random servable sibling is served instead.
-    * The best sibling is the one with the highest reward among all answered siblings, whether
-      servable or not.
+    * The best sibling is the answered sibling with the highest reward. It may be a sibling that is
+      not servable.
 
     >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)
@@ -99,8 +99,8 @@ def best_sibling(
     """Return the index of the sibling (sampled answer) with the highest reward, or None if there
     are no rewards.
 
-    If several siblings have the highest reward, return `served` if it is one of these siblings,
-    else one of them at random.
+    If several siblings have the highest reward, return `served` if it is among them. Otherwise
+    return one of them at random.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
@@ -173,11 +173,11 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """Return the rewards, with the rewards of all failed answers replaced by one low reward. An
-    answer has failed if its entry in `failures` is not None.
+    """Return the rewards, in which one low reward replaces the rewards of all failed answers.
 
-    The low reward is `floor`, or the lowest reward of the answers that did not fail if that is
-    lower. If `floor` is None, all rewards stay unchanged.
+    An answer has failed if its entry in `failures` is not None. The low reward is the lower of two
+    numbers: `floor`, or the lowest reward of the answers that did not fail. If `floor` is None, all
+    rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]

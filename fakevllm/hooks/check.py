@@ -1,5 +1,5 @@
-"""Run the user's hooks once on one group (a request with several answers), and render the results
-as a table. This is the code of `fakevllm check-hook`."""
+"""Run the user's hooks once on one group, and render the results as a table. A group is a request
+with several answers. The command `fakevllm check-hook` uses this module."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MAX_SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The results of all hooks on one group (a request with several answers), and how many seconds
-    each hook took."""
+    """The results of all hooks on one group, and the duration of each hook in seconds. A group is a
+    request with several answers."""
 
     path: Path
     group: RecordedGroup
@@ -103,7 +103,7 @@ def _thumbs_up(group: RecordedGroup) -> Feedback:
 
 def render(report: CheckReport) -> Table:
     """Return a report as a table. The table has one row per sibling (answer) with its reward. The
-    caption has the results of the other hooks."""
+    caption has the results of the hooks that give no rewards."""
     title = Text(f"{report.path}  hash {report.info.content_hash}")
     table = Table(title=title, caption_justify="left", expand=True)
     for name in ("sibling", "finish"):

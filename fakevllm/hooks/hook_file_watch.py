@@ -41,11 +41,11 @@ class HookFileWatch:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def check(self) -> str | None:
-        """Compare the hook files with the hooks that the hook process has loaded. Return a message
-        if they differ, else None.
+        """Compare the hook files with the hooks that the hook process has loaded. If they differ,
+        return a message, else None.
 
-        The message is also logged when the first difference is found. It is not logged again while
-        the same hooks are loaded, even if the files change again.
+        The message is logged once for the loaded hooks, when the first difference is found. Further
+        changes of the files are not logged until other hooks are loaded.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

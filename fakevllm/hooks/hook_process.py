@@ -1,9 +1,9 @@
-"""The proxy's side of the hook process, in which the user's hooks run: start the process, call
-hooks in it, and end it.
+"""The proxy's side of the hook process: start the process, call hooks in it, and end it. The hook
+process runs the user's hooks.
 
 The process runs async hooks on its event loop, and sync hooks on a second thread. If the process
-ends unexpectedly, the cause can be one of two calls: the async call whose code was running at that
-moment, or the sync call that was running on the second thread. The code that runs inside the
+ends unexpectedly, one of two calls may be the cause. Either the code of an async call was running
+at that moment, or a sync call was running on the second thread. The code that runs inside the
 process is in process_main.py.
 """
 
@@ -64,7 +64,7 @@ class InvalidReply(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """The outcome of a hook call for which the hook process ended before it sent a reply."""
+    """The outcome of a hook call that got no reply because the hook process ended."""
 
     reason: str
     is_to_blame: bool
@@ -146,7 +146,7 @@ class HookProcess:
         """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
         If there is no reply after `limit_s` seconds, the process is killed. The field `reason` of
-        the LostCall then names `timeout_s`, the time limit in the user's configuration.
+        the LostCall then names `timeout_s`, which is the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -226,8 +226,8 @@ class HookProcess:
         return reply
 
     def _reap(self) -> None:
-        """Wait until the process has ended, and kill it if it does not end in time. Then kill the
-        remaining processes of its process group, and reap the process. This method blocks."""
+        """Wait until the process has ended, and kill it if it does not end in time. Then kill all
+        other processes of its process group. At last, reap the process. This method blocks."""
         if self._is_reaped:
             return
         wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap

@@ -1,5 +1,5 @@
-"""HookWorker, which runs the user's hooks in a separate process, and starts a new process when the
-old one has ended.
+"""HookWorker, which runs the user's hooks in a separate process. When this process has ended,
+HookWorker starts a new one.
 
 The proxy's own process never imports the user's code. If a hook hangs, only the call of this hook
 fails:
@@ -83,8 +83,8 @@ class HookWorker:
 
     async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
         """Call the hook on_user_submit_new_requests and return its checked result. If the hook is
-        not defined, return a result that keeps the configured number of siblings (answers to
-        sample)."""
+        not defined, return a result that does not change the configured number of siblings (answers
+        to sample)."""
         if not self.info.has_submit:
             return SubmitPlan()
         call: Json = {"kind": "submit", "request_id": request_id, "task": task.model_dump()}
@@ -97,8 +97,8 @@ class HookWorker:
     async def reward(
         self, siblings: list[Sibling], answers: list[Json], question: str
     ) -> RewardOutcome:
-        """Call the hook on_compute_relative_reward for these siblings (answers that were sampled
-        for one request), and return its checked result."""
+        """Call the hook on_compute_relative_reward for these siblings, and return the checked
+        result. Siblings are the answers that were sampled for one request."""
         assert siblings and len(siblings) == len(answers), "one answer per sibling, at least one"
         call: Json = {
             "kind": "reward",

@@ -1,12 +1,11 @@
 """The loader that finds and imports the user's hooks, given the path of a folder or file.
 
 The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, the
-loader searches the other .py files of the folder for a definition or an import of the name `on_x`.
-Exactly one of these files may have such a definition or import. The files are parsed in this search
-and not run.
+loader searches the other .py files of the folder. Exactly one of them must define or import the
+name `on_x`. In this search, the files are parsed and not run.
 
-Importing a hook file runs the user's code, and leaves modules of the user in `sys.modules`. Hooks
-are therefore imported only in the hook process, never in the proxy's own process.
+Importing a hook file runs the user's code and adds the user's modules to `sys.modules`. Therefore
+hooks are imported only in the hook process, never in the proxy's own process.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Hooks:
 def load_hooks(path: Path) -> Hooks:
     """Import the hooks from a folder or from one .py file, and return them.
 
-    Raises HookError if the hooks cannot be loaded. Its message has one line, which names the file,
-    the problem and the fix.
+    Raises HookError if the hooks cannot be loaded. The error's message is one line that names the
+    file, the problem and the fix.
     """
     path = path.expanduser().resolve()
     files = _files(path)
@@ -77,9 +76,9 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def content_hash(path: Path) -> str:
-    """Return a hash of the hook files: the first 16 hex digits of the sha256 of all .py files at
-    `path`, concatenated in the order of their names. This is the same as with
-    `cat *.py | sha256sum`. The files are not imported.
+    """Return a hash of the hook files: the first 16 hex digits of a SHA-256. The SHA-256 is that of
+    all .py files at `path`, concatenated in the order of their names. `cat *.py | sha256sum` prints
+    the same digits. The files are not imported.
 
     Raises HookError if `path` has no .py file, or if a file cannot be read.
     """
@@ -104,8 +103,8 @@ def error_location(error: BaseException, folder: Path) -> str:
     """Return the file and line where an error was raised, such as `file.py:12`. `folder` is the
     user's folder of hook files.
 
-    The location is that of the innermost stack frame in a file of this folder. If there is no such
-    frame, the location is that of the innermost frame in any file.
+    If the stack has frames in files of this folder, the location is that of the innermost such
+    frame. Otherwise it is the location of the innermost frame in any file.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)

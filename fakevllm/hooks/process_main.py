@@ -1,9 +1,10 @@
-"""The code that runs inside the hook process. It imports the user's hook files, runs the hooks, and
-checks their return values.
+"""The code that runs inside the hook process. This code imports the user's hook files, runs the
+hooks, and checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
-second thread, so they need no locks against each other. A third thread reads the socket to the
-proxy. This thread detects the end of the proxy even while user code blocks the other two threads.
+second thread. Therefore two sync hooks need no lock for shared data. A third thread reads the
+socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
+two threads.
 
 Each message on the socket is a frame, which consists of a length and JSON. Python objects of the
 user's code are never sent. The proxy's side of the socket is in hook_process.py.
@@ -69,8 +70,9 @@ def run(
     """Serve hook calls until the proxy closes the connection. This function is the entry point of
     the hook process.
 
-    `running_call` is in shared memory, so that the proxy can read it. It has the id of the hook
-    call whose code is running on the event loop, or 0 if no hook code is running there.
+    `running_call` is in shared memory, so that the proxy can read it. Its value is the id of the
+    hook call whose code is running on the event loop. The value is 0 if no hook code is running
+    there.
     """
     sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
@@ -140,9 +142,9 @@ class _Child:
         await self._end.wait()
 
     def listen(self) -> None:
-        """Receive hook calls, and pass each call to the thread that runs hooks of its kind (async
-        or sync). When the proxy closes the connection or dies, end this process, even if user code
-        is still running."""
+        """Receive hook calls. Pass async calls to the event loop, and sync calls to the second
+        thread. When the proxy closes the connection or dies, end this process, even if user code is
+        still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
             stream = self._sock.makefile("rb")
@@ -210,8 +212,8 @@ class _HookCall:
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
         """Create the object for one call of a hook.
 
-        `printed_errors` has one pair (type, location) for each error whose traceback was already
-        printed. It is shared by all calls.
+        `printed_errors` is shared by all calls. It has one pair (type, location) for each error
+        whose traceback was already printed.
         """
         self._call = call
         self._printed_errors = printed_errors

@@ -1,5 +1,7 @@
-"""RecordedGroup: a group (a request with its answers) in the form in which hooks get it. The group
-comes from the ledger, or is made up to check the hooks."""
+"""RecordedGroup, the form in which hooks get a group. A group is a request with its answers.
+
+The group comes from the ledger, or is made up to check the hooks.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class RecordedGroup:
     """The conversation before the answers."""
 
     def siblings(self) -> list[Sibling]:
-        """Return the siblings (answers to the request) in the form in which the reward hook gets
-        them in its argument `valid_results`."""
+        """Return the siblings (answers to the request) as the reward hook gets them in its argument
+        `valid_results`."""
         usages = self.usages or [{} for _ in self.answers]
         finishes = [answer.get("finish_reason") for answer in self.answers]
         return [

@@ -192,9 +192,9 @@ def read_value(value: object) -> float | HookFailure | None:
 
 
 def changed_keys(before: Json, after: Json) -> Json:
-    """Return the entries that a hook added to a dict or changed in it. `before` is the dict before
-    the hook ran, and `after` is the dict after the hook ran. Values that JSON cannot express are
-    left out.
+    """Return the entries that a hook added to a dict or changed in it. `before` and `after` are
+    copies of the dict from before and after the hook ran. Values that JSON cannot express are left
+    out.
 
     >>> changed_keys({"content": "a"}, {"content": "a", "score": 3, "model": object()})
     {'score': 3}

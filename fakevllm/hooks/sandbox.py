@@ -1,9 +1,9 @@
-"""Limits on a hook process, in which the user's hooks run: which environment variables it sees, how
-much memory it may use, and to which process group it belongs.
+"""Limits on a hook process, which runs the user's hooks. The limits control its environment
+variables, its memory and its process group.
 
 Hooks do not see the proxy's secrets. Processes that a hook started are killed when the hook process
-ends. The limits protect against mistakes, and not against a malicious hook, because hooks run as
-the same operating system user as the proxy.
+ends. The limits protect against mistakes. They do not protect against a malicious hook, because
+hooks run as the same operating system user as the proxy.
 """
 
 from __future__ import annotations
@@ -59,12 +59,9 @@ DEFAULT_SANDBOX = HookSandbox()
 
 
 def kill_group(pid: int | None) -> None:
-    """Kill the hook process `pid` and all other processes in its process group. Hooks have started
-    these other processes.
-
-    Call this function before the hook process is reaped, because the operating system may then
-    reuse its process id.
-    """
+    """Kill the hook process `pid` and all other processes in its process group. These other
+    processes were started by hooks. Call this function before the hook process is reaped, because
+    the operating system may reuse the process id after that."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

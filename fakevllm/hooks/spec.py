@@ -1,7 +1,7 @@
 """The hook contract: everything that the author of a hook needs to know, on one screen.
 
-A hook is a function of the user that the proxy calls. It has one of three names:
-`on_user_submit_new_requests`, `on_compute_relative_reward` or `on_feedback`. It may be sync or
+A hook is a function of the user that the proxy calls. A hook has one of three names:
+`on_user_submit_new_requests`, `on_compute_relative_reward` or `on_feedback`. A hook may be sync or
 async. The flag `--hooks` of `fakevllm serve` names a folder with hook files, or one .py file. Hooks
 run in a separate process, with a time limit. The output of a hook goes to the proxy's stderr.
 
@@ -55,8 +55,8 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Feedback on an answer. It is either explicit feedback that the app has sent, or implicit
-    feedback: the user's next request in the conversation.
+    """Feedback on an answer. The feedback is either explicit or implicit. Explicit feedback is sent
+    by the app. Implicit feedback is the user's next request in the conversation.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'
@@ -105,8 +105,8 @@ def on_compute_relative_reward(
 ) -> list[float | None]:
     """Return one reward for each item of `valid_results`, in the same order. This hook is required.
 
-    `valid_results` has the siblings of one request (the answers that were sampled for it), without
-    those that failed. `all_answers[i]` is the assistant message of `valid_results[i]`, with the
+    `valid_results` has the siblings that did not fail. Siblings are the answers that were sampled
+    for one request. `all_answers[i]` is the assistant message of `valid_results[i]`, with the
     additional key `finish_reason`. If the hook adds keys to this dict, the ledger stores them.
     `question` is the text of the last user message. A hook may be defined without this parameter.
 
@@ -122,7 +122,7 @@ def on_feedback(feedback: Feedback) -> float | None:
     Return None if the feedback should have no effect.
 
     If this hook is not defined, the value is the feedback's `score`. If the feedback has no score,
-    the value is 1 for thumbs up and -1 for thumbs down. All other feedback then has no effect,
-    because a next message or a regeneration does not show by itself whether the answer was good.
+    the value is 1 for thumbs up and -1 for thumbs down. All other feedback has no effect in this
+    case. A next message or a regeneration does not show by itself if the answer was good.
     """
     ...

@@ -34,7 +34,7 @@ _PARENTS = """
 
 
 class ArmReads:
-    """A reader of the scored groups of each arm."""
+    """A reader of the scored groups of each arm. An arm decides which weights answer a session."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
@@ -46,7 +46,7 @@ class ArmReads:
 
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
         """Yield the scored groups of sessions with an arm, in the order of their arrival.
-        `newest_row` is the last row that is read."""
+        `newest_row` is the last row to read."""
         with self._read_engine.connect() as db:
             # Also sessions without a scored group, which may lie between others and their root.
             rows = db.exec_driver_sql(_PARENTS, (newest_row,))

@@ -1,9 +1,11 @@
 """The ledger's counters: numbers and sums over all groups, kept up to date by the writer.
 
-Counting the rows takes longer as the ledger grows, so nothing that a user waits for counts rows.
-The transaction that changes rows also changes the counters. It reads what each changed group
-contributes to the counters before its changes and after them, and adds the differences. `Deltas` is
-pure: it computes the differences. Triggers of the file count the feedback (see migrations.py).
+Counting rows takes longer as the ledger grows. Therefore no code that a user waits for counts rows.
+
+The transaction that changes rows also changes the counters. For each changed group, it computes the
+group's part of the counters before the change and after the change. Then it adds the difference.
+`Deltas` is pure: it computes the differences. Triggers of the file count the feedback (see
+migrations.py).
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ _KEY = "ledger_counters"
 
 
 class Contribution(NamedTuple):
-    """What a group contributes to the counters."""
+    """A group's part of the counters."""
 
     group_id: str
     state: str
@@ -121,7 +123,8 @@ class Contribution(NamedTuple):
 
     @property
     def run_position(self) -> tuple[str, float] | None:
-        """The run and the time at which the group arrived. None if the group has no step."""
+        """The run and the time at which the group arrived. The position is None if the group has no
+        step."""
         return None if self.step is None else (self.run_id, self.received_at)
 
     @property
@@ -229,7 +232,7 @@ def _largest(first: Any, second: Any) -> Any:
 
 @dataclass(slots=True)
 class Deltas:
-    """The differences that a transaction makes to the counters."""
+    """The changes of the counters that one transaction causes."""
 
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """By (subject, name)."""
@@ -256,8 +259,8 @@ class Deltas:
     """Sessions that a group has left, or whose groups have changed their places."""
 
     def change(self, before: Contribution | None, after: Contribution | None) -> None:
-        """Add the difference between what a group contributed before and what it contributes
-        after the transaction. None means that the group does not exist."""
+        """Add the difference between a group's parts of the counters before and after the
+        transaction. None means that the group does not exist."""
         if before == after:
             return
         for group, sign in ((before, -1), (after, 1)):
@@ -307,8 +310,8 @@ class Deltas:
 
 @contextmanager
 def counted(db: Connection) -> Generator[None]:
-    """Count what the `with` block changes. The block is a part of a transaction, and calls
-    `watch` before it changes a group."""
+    """Count the changes that the `with` block makes to groups. The block is a part of a
+    transaction, and calls `watch` before it changes a group."""
     before: dict[str, Contribution | None] = {}
     db.info[_KEY] = before
     try:
@@ -320,7 +323,8 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Note what these groups contribute to the counters, before they are changed."""
+    """Remember the present part of these groups in the counters. Call this function before the
+    groups are changed."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:
@@ -359,7 +363,8 @@ def _write_digests(driver: sqlite3.Connection, deltas: Deltas) -> None:
 
 
 def _write_steps(driver: sqlite3.Connection, deltas: Deltas) -> Counter[str]:
-    """Write the sums of the changed steps. Return by how many steps each run has grown."""
+    """Write the sums of the changed steps. Return the number of steps that were added to each
+    run."""
     num_steps: Counter[str] = Counter()
     for key, sums in deltas.steps.items():
         row = driver.execute(_STEP, key).fetchone()

@@ -1,8 +1,8 @@
 """Reads of the learning curve from the ledger's counters: the whole curve, or its two ends.
 
-A curve has a row per step, so a large ledger has long curves. A user compares the ends, and reading
-the ends takes the same time in every ledger. Only if the hooks or the job changed during the run,
-the digests of all its steps are read, to find the last change.
+A curve has a row per step, so a large ledger has long curves. Users compare the two ends. Reading
+the ends takes the same time in every ledger. There is one exception: the hooks or the job changed
+during the run. Then the digests of all steps are read too, to find the last change.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _Digests = defaultdict[int, dict[str, list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class CurveEnds:
-    """The first and the last steps of a learning curve since the rewards last changed their
-    meaning."""
+    """The first and the last steps of a learning curve since the last change of the hooks or the
+    job."""
 
     steps: list[StepRow]
     num_before: int = 0
@@ -48,9 +48,9 @@ def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
 
 
 def curve_ends(db: Connection, run_id: str) -> CurveEnds:
-    """Return the first and the last steps of a run's curve. Each of the two parts has enough steps
-    for MIN_END_GROUPS groups with a mean reward, and for as many groups whose best answer was
-    served. A short run has fewer."""
+    """Return the first and the last steps of a run's curve. Each of the two parts has at least
+    MIN_END_GROUPS groups with a mean reward, and at least as many groups whose best answer was
+    served. In a short run, the parts are smaller."""
     num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
     start, changed = _last_change(db, run_id)
     num_before = 0
@@ -69,8 +69,8 @@ def curve_ends(db: Connection, run_id: str) -> CurveEnds:
 
 
 def _last_change(db: Connection, run_id: str) -> tuple[int, str]:
-    """Return the step at which the rewards last changed their meaning, and what changed. Without a
-    change, the step is 0 and the text is empty."""
+    """Return the last step at which the meaning of the rewards changed, and a text that names the
+    change. Without a change, the step is 0 and the text is empty."""
     last = (0, "")
     if db.exec_driver_sql(reads.IS_CHANGED, (run_id,)).first() is None:
         return last
@@ -88,7 +88,8 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the first rows, until the groups of both series are enough."""
+    """Return rows from the beginning of `rows`. Stop when these rows have enough groups with a
+    policy mean, and enough groups with a returned best."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

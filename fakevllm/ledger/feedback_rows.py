@@ -80,7 +80,7 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls, with their tokens, that produced the answer which an app got."""
+    """The model calls that produced the answer of an app, with their tokens."""
 
     run_id: str | None
     calls: list[CapturedCall]
@@ -96,8 +96,8 @@ def sample_id(row: FeedbackRecord) -> str:
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
-    """Apply one entry of the server's run log to the table `feedback`: store which training samples
-    made from feedback were trained, dropped or lost."""
+    """Apply one entry of the server's run log to the table `feedback`. The entry says which
+    feedback samples were trained, dropped or lost."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -118,7 +118,7 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 def _in_loss(entry: LogEntry) -> list[str]:
-    """Return the ids of those groups of a training step that contributed to the loss.
+    """Return the ids of the groups that contributed to the loss of a training step.
 
     `entry` is the run log's entry for the step. A group contributed to the loss if the entry names
     at least one trained sibling (sampled answer) of the group. An entry that was restored from a
@@ -166,8 +166,8 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Set the state and the reason of one item of feedback. Also set those of the columns
-        `value`, `baseline`, `amount` and `hook_hash` for which an argument is given.
+        """Set the state and the reason of one item of feedback. Also set the columns `value`,
+        `baseline`, `amount` and `hook_hash`, as far as an argument is given for them.
 
         The state and the reason stay unchanged in two cases:
 
@@ -184,11 +184,11 @@ class FeedbackRows:
         return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
     def mark_too_late(self, row: FeedbackRecord) -> WriteReceipt:
-        """Record that the user took feedback back too late. `row` is the user's withdrawal. If
-        earlier feedback on the same answer was already added to a reward or sent to the server, the
-        reason of `row` becomes `too_late`.
+        """Record that the user took feedback back too late. `row` is the user's withdrawal. The
+        reason of `row` becomes `too_late` if earlier feedback on the same answer was already added
+        to a reward or sent to the server.
 
-        Call this method after `void` was called for all earlier feedback on the answer.
+        First call `void` for all earlier feedback on the answer, then this method.
         """
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
@@ -199,12 +199,11 @@ class FeedbackRows:
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
         """If the request `group_id` is implicit feedback on an earlier answer, return the group id
-        of the earlier answer. Return None if the request is no implicit feedback, or if the ledger
-        does not have the earlier answer.
+        of that answer. Return None if the request is no implicit feedback. Also return None if the
+        ledger does not have the earlier answer.
 
         A request that regenerates an answer is feedback on the latest other answer to the same
-        history. A request that begins a new turn of the conversation is feedback on the answer that
-        it continues.
+        history. A request that begins a new turn is feedback on the answer that precedes the turn.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)
@@ -217,8 +216,8 @@ class FeedbackRows:
         first. An app must have at least `num` feedback values for a baseline.
 
         Each item is a triple (group id, feedback id, is settled). "Is settled" is False if the
-        group of the answer is in the state `scored`, which means that the server has not
-        acknowledged the group's rewards yet.
+        group of the answer is in the state `scored`. In this state, the server has not acknowledged
+        the group's rewards yet.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()
@@ -227,8 +226,8 @@ class FeedbackRows:
         ]
 
     def waiting(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
-        """Return the feedback with these ids if it is still in the state `waiting` (it waits to be
-        sent to the server as a training sample). Return None otherwise."""
+        """Return the feedback with these ids if it is still in the state `waiting`, else None.
+        Feedback in this state waits to be sent to the server as a training sample."""
         has_key = (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
         rows = self._rows(has_key & (FEEDBACK.c.state == FeedbackState.WAITING.value))
         return rows[0] if rows else None
@@ -267,7 +266,8 @@ class FeedbackRows:
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
 
     def arm_of(self, group_id: str) -> str | None:
-        """Return the arm whose weights gave the answer of a group; None if it has no arm."""
+        """Return the arm of a group. The arm decides which weights answer its session. Return None
+        if the group has no arm."""
         return self._one("SELECT arm FROM group_rows WHERE group_id = ?", group_id)
 
     def counts(self) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""The lock that allows only one proxy per ledger (the proxy's SQLite file). Without the lock, two
-proxies with one ledger would send the same rewards to the server."""
+"""The lock that allows only one proxy per ledger. The ledger is the proxy's SQLite file. Without
+the lock, two proxies with the same ledger would send the same rewards to the server."""
 
 from __future__ import annotations
 

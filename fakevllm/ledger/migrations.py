@@ -131,10 +131,11 @@ def fill_counters(db: Connection) -> None:
 
 
 def m013_pieces(db: Connection) -> None:
-    """Store requests and prompts as slices of pieces, and messages without their text and tool
-    calls, below the views `groups`, `siblings` and `calls`.
+    """Store requests and prompts as slices of pieces, and store messages without their text and
+    tool calls.
 
-    The views have the columns that the tables of these names had.
+    The views `groups`, `siblings` and `calls` replace the tables of the same names, and have the
+    same columns.
     """
     for statement in _M013_TABLES:
         db.exec_driver_sql(statement)
@@ -145,13 +146,13 @@ def m013_pieces(db: Connection) -> None:
 
 
 def m014_evaluations(db: Connection) -> None:
-    """Add the columns of evaluations, below the view `groups` and in it."""
+    """Add the columns for evaluations to the view `groups` and to the table below it."""
     for statement in _M014:
         db.exec_driver_sql(statement)
 
 
 def m015_arms(db: Connection) -> None:
-    """Add the columns of arms, below the view `groups` and in it."""
+    """Add the columns for arms to the view `groups` and to the table below it."""
     for statement in _M015:
         db.exec_driver_sql(statement)
 

@@ -104,7 +104,8 @@ _VERSIONS = """
 
 @dataclass(frozen=True, slots=True)
 class CallVersions:
-    """How one recorded model call was sampled, without its tokens."""
+    """The weight versions and the temperature with which one recorded model call was sampled. The
+    tokens are left out."""
 
     sibling: int
     temperature: float
@@ -137,8 +138,8 @@ class CallReads:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
-        """Return the model calls of a group (request) as a dict. It maps the index of each sibling
-        (sampled answer) to the model calls of this sibling, in the order in which they were made.
+        """Return the model calls of a group (request) as a dict. The dict maps the index of a
+        sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
@@ -148,7 +149,7 @@ class CallReads:
         return dict(calls)
 
     def versions(self, group_id: str) -> list[CallVersions]:
-        """Return how the model calls of a group (request) were sampled, ordered by sibling."""
+        """Return a CallVersions for each model call of a group (request), ordered by sibling."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_VERSIONS, (group_id,)).all()
         return [

@@ -48,7 +48,7 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingRecord:
     """One of the answers that were sampled for a request: a row of the table `siblings`. The row
-    also has the id of the group (the request with all its answers).
+    also has the id of the group. A group is the request with all its answers.
 
     >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
     1.0
@@ -81,7 +81,7 @@ class SiblingRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is kept for a retry of its request, because the app disconnected before it had
+    """An answer that is kept for a retry of its request. The app disconnected before it had
     received the whole answer.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
@@ -102,8 +102,7 @@ class KeptAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response in the format of OpenAI's Responses API, which is stored so that its app can
-    retrieve it.
+    """A stored response in the format of OpenAI's Responses API. Its app can retrieve it later.
 
     >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
     True
@@ -124,7 +123,8 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One request of an app, with its siblings (the answers that were sampled for it)."""
+    """One request of an app, with its siblings. Siblings are the answers that were sampled for the
+    request."""
 
     group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
@@ -284,8 +284,8 @@ class FeedbackRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group (a request with its sampled answers) whose rewards are known, and which the server
-    has not acknowledged yet.
+    """A group whose rewards are known, and which the server has not acknowledged yet. A group is a
+    request with its sampled answers.
 
     >>> ScoredGroup("g1", None, [1.0, None]).rewards
     [1.0, None]
@@ -321,7 +321,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRewards:
-    """A row that was sampled once for an evaluation."""
+    """The rewards of a row that was sampled once for an evaluation."""
 
     version: int
     """Version of the weights that sampled the row."""
@@ -332,8 +332,8 @@ class EvaluatedRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One point of the learning curve. It has the mean rewards of the groups (requests with their
-    sampled answers) that belong to one training step.
+    """One point of the learning curve: the mean rewards of the groups of one training step. A group
+    is a request with its sampled answers.
 
     >>> StepRow(step=1, groups=8, policy_mean=0.4, returned_best=0.7, without_signal=2).policy_mean
     0.4

@@ -94,7 +94,7 @@ _END_UNTRAINED = """
 
 def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     """Write groups (requests) and their siblings (sampled answers). If a group is already stored,
-    it is replaced, and its recorded model calls are deleted."""
+    the new record replaces it, and its recorded model calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
     counters.watch(db, [record.group_id for record in latest])
     _many(db, _PUT_GROUP, [_group_row(db, record) for record in latest])
@@ -134,8 +134,8 @@ def _sibling_row(group_id: str, sibling: SiblingRecord) -> tuple[Any, ...]:
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     """Store an answer for a retry of its request, and delete expired answers.
 
-    The row of the answer's group (request) may not be stored yet, because a streamed answer can end
-    before the group ends.
+    The ledger may not have the row of the answer's group (request) yet, because a streamed answer
+    can end before the group ends.
     """
     headers = orjson.dumps(answer.headers).decode()
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
@@ -178,8 +178,8 @@ def settle(
     job_hash: str | None = None,
     prompts: Sequence[bytes] = (),
 ) -> None:
-    """Store the server's reply to the rewards of a group (a request with its sampled answers).
-    Nothing happens if the ledger does not have the group.
+    """Store the server's reply to the rewards of a group. A group is a request with its sampled
+    answers. If the ledger does not have the group, do nothing.
 
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
     `calls[i]` has the model calls of sibling i (the i-th sampled answer). `prompts` are the prompts
@@ -214,20 +214,20 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
 
 def read_cursor(db: Connection, run_id: str) -> int:
     """Return the number of the last entry of this training run's log that was applied to the
-    ledger, or 0 if no entry was applied."""
+    ledger. Return 0 if no entry was applied."""
     row = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
     return int(row.scalar() or 0)
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the secret with which the proxy signs task keys (API keys that name a dataset task).
-    If the ledger has no secret yet, create one."""
+    """Return the secret with which the proxy signs task keys. A task key is an API key that names a
+    dataset task. If the ledger has no secret yet, create one."""
     return _random_bytes(db, _TASK_SECRET)
 
 
 def arm_salt(db: Connection) -> bytes:
-    """Return the salt with which sessions are assigned to arms. If the ledger has no salt yet,
-    create one."""
+    """Return the salt with which sessions are assigned to arms. An arm decides which weights answer
+    a session. If the ledger has no salt yet, create one."""
     return _random_bytes(db, _ARM_SALT)
 
 

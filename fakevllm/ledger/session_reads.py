@@ -1,5 +1,5 @@
-"""Queries about sessions (conversations of apps). They restore the session tree after a restart,
-list sessions, and find the requests that follow an answer.
+"""Queries about sessions (conversations of apps). These queries restore the session tree after a
+restart, list sessions, and find the requests that follow an answer.
 
 The methods block the thread, so do not call them on the event loop.
 """
@@ -78,8 +78,8 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
-    """A group (a request with its sampled answers) of a session, with its position in the
-    conversation."""
+    """A group of a session, with its position in the conversation. A group is a request with its
+    sampled answers."""
 
     group_id: str
     parent_id: str | None
@@ -152,15 +152,16 @@ class SessionReads:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 
     def groups(self, session_id: str) -> list[SessionGroup]:
-        """Return the groups (requests with their sampled answers) of a session, oldest first."""
+        """Return the groups of a session, oldest first. A group is a request with its sampled
+        answers."""
         with self._read_engine.connect() as db:
             return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
 
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
         """Return the sub-agents that this session (conversation) started.
 
-        Each item is a pair: the id of the sub-agent's own session, and the id of the group
-        (request) that started the sub-agent. The second id may be None.
+        Each item is a pair of ids. The first id is that of the sub-agent's own session. The second
+        id is that of the group (request) that started the sub-agent, or None.
         """
         with self._read_engine.connect() as db:
             return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]
@@ -176,8 +177,8 @@ class SessionReads:
 
     def follow_ups(self, group_id: str) -> list[FollowUp]:
         """Return the requests that follow the answer to the request `group_id`, oldest first. A
-        request follows an answer if it continues the conversation after the answer, edits a later
-        part of the conversation, or regenerates the answer."""
+        request follows an answer in three cases: it continues the conversation after the answer, it
+        edits a later part of the conversation, or it regenerates the answer."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_FOLLOW_UPS, (group_id,)).all()
         return [FollowUp(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]

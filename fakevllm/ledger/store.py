@@ -2,8 +2,10 @@
 and what was trained.
 
 Methods that write never wait and never raise, because a separate thread does the writing (see
-writer.py). Methods that read use other database connections, and see only changes that were already
-written. They block the thread, so do not call them on the event loop. Other processes may read the
+writer.py).
+
+Methods that read use other database connections, and see only changes that are already in the file.
+These methods block the thread, so do not call them on the event loop. Other processes may read the
 file at any time.
 """
 
@@ -63,7 +65,7 @@ _Change = GroupRecord | Callable[[Connection], None]
 
 class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
-    connections. Before you close the ledger, stop everything that writes to it.
+    connections. Stop everything that writes to the ledger before you close the ledger.
 
     The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
     `kept_answers`, `responses` and `feedback` read and write the tables of their subjects.
@@ -87,8 +89,8 @@ class Ledger:
         """Open the ledger file, and return the ledger. If needed, the file is created, or its
         tables are migrated to the current schema.
 
-        Raises LedgerError if the file cannot be used, or if a newer version of fakevllm has written
-        it.
+        Raises LedgerError if the file cannot be used, or if it was written by a newer version of
+        fakevllm.
         """
         path = path.expanduser()
         write_engine = _write_engine(path, busy_timeout_s)
@@ -140,8 +142,9 @@ class Ledger:
         return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
     def record(self, group: GroupRecord) -> WriteReceipt:
-        """Queue the record of a request with its siblings (sampled answers) to be written. If the
-        same group is recorded again, the new record replaces the old one."""
+        """Queue the record of a request with its siblings (sampled answers). The writer's thread
+        writes it later. If the same group is recorded again, the new record replaces the old one.
+        """
         return self._writer.put(group)
 
     def settle(
@@ -155,8 +158,8 @@ class Ledger:
         job_hash: str | None = None,
         prompts: Sequence[bytes] = (),
     ) -> None:
-        """Queue the server's reply to the rewards of a group (a request with its sampled answers)
-        to be written. Call `record` for the group first.
+        """Queue the server's reply to the rewards of a group. The writer's thread writes it later.
+        A group is a request with its sampled answers. Call `record` for the group first.
 
         `calls[i]` has the model calls of sibling i (the i-th sampled answer), in order. `job_hash`
         is the digest of the server's training job, or None if the server did not send it. `prompts`
@@ -193,8 +196,8 @@ class Ledger:
         """Wait until the changes with these receipts are written or dropped. Return True if all of
         them are written. Return False if at least one was dropped, or at the timeout.
 
-        Whether other changes were dropped does not affect the result. The receipt of a dropped
-        change has the error.
+        Other dropped changes do not affect the result. The receipt of a dropped change has the
+        error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
@@ -205,20 +208,21 @@ class Ledger:
 
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last entry of this training run's log that was applied to the
-        ledger, or 0 if no entry was applied. Raises LedgerError if the ledger cannot be read."""
+        ledger. Return 0 if no entry was applied. Raises LedgerError if the ledger cannot be read.
+        """
         with self.reading(), self._read_engine.connect() as db:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Return the secret with which the proxy signs task keys (API keys that name a dataset
-        task). Each ledger file has one secret. Raises LedgerError if the secret cannot be created.
-        """
+        """Return the secret with which the proxy signs task keys. A task key is an API key that
+        names a dataset task. Each ledger file has its own secret. Raises LedgerError if the secret
+        cannot be created."""
         return self._random_bytes(row_changes.task_secret)
 
     def arm_salt(self) -> bytes:
-        """Return the salt with which sessions are assigned to arms. Each ledger file has one salt,
-        because the ledger also has the sessions whose arms must stay. Raises LedgerError if the
-        salt cannot be created."""
+        """Return the salt with which sessions are assigned to arms. An arm decides which weights
+        answer a session. Each ledger file has its own salt. The file also has the sessions, and
+        their arms must not change. Raises LedgerError if the salt cannot be created."""
         return self._random_bytes(row_changes.arm_salt)
 
     def _random_bytes(self, read_or_create: Callable[[Connection], bytes]) -> bytes:
@@ -231,8 +235,8 @@ class Ledger:
             raise LedgerError(message) from error
 
     def scored_groups(self) -> list[ScoredGroup]:
-        """Return the groups (requests with their sampled answers) whose rewards the server has not
-        acknowledged yet, oldest first."""
+        """Return the groups whose rewards the server has not acknowledged yet, oldest first. A
+        group is a request with its sampled answers."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
@@ -259,38 +263,38 @@ class Ledger:
             return list(db.exec_driver_sql(reads.RUNS).scalars())
 
     def curve(self, run_id: str) -> list[StepRow]:
-        """Return the learning curve of one training run: the mean rewards for each step, in the
-        order of the steps.
+        """Return the learning curve of one training run. The curve has the mean rewards of each
+        step, in the order of the steps.
 
-        A group (a request with its sampled answers) counts in the step that trained it. A group
-        that was not trained counts in the step during which it ended. Groups whose rewards are all
+        A group is a request with its sampled answers. It counts in the step that trained it. If it
+        was not trained, it counts in the step during which it ended. Groups whose rewards are all
         equal count too.
         """
         with self._read_engine.connect() as db:
             return whole_curve(db, run_id)
 
     def curve_ends(self, run_id: str) -> CurveEnds:
-        """Return the first and the last steps of the learning curve of one run, since the rewards
-        last changed their meaning."""
+        """Return the first and the last steps of the learning curve of one run. Only steps since
+        the last change of the hooks or the job are included."""
         with self._read_engine.connect() as db:
             return curve_ends(db, run_id)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups (requests with their sampled answers) in each state."""
+        """Return the number of groups in each state. A group is a request with its sampled
+        answers."""
         return self._numbers("state")
 
     def untrained(self) -> dict[str, int]:
-        """Return the number of groups (requests with their sampled answers) that were not trained,
-        for each reason.
+        """Return the number of groups that were not trained, for each reason. A group is a request
+        with its sampled answers.
 
-        Details of a reason, which follow a colon, are ignored, because they differ from group to
-        group.
+        Details after a colon in the reason are ignored, because they differ from group to group.
         """
         return self._numbers("untrained")
 
     def failures(self) -> dict[str, int]:
-        """Return the number of sampled answers that are not usable, for each cause (a slug such as
-        `cut_off`)."""
+        """Return the number of unusable sampled answers for each cause. A cause is a slug such as
+        `cut_off`."""
         return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
@@ -308,9 +312,9 @@ class Ledger:
             return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
 
     def group(self, group_id: str) -> GroupRecord | None:
-        """Return the group with this id (a request with its siblings, the sampled answers). The
-        siblings are in the order of their indices. Return None if the ledger does not have the
-        group."""
+        """Return the group with this id. A group is a request with its siblings, which are the
+        sampled answers. The siblings are in the order of their indices. Return None if the ledger
+        does not have the group."""
         group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
         of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
         with self._read_engine.connect() as db:
@@ -332,11 +336,13 @@ class Ledger:
     def trained(
         self, questions: Sequence[str], task_ids: Sequence[str], *, with_unsent: bool = True
     ) -> tuple[set[str], set[str]]:
-        """Return those of the questions and of the ids of tasks whose groups (requests with their
-        sampled answers) were trained, or wait to be trained. Groups that were not sent to the
-        server yet count only if `with_unsent` says so. A group counts too if only its served answer
-        was trained, by feedback that arrived late. Questions are compared without case and
-        white space, and returned as they are in the ledger. The method reads all trained groups.
+        """Return the `questions` and `task_ids` that were trained or wait to be trained.
+
+        A question or task was trained if a group with it was trained. A group is a request with its
+        sampled answers. If `with_unsent` is True, groups that were not sent to the server yet count
+        too. A group also counts if only its served answer was trained, by late feedback. Questions
+        are compared without case and white space. They are returned in the ledger's spelling. The
+        method reads all trained groups.
         """
         texts, ids = set(map(normalised, questions)), set(task_ids)
         found_questions, found_ids = set[str](), set[str]()
@@ -350,9 +356,11 @@ class Ledger:
 
     def evaluated_rows(self, eval_id: str, hook_hash: str) -> list[EvaluatedRewards]:
         """Return the rows that were sampled for an evaluation with a known version of the weights,
-        in the order in which they were requested. Rows that other hooks than those with this
-        content hash have scored are left out. The same row may have been sampled several times. The
-        method reads all groups."""
+        in the order of their requests.
+
+        Only rows whose hooks had this content hash are returned. The same row may have been sampled
+        several times. The method reads all groups.
+        """
         with self._read_engine.connect() as db:
             lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id, hook_hash)).all()
         rows: list[EvaluatedRewards] = []
@@ -370,9 +378,9 @@ class Ledger:
         return None if group is None else self._recorded(group)
 
     def user_texts(self, group_id: str) -> list[str]:
-        """Return the texts of a group by which its dataset row can be recognised: its question, the
-        text of its task, and the first and the last user message of its conversation. The list is
-        empty if the ledger does not have the group."""
+        """Return the texts of a group by which its dataset row can be recognised. The texts are the
+        group's question, the text of its task, and the first and the last user message of its
+        conversation. The list is empty if the ledger does not have the group."""
         group = self.group(group_id)
         if group is None:
             return []
@@ -401,8 +409,8 @@ class Ledger:
     def _transact(self, batch: Sequence[_Change]) -> bool:
         """Write a batch of changes in one transaction, and return True if any row changed.
 
-        Group records that follow each other in the batch are written together, because this is much
-        faster than writing them one by one.
+        Consecutive group records in the batch are written together, because this is much faster
+        than writing them one by one.
         """
         db = self._write_db
         with content_store(db).transaction(), db.begin(), counted(db):

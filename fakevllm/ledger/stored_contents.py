@@ -1,9 +1,13 @@
-"""Choose the earlier contents with which a new request or prompt is compared, and store what it
-does not share with them.
+"""Choose the earlier contents with which a new request or prompt is compared, and store only the
+parts that differ.
 
-A request shares most with the request whose answer it continues, and with the latest request of the
-same app and route, which often has the same system prompt and tools. A prompt shares all with the
-prompts of its group, and most with the prompt of the group before and the answer that was served.
+A request usually repeats most of one of two earlier requests:
+
+* the request whose answer it continues
+* the latest request of the same app and route, which often has the same system prompt and tools
+
+A prompt is equal to the other prompts of its group. It usually begins with the prompt of the
+previous group and the answer that was served.
 """
 
 from __future__ import annotations
@@ -72,8 +76,8 @@ def put_request(
 
 
 def _request_of(db: Connection, group_id: str | None) -> Content | None:
-    """Return the request of a group, from memory or from the file. Return None if it is not stored
-    as slices."""
+    """Return the request of a group, from memory or from the file. Return None if the request is
+    not stored as slices."""
     if group_id is None:
         return None
     store = content_store(db)
@@ -151,8 +155,8 @@ class CallContents:
 
 
 def move_contents(db: Connection) -> None:
-    """Move the long requests and prompts of all rows to pieces. Shorter ones stay in their
-    rows."""
+    """Move the long requests and prompts of all rows to pieces. Short requests and prompts stay in
+    their rows."""
     store = content_store(db)
     for rowid in db.exec_driver_sql(_LONG_REQUESTS, (MIN_BYTES,)).scalars().all():
         row = db.exec_driver_sql(_OLD_REQUEST, (rowid,)).one()

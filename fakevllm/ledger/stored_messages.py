@@ -1,9 +1,9 @@
-"""Store the message of a sibling without its text and its tool calls, which have columns of their
-own. The view `siblings` puts both back with SQL.
+"""Store the message of a sibling without its text and its tool calls. These two parts have columns
+of their own. The view `siblings` adds both parts to the message again with SQL.
 
-A part is left out only if it is in the message as SQL will write it: the text as SQLite's
-`json_quote` encodes it, and the tool calls as they are in their column. So the view returns each
-message byte by byte as it was recorded.
+A part is left out only if SQL can restore it byte by byte. The text must be encoded as SQLite's
+`json_quote` encodes it. The tool calls must be written as in their column. So the view returns each
+message exactly as it was recorded.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _without(message_json: str, part: str) -> tuple[str, int | None]:
 
 
 def move_messages(db: Connection) -> None:
-    """Leave the texts and tool calls out of the messages of all rows."""
+    """Convert the rows of an older version: remove the texts and the tool calls from their
+    messages."""
     last = 0
     while rows := db.exec_driver_sql(_OLD_MESSAGES, (last,)).all():
         for rowid, *parts in rows:

@@ -35,7 +35,7 @@ class StoredResponses:
         self._put(partial(row_changes.store_response, response=response))
 
     def delete(self, response: StoredResponse, at: float) -> WriteReceipt:
-        """Delete a response, so that neither a GET request nor `previous_response_id` finds it.
+        """Delete a response. After that, neither a GET request nor `previous_response_id` finds it.
 
         `at` is the Unix time of the deletion in seconds. A later response may have the same id.
         """
@@ -43,7 +43,7 @@ class StoredResponses:
 
     def find(self, response_id: str, app_key: str | None) -> StoredResponse | None:
         """Return the response with this id that was made with this API key. Return None if there is
-        no such response, or if it was deleted. This method blocks the thread.
+        no such response, or if the response was deleted. This method blocks the thread.
 
         `app_key` is the fingerprint of the app's API key.
         """

@@ -35,8 +35,8 @@ _SQL_TYPES = {str: String, int: Integer, float: Float, bool: Boolean}
 
 
 def _columns(record: type[GroupRecord | SiblingRecord | FeedbackRecord]) -> list[Column[Any]]:
-    """Return the SQL columns for a record class: one column, with the same name, for each field
-    that is stored in the table. A field of type `X | None` becomes a nullable column."""
+    """Return the SQL columns for a record class. Each stored field of the class has one column with
+    the same name. A field of type `X | None` becomes a nullable column."""
     hints = get_type_hints(record)
     stored = [one for one in fields(record) if one.metadata.get("is_column", True)]
     return [_column(one, hints[one.name]) for one in stored]
@@ -103,8 +103,8 @@ def _call_columns() -> list[Column[Any]]:
     """Return the columns of one LLM call as the engine saw it, without its group.
 
     The blobs are arrays of little-endian int32 or float32. `weight_version` is the oldest weight
-    version that sampled a token of the call. `shaped` says whether tokens were chosen from less
-    than the vocabulary by more than a mask. It is NULL if that is not known.
+    version that sampled a token of the call. `shaped` is true if tokens were chosen from a part of
+    the vocabulary that a mask alone does not explain. `shaped` is NULL if this is not known.
     """
     return [
         Column("sibling", Integer, primary_key=True, autoincrement=False),

@@ -1,5 +1,5 @@
-"""Storage for answers that were not delivered, because the app disconnected before it had received
-the whole answer. If the app sends its request again, it gets the stored answer."""
+"""Storage for answers that were not delivered. The app disconnected before it had received the
+whole answer. If the app sends its request again, it gets the stored answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    An answer is stored in one of two ways. If the app has disconnected before the record of its
-    request is written to the ledger, the answer is written together with this `GroupRecord`. If the
-    delivery fails later, `keep` stores the answer.
+    An answer is stored in one of two ways.
+
+    * The app disconnected before the record of its request was written to the ledger. Then the
+      answer is written together with this `GroupRecord`.
+    * The delivery fails later. Then `keep` stores the answer.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class KeptAnswers:
         self._put = put
 
     def keep(self, answer: KeptAnswer) -> None:
-        """Store an answer whose app has disconnected before it had received the whole answer."""
+        """Store an answer that the app has not received completely, because the app
+        disconnected."""
         self._put(partial(row_changes.keep_answer, answer=answer))
 
     def delivered(self, group_id: str) -> None:
@@ -44,8 +47,8 @@ class KeptAnswers:
         self._put(partial(row_changes.mark_resent, group_id=group_id))
 
     def unexpired(self, now: float) -> list[KeptAnswer]:
-        """Return the stored answers that expire after `now` (Unix seconds), ordered by their time
-        of expiry. This method blocks the thread."""
+        """Return the stored answers that expire after `now`, ordered by their time of expiry. `now`
+        is in Unix seconds. This method blocks the thread."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_UNEXPIRED, (now,)).all()
         return [

@@ -1,9 +1,9 @@
 """The single thread that writes the ledger (the proxy's SQLite file), and the bounded queue of
 changes for this thread.
 
-`Writer.put` queues a change. It never waits and never raises, and returns a `WriteReceipt`, which
-later shows whether the change was written. The thread writes the queued changes in batches, and
-each batch is one transaction.
+`Writer.put` queues a change. `Writer.put` never waits and never raises. It returns a
+`WriteReceipt`, which later shows if the change was written. The thread writes the queued changes in
+batches, and each batch is one transaction.
 
 A change that cannot be written is dropped and counted, and the other changes of its batch are still
 written. If several changes in a row are dropped, the log reports the first one and the end of the
@@ -56,8 +56,8 @@ class WriteReceipt:
 
 @dataclass(frozen=True, slots=True)
 class FlushMark:
-    """A mark in the queue. The writer's thread calls `on_reached` when every change that was queued
-    before the mark is written or dropped."""
+    """A mark in the queue. All changes that were queued before the mark are first written or
+    dropped. Then the writer's thread calls `on_reached`."""
 
     on_reached: Callable[[], object]
 
@@ -68,9 +68,9 @@ class Transact(Protocol[WrittenChange]):
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
         """Write all changes in order, or none of them. Return True if any row changed.
 
-        The result False does not prove that the ledger can be written, because a transaction that
-        changes no row succeeds even on a full disk. Raises OperationalError if the file cannot be
-        written, and any other exception if one of the changes is invalid.
+        False does not prove that the ledger can be written: a transaction that changes no row
+        succeeds even on a full disk. Raises OperationalError if the file cannot be written. Raises
+        any other exception if one of the changes is invalid.
         """
         ...
 
@@ -132,10 +132,10 @@ class Writer(Generic[Change]):
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until every change that is now in the queue is written or dropped. Return True if
-        this happened within the timeout.
+        the method did not reach the timeout.
 
-        Unlike `drain`, this method does not block the thread, and does not make the writer write
-        its current batch early.
+        Unlike `drain`, this method does not block the thread. It also does not hasten the writer:
+        the current batch is written at its usual time.
         """
         loop = asyncio.get_running_loop()
         is_reached = asyncio.Event()

@@ -98,9 +98,10 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the latest snapshot of the server's state, unless the screen is being closed.
+        """Draw the latest snapshot of the server's state. Draw nothing while the screen is being
+        closed.
 
-        A poll that ends while the screen is being closed still calls this method.
+        A poll may end at this time, and then still calls this method.
         """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
@@ -108,12 +109,12 @@ class OverwatchApp(App[None]):
 
     def action_confirm(self, name: str) -> None:
         """Ask the user to confirm the server action `name`, such as `stop` or `drain`. If this
-        action is running already, only show a message that says so.
+        action is running already, only show a message that says so, because an action must not run
+        twice at the same time.
 
-        An action must not run twice at the same time. For example, a drain (the action that stops
-        the engine after the last episode) first pauses claims, so that clients get no new episodes.
-        If somebody resumes claims, the drain is cancelled. A second drain could then pause the
-        claims again, against the wish of the person who resumed them.
+        An example is a drain, which stops the engine after the last episode. A drain first pauses
+        claims, so that clients get no new episodes. Another user can cancel the drain by resuming
+        claims. A second drain would then pause claims again, against that user's wish.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:
@@ -144,8 +145,9 @@ class OverwatchApp(App[None]):
             self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Quit the application. While a drain runs (an action that quitting would end), ask the
-        user to confirm first. If the user quits again while this question is open, quit at once."""
+        """Quit the application. Quitting would end a running drain. Therefore, if a drain runs, ask
+        the user to confirm first. If the user quits again while this question is open, quit at
+        once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

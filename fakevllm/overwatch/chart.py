@@ -31,7 +31,7 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def bounds(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Return (lowest, highest) of the values that the chart's columns show, which are the values at
+    """Return (lowest, highest) of the values that the chart's columns show. These two values are at
     the bottom and at the top of the chart. Return None if no value is finite."""
     finite = [value for value in _column_means(values, width) if value is not None]
     return (min(finite), max(finite)) if finite else None

@@ -57,7 +57,7 @@ async def _poll_once(settings: OverwatchSettings) -> Snapshot:
 
 async def _show_screen(settings: OverwatchSettings) -> None:
     """Show the full screen until the user quits. Raises UserError if the package textual is not
-    installed, or if stdin, stdout or stderr is not a terminal."""
+    installed. Raises UserError as well if stdin, stdout or stderr is not a terminal."""
     try:
         from fakevllm.overwatch.app import OverwatchApp
     except ModuleNotFoundError as error:

@@ -23,7 +23,7 @@ def clean(text: str) -> str:
 
 def parse_seconds(text: str) -> float | None:
     """Return the number of seconds in a text such as "12.5s". Swarm servers report durations in
-    this format. Return None if the text has no number, or if the number is not finite.
+    this format. Return None if the text has no number, or if the number is NaN or infinite.
 
     >>> parse_seconds("12.5s"), parse_seconds("3"), parse_seconds("N/A"), parse_seconds("nan")
     (12.5, 3.0, None, None)

@@ -32,8 +32,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRewards:
-    """Number, sum, minimum and maximum of the rewards of the evaluation episodes that were sampled
-    with one set of weights: the weights after one training step."""
+    """Number, sum, minimum and maximum of the rewards of evaluation episodes. All these episodes
+    were sampled with the weights after one training step."""
 
     step: int
     """Number of the training step that produced the weights; 0 for the weights before the first
@@ -77,7 +77,7 @@ class History:
         return self if self.run_id == run_id else History(run_id)
 
     def with_entries(self, entries: Iterable[LogEntry]) -> History:
-        """Return a new history that also contains `entries`, which are the next entries of the run
+        """Return a new history that also contains `entries`. They are the next entries of the run
         log, in the order of the log."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
         evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}

@@ -1,6 +1,8 @@
 """The table below the charts. It shows rewards, speed, and the metrics of the last training step.
-It also shows how often a call did not continue an earlier call of its conversation, by cause. This
-module does no I/O."""
+
+It also counts the calls that did not continue an earlier call of their conversation, by cause. This
+module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,8 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _count_branches(totals: Mapping[str, float]) -> str:
     """Return a text with the number of branches by cause, the most frequent cause first. A branch
-    is a model call whose prompt does not begin with the prompt and the answer of an earlier call in
-    the same session."""
+    is a model call that does not continue an earlier call of its session. Its prompt does not begin
+    with the prompt and the answer of such a call."""
     counts = {
         name.removeprefix(BRANCH_PREFIX): count
         for name, count in totals.items()

@@ -174,9 +174,9 @@ def _learning(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
 def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
     """Yield the lines of the chart of training rewards, then the lines of the chart of evaluations.
 
-    The horizontal axis of both charts shows the same range of steps. The chart of evaluations is
-    left out if fewer than two steps were evaluated, because the table of metrics shows the last
-    evaluation anyway.
+    The horizontal axis of both charts shows the same range of steps. If fewer than two steps were
+    evaluated, the chart of evaluations is left out. The table of metrics shows the last evaluation
+    anyway.
     """
     if not snapshot.curve:
         yield Text("no step has been trained yet", "dim")
@@ -206,8 +206,8 @@ def _chart_rows(
 ) -> Iterator[Text]:
     """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing.
 
-    The chart has a gap before each step in `breaks`. At such a step something changed, such as the
-    reward hooks, and rewards before and after the change cannot be compared.
+    The chart has a gap before each step in `breaks`. At such a step something changed, for example
+    the reward hooks. Rewards before and after the change cannot be compared.
     """
     num_columns = max(8, width - 9)
     # A column shows the mean of several steps. A gap this wide contains at least one whole column.

@@ -1,9 +1,8 @@
-"""The actions that the user of the screen can start on the server with a key: start, stop, pause,
+"""The actions that the user can start on the server with a key of the keyboard: start, stop, pause,
 resume and drain.
 
-This module does no I/O: each action is a `ServerCall`, a generator that yields requests and pauses
-to a driver (see `sdk/protocol`). Before an action starts, the user must answer its confirmation
-question with yes.
+This module does no I/O. Each action is a `ServerCall`, which is a generator that yields requests
+and pauses to a driver (see `sdk/protocol`). Before an action starts, the user must confirm it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ DRAIN_POLL_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAction:
-    """An action on the server, with its name, the key that starts it, and its confirmation
-    question."""
+    """An action on the server. The object has the action's name, the key that starts the action,
+    and the question that the user must confirm."""
 
     name: str
     key: str
@@ -86,7 +85,7 @@ def _stop_if_idle() -> ServerCall[str | None]:
     """Stop the engine if no episode runs and no training step is due.
 
     Return a message for the user if the engine is off after this call, else None. Raises SwarmError
-    if episode claims are no longer paused, because somebody has resumed them.
+    if somebody has resumed episode claims, which were paused before.
     """
     status = yield from engine_control.status()
     if status.engine_status is EngineStatus.OFFLINE:
@@ -101,7 +100,7 @@ def _stop_if_idle() -> ServerCall[str | None]:
 
 def _post(path: str) -> ServerCall[None]:
     """Send a POST request with an empty JSON object to a path of the server. Raises SwarmError if
-    the server has no such path, or if it refuses the request."""
+    the server has no such path or refuses the request."""
     try:
         reply = yield from fetch(ServerRequest(path, {}), SuccessReply)
     except SwarmError as error:

@@ -55,8 +55,8 @@ class TaskProgress:
 
     @property
     def mean(self) -> float | None:
-        """Mean of the task's rewards; None if there are no rewards yet. `statistics.fmean` is not
-        used, because it raises an error if the sum exceeds the range of a float."""
+        """Mean of the task's rewards, or None if there are no rewards yet. `statistics.fmean` is
+        not used, because it raises an error if the sum exceeds the range of a float."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
@@ -94,8 +94,8 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """Mean, lowest and highest reward of the episodes that evaluated the weights after one training
-    step."""
+    """Mean, lowest and highest reward of evaluation episodes. All these episodes were sampled with
+    the weights after one training step."""
 
     step: int
     reward: float
@@ -202,8 +202,8 @@ def build_snapshot(
 ) -> Snapshot:
     """Return the snapshot of a server whose poll at the Unix time `at` succeeded.
 
-    `pool` is the progress of the batch that the server is collecting. It is None if the server has
-    no route that reports this progress.
+    `pool` is the progress of the batch that the server is collecting. `pool` is None if the server
+    has no route for this progress.
     """
     known_pool = pool or PoolInformation()
     running = tuple(sorted(_running_episodes(known_pool), key=lambda episode: -episode.idle_s))
@@ -287,9 +287,9 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the activity of each client. First come the clients that the server lists as active
-    because they take part in the current batch. Then come the other clients that have running
-    episodes."""
+    """Yield the activity of each client. First come the clients that take part in the current
+    batch. The server lists them as active. Then come the other clients that have running episodes.
+    """
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}
     active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])

@@ -1,5 +1,5 @@
 """Tables of tasks, running episodes and clients. Each table shows a limited number of rows, and
-then how many more rows there are. This module does no I/O."""
+below them the number of hidden rows. This module does no I/O."""
 
 from __future__ import annotations
 

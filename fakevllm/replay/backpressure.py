@@ -1,8 +1,8 @@
 """Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
 
-Without backpressure, a replay would send requests faster than the trainer can use their groups (a
-group is a request with all its sampled answers). The groups would become stale and would be
-dropped. The traffic of an app cannot be delayed to prevent this, but the rows of a dataset can.
+Without backpressure, a replay would send requests faster than the trainer can use their groups. A
+group is a request with all its sampled answers. The groups would become stale and would be dropped.
+The traffic of an app cannot be delayed for this reason, but the rows of a dataset can.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ POLL_TIMEOUT_S = 5.0
 def has_capacity(status: EngineStatusReply | None) -> bool:
     """Return True if another row may be sent.
 
-    Return True also if the engine's status is unknown or the engine is off, because the backlog
-    might then never shrink, and the row would wait forever.
+    Also return True if the engine is off or its status is unknown. The backlog might then never
+    shrink, and the row would wait forever.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True
@@ -37,11 +37,11 @@ def has_capacity(status: EngineStatusReply | None) -> bool:
 
 @contextlib.asynccontextmanager
 async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
-    """Yield an asyncio event that is set while another row may be sent, and cleared while a full
-    batch of groups waits for the trainer.
+    """Yield an asyncio event that says when rows may be sent. The event is set while another row
+    may be sent. It is cleared while a full batch of groups waits for the trainer.
 
-    A background task polls the proxy at `url` and updates the event until the `async with` block
-    ends.
+    Until the `async with` block ends, a background task polls the proxy at `url` and updates the
+    event.
     """
     capacity = asyncio.Event()
     capacity.set()
@@ -67,7 +67,7 @@ async def _follow(url: str, key: str | None, capacity: asyncio.Event) -> None:
 async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
     """Return the engine's status, or None if the proxy does not answer.
 
-    While the proxy does not answer, the trainer's backlog does not hold rows back: each row is
+    While the proxy does not answer, the trainer's backlog does not hold rows back. Each row is then
     sent, fails to connect, and is retried.
     """
     try:

@@ -1,5 +1,5 @@
-"""Requests to the proxy before a replay. They get an API key for each task, the model's name, and
-whether the proxy trains requests and runs in lockstep."""
+"""Requests to the proxy before a replay. These requests ask for an API key for each task and for
+the model's name. They also ask if the proxy trains requests, and if it runs in lockstep."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class TrainingNotice:
-    """A notice that the proxy does not train all rows that it gets now."""
+    """A notice that the proxy does not train all rows that are sent now."""
 
     text: str
     reason: str
@@ -73,8 +73,8 @@ class TrainingNotice:
 
 
 async def training_notice(url: str, key: str | None = None) -> TrainingNotice | None:
-    """Return a notice if the proxy does not train all rows that it gets now, else None. Raises
-    ConfigError if the proxy does not answer or refuses the request."""
+    """Return a notice if the proxy does not train all rows that are sent now. Return None if it
+    trains all of them. Raises ConfigError if the proxy does not answer or refuses the request."""
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
         reason = f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"
@@ -109,7 +109,7 @@ def _no_model(url: str, cause: str) -> str:
 
 
 async def require_lockstep(url: str, key: str | None = None) -> None:
-    """Raise ConfigError unless the proxy and its server run in lockstep, the mode in which two runs
+    """Raise ConfigError unless the proxy and its server run in lockstep. In this mode, two runs
     with the same seed give identical results."""
     reply = await _get_json(url, "/fakevllm/engine", key)
     status = None if reply is None else EngineStatusReply.model_validate(reply)

@@ -29,8 +29,8 @@ class RetryDeadline:
     """Upper bound of the next pause."""
 
     def may_retry(self, at_s: float) -> bool:
-        """Return True if the row may be retried after a failure at `at_s` (seconds of a monotonic
-        clock). The first failure sets the deadline."""
+        """Return True if the row may be retried after a failure at the time `at_s`, which is in
+        seconds of a monotonic clock. The first failure sets the deadline."""
         if self._ends_at_s is None:
             self._ends_at_s = at_s + self.limit_s
         return at_s < self._ends_at_s

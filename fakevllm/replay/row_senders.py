@@ -24,8 +24,8 @@ class RowFailed(Exception):
 
 
 class RowInterrupted(Exception):
-    """Raised if a row got no answer because of a broken connection or an overloaded or unavailable
-    server. The row may be retried."""
+    """Raised if a row got no answer. The connection broke, or the server was overloaded or
+    unavailable. The row may be retried."""
 
 
 class Player(Protocol):
@@ -33,7 +33,8 @@ class Player(Protocol):
 
     async def play(self, question: str, key: str) -> str:
         """Send the question with the API key `key`, and return the text of the answer. Raises
-        RowFailed if the row must not be retried, and RowInterrupted if it may be retried."""
+        RowInterrupted if the row may be retried after the error. Raises RowFailed if the row must
+        not be retried."""
         ...
 
 

@@ -3,7 +3,7 @@ This folder does not depend on groups or training.
 
 * Commands: `admin_client` (HTTP calls to a running proxy), `supervisor` (child processes),
   `local_engines` (the engines that `demo` and `train` start).
-* Asyncio: `task_set` (background tasks), `bounded_tasks` (only so many tasks at a time),
+* Asyncio: `task_set` (background tasks), `bounded_tasks` (a limited number of tasks at a time),
   `disconnect` (cancellation when the client disconnects).
 * Output: `terminal_text` (escaping of untrusted text).
 """

@@ -51,7 +51,7 @@ def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> 
 
 
 def proxy_root(url: str) -> str:
-    """Return the proxy's URL without the `/v1` at its end, which is part of the base URL that apps
+    """Return the proxy's URL without `/v1` at the end. The `/v1` is part of the base URL that apps
     use."""
     return url.rstrip("/").removesuffix("/v1")
 

@@ -1,4 +1,4 @@
-"""Run coroutines as tasks, only so many at a time."""
+"""Run coroutines as tasks, with a limit on the number of tasks that run at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ async def run_bounded(
     """Run the coroutines, at most `concurrency` at a time, and yield their results in the order in
     which they end.
 
-    `coroutines` may be endless, because the next one is taken only when fewer than `concurrency`
-    run. When the generator is closed, or a coroutine raises an error, the others are cancelled.
+    `coroutines` may be endless. The next coroutine is taken only when fewer than `concurrency`
+    coroutines run. When the generator is closed, or when a coroutine raises an error, all other
+    coroutines are cancelled.
     """
     source = iter(coroutines)
     running: set[asyncio.Task[T]] = set()

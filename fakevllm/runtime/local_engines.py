@@ -46,7 +46,7 @@ class EngineChoice:
         None, it replaces the backend's trainer.
 
         Raises UserError for an unknown name. Also raises UserError if only one of the two engines
-        is the fake engine, which cannot be combined with other engines.
+        is the fake engine, because the fake engine cannot be combined with other engines.
         """
         rollouts, trainers = (
             sorted(set(column)) for column in zip(*ENGINE_PAIRS.values(), strict=True)
@@ -85,8 +85,8 @@ class EngineChoice:
 
     @property
     def ready_timeout_s(self) -> float:
-        """Seconds for which a client should wait until the server's engines are ready:
-        READY_MARGIN_S longer than the server itself waits for them."""
+        """Seconds for which a client waits until the server's engines are ready. This is
+        READY_MARGIN_S longer than the server itself waits for its engines."""
         return boot_timeout_s(self.names) + READY_MARGIN_S
 
     @property

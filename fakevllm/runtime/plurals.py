@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def counted(num: int, noun: str, rest: str = "", rest_of_one: str | None = None) -> str:
-    """Return a number with its noun, and the rest of the sentence, whose verb may depend on it.
+    """Return a number with its noun, and optionally the rest of the sentence. The rest may differ
+    between singular and plural.
 
     >>> counted(1, "row"), counted(2, "row")
     ('1 row', '2 rows')

@@ -30,8 +30,8 @@ class SupervisedProcess:
     the child stops by itself.
 
     The parent opens the socket on which the child listens, and keeps it open while the child is
-    restarted. Therefore no other process can take the port, and a client that connects during a
-    restart is not refused, but waits.
+    restarted. Therefore no other process can take the port. A client that connects during a restart
+    waits, and is not refused.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class SupervisedProcess:
 
     async def run(self, on_restart: Callable[[str], None]) -> None:
         """Keep the process running until this method is cancelled. After each restart, call
-        `on_restart` with a line that describes it.
+        `on_restart` with a log line about the restart.
 
         Raises FakevllmError after MAX_RESTARTS restarts. Also raises FakevllmError if the process
-        exits with code 2, by which it refuses its settings.
+        exits with code 2, because this code means that its settings are invalid.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -120,9 +120,9 @@ async def supervise(
 ) -> AsyncGenerator[None]:
     """Keep the processes running while the `async with` block runs.
 
-    At the end, the processes are stopped one after the other, the last one first. Therefore a
-    process can still receive what the processes after it in the list send while they stop. If a
-    process cannot be kept running, the block is cancelled and a FakevllmError is raised.
+    At the end, the processes are stopped one after the other, the last process first. Therefore an
+    earlier process can still receive what a later process sends while it stops. If a process cannot
+    be kept running, the block is cancelled and a FakevllmError is raised.
     """
     body = asyncio.current_task()
     assert body is not None

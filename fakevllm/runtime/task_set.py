@@ -1,5 +1,5 @@
-"""A set of asyncio background tasks, which keeps the tasks alive, logs their errors, and cancels
-them when it is closed."""
+"""A set of asyncio background tasks. The set keeps its tasks alive and logs their errors. When the
+set is closed, it cancels its tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class TaskSet:
         return task
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Wait up to `grace_s` seconds until the tasks are done, then cancel those that are not."""
+        """Wait up to `grace_s` seconds until the tasks are done. Then cancel the tasks that are
+        still running."""
         if self._running and grace_s > 0:
             await asyncio.wait(self._running, timeout=grace_s)
         for task in self._running:

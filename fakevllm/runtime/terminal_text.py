@@ -1,5 +1,5 @@
-"""Escape untrusted text (text from apps, users and engines) before it is printed. A terminal would
-execute control sequences in such text."""
+"""Escape untrusted text before it is printed. Untrusted text comes from apps, users and engines. A
+terminal would execute control sequences in such text."""
 
 from __future__ import annotations
 

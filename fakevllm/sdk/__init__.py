@@ -1,16 +1,15 @@
 """The SDK for agents that connect to a swarm server themselves, without a proxy. Import it with
 `from fakevllm import SwarmClient`.
 
-Such an agent claims an episode at the server, makes its model calls with the episode's URL and API
-key, and ends the episode with a reward. The module `client` has the client for threads,
-`async_client` the client for an event loop.
+Such an agent works in three steps. It claims an episode at the server, makes its model calls with
+the episode's URL and API key, and ends the episode with a reward. The module `client` has the
+client for threads, `async_client` the client for an event loop.
 
 * `protocol`, `engine_control` and `episode_calls` decide which requests are sent, and when a
-  request is retried. These modules do no I/O. `http_driver` sends the requests.
+  request is retried. These three modules do no I/O. `http_driver` sends the requests.
 * `episode` has the objects that an agent uses.
 * `episode_executors` runs many episodes in threads. At the end of a script, `exit_wait` waits for
-  those that were submitted. `multi_server` runs one agent with several
-  servers.
+  the submitted episodes. `multi_server` runs one agent with several servers.
 
 Methods raise SwarmError if the server refuses a request, and ServerUnreachable if no server
 answers.

@@ -1,5 +1,5 @@
-"""The client of a swarm server for code that runs in an event loop. Its methods are coroutines with
-the names and arguments of those of `SwarmClient`."""
+"""The client of a swarm server for code that runs in an event loop. The methods have the same names
+and arguments as those of `SwarmClient`, but they are coroutines."""
 
 from __future__ import annotations
 

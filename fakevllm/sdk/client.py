@@ -39,8 +39,9 @@ class SwarmClient:
             answer = episode.openai().chat.completions.create(...)
             episode.end(reward=score(answer))
 
-    Unless stated otherwise, each method that contacts the server raises ServerUnreachable if no
-    server answers, and SwarmError with the server's message if the server refuses.
+    Each method that contacts the server raises ServerUnreachable if no server answers. It raises
+    SwarmError with the server's message if the server refuses. Exceptions from these rules are
+    stated at the method.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class SwarmClient:
     ) -> None:
         """Create a client of the server at `server_url`.
 
-        The API key for the server is `api_key`. If `api_key` is None, it is the environment
-        variable FAKEVLLM_SWARM_KEY, and if that is not set, the credentials in the URL. If
-        `verbose` is True, the client prints log lines to stderr. If `auto_start_swarm_server` is
-        True and no server answers at `server_url`, the client starts a server on this machine.
+        `api_key` is the API key for the server. If `api_key` is None, the environment variable
+        FAKEVLLM_SWARM_KEY is used. If this variable is not set either, the credentials in the URL
+        are used. If `verbose` is True, the client prints log lines to stderr. If
+        `auto_start_swarm_server` is True and no server answers at `server_url`, the client starts a
+        server on this machine.
 
-        `agentjet_job` has no effect, because the server knows its job. It exists because the client
-        of AgentJet has this argument.
+        `agentjet_job` has no effect, because the server knows its job. The argument exists because
+        the client of AgentJet has it.
         """
         if verbose:
             log_to_stderr()
@@ -158,8 +160,8 @@ class SwarmClient:
         and an EpisodeAccess with its base URL and API key.
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
-        server takes the episode back. Raises SwarmServerOfflineError if the engine is off although
-        this client knows that it was running before.
+        server takes the episode back. Raises SwarmServerOfflineError if the engine is off and this
+        client has seen it running before.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -181,10 +183,10 @@ class SwarmClient:
     ) -> None:
         """End the episode, and return after the server has stored the output on disk.
 
-        After that, the server trains the episode exactly once, or drops it and logs the reason,
-        even if processes crash. Raises EpisodeLost if the episode is no longer claimed by this
-        client. Raises ValueError for an output that the server would refuse, such as an infinite
-        reward.
+        After that, the server trains the episode exactly once, or drops the episode and logs the
+        reason. This holds even if processes crash. Raises EpisodeLost if the episode is no longer
+        claimed by this client. Raises ValueError for an output that the server would refuse, such
+        as an infinite reward.
         """
         self._run(
             episode_calls.end(
@@ -195,8 +197,8 @@ class SwarmClient:
     def abort_episode(self, episode_uuid: str, declare_client_active: bool = True) -> None:
         """Abort the episode, so that it is not trained.
 
-        This method raises no SwarmError. If the server does not receive the abort, the server takes
-        the episode back when its idle limit is over.
+        This method raises no SwarmError. If the abort does not reach the server, the server takes
+        the episode back after the idle limit.
         """
         try:
             self._run(episode_calls.abort(self.client_uuid, episode_uuid, declare_client_active))
@@ -214,8 +216,8 @@ class SwarmClient:
             return False
 
     def renew_episode(self, episode_uuid: str) -> None:
-        """Ask the server to count the episode's idle time from 0 again. An agent that makes no LLM
-        call for a long time calls this method, so that the server does not take the episode back.
+        """Ask the server to count the episode's idle time from 0 again. An agent calls this method
+        if it makes no LLM call for a long time. Otherwise the server would take the episode back.
         Raises EpisodeLost if the episode is no longer claimed by this client."""
         self._run(episode_calls.renew(self.client_uuid, episode_uuid))
 
@@ -229,9 +231,11 @@ class SwarmClient:
     ) -> Generator[Episode]:
         """Claim an episode, and yield it to a `with` block.
 
-        The episode is aborted (it is not trained) if the block raises, if the block is left without
-        a call of `Episode.end`, or if the script ends while the block runs. A block that raises
-        after the client was closed raises ClientClosed, because closing has aborted its episode.
+        The episode is aborted, and not trained, in three cases. The block raises, the block ends
+        without a call of `Episode.end`, or the script ends while the block runs.
+
+        When the client is closed, it aborts the episodes of all running blocks. If such a block
+        raises after that, ClientClosed is raised.
         """
         policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = self.open_claims.open(
@@ -275,10 +279,10 @@ class SwarmClient:
 
         Use this method if the job lets the clients decide when a batch is complete. Return True if
         the server accepted the agreement and the batch has ended, usually by a training step.
-        Return False in three cases: the engine does not collect a batch, a step began without this
-        client's agreement, or the engine is stopped meanwhile. Raises SwarmError if the server
-        refuses the agreement for ten minutes, for example because this client has ended no episode
-        since the last step.
+        Return False in three cases. The engine does not collect a batch, a step began without this
+        client's agreement, or the engine was stopped while this method waited. Raises SwarmError if
+        the server refuses the agreement for ten minutes. For example, the server refuses if this
+        client has ended no episode since the last step.
         """
         return self._run(engine_control.agree(self.client_uuid))
 
@@ -287,8 +291,9 @@ class SwarmClient:
         return self._run(engine_control.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
-        """Register a function that is called once at the beginning of each weight sync (a training
-        step and the publication of its weights). A background thread calls the function."""
+        """Register a function that is called once at the beginning of each weight sync. A weight
+        sync is a training step and the publication of its weights. A background thread calls the
+        function."""
         if self._sync_watcher is None:
             self._sync_watcher = SyncWatcher(self.status)
             self._sync_watcher.start()

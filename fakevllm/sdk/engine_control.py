@@ -1,5 +1,6 @@
 """Requests about the engine: its state, its job, its start and stop, and the batch that it
-collects. Each function is a generator that yields requests to a driver (see `protocol`)."""
+collects. Each function is a generator that yields requests to a driver (see `protocol`). The driver
+sends the requests."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
     """Return the engine's status. If no server answers, retry with the pauses of `backoff`, because
     the server may be starting.
 
-    Raises ServerUnreachable if no server has answered when the time limit of `backoff` is reached,
-    and SwarmError if the server refuses the request.
+    Raises ServerUnreachable if no server has answered within the time limit of `backoff`. Raises
+    SwarmError if the server refuses the request.
     """
     return (yield from fetch_with_retries(_STATUS, EngineStatusReply, backoff))
 
@@ -148,8 +149,8 @@ def wait_for_engine(
 ) -> ServerCall[EngineStatusReply]:
     """Wait until the engine is in one of `states`, and return its status.
 
-    Raises SwarmServerOfflineError, with the server's reason, if the engine is off, unless OFFLINE
-    is one of `states`. Raises ServerUnreachable after `timeout_s` seconds.
+    If the engine is off and `states` does not include OFFLINE, raises SwarmServerOfflineError with
+    the server's reason. Raises ServerUnreachable after `timeout_s` seconds.
     """
     backoff = Backoff(timeout_s)
     while True:
@@ -178,8 +179,8 @@ def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) 
     If the engine is running, it keeps its own job, and the differences between the two jobs are
     logged. With `force_restart`, the running engine is stopped first, and then started with this
     job. Raises SwarmError if the engine cannot be started with this job. Also raises SwarmError if
-    another client replaced the job before the start, so that the engine trains another experiment
-    or model.
+    another client replaced the job before the start, and the engine therefore trains another
+    experiment or model.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -218,11 +219,11 @@ def _warn_if_closed(reply: EngineStatusReply) -> None:
 
 
 def _check_started_job(job: TrainJob) -> ServerCall[None]:
-    """Compare the job that this client has sent with the job that the engine was started with, and
-    log the differences.
+    """Compare two jobs, and log the differences: the job that this client has sent, and the job
+    that the engine was started with.
 
-    They differ if another client has sent its own job between this client's job and the start.
-    Raises SwarmError if the engine therefore trains another experiment or another model.
+    The jobs differ if another client sent a job after this client and before the start. Raises
+    SwarmError if the engine therefore trains another experiment or another model.
     """
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     content: object = reply.content
@@ -287,7 +288,7 @@ def episode_buffer() -> ServerCall[list[EpisodeStatus]]:
 
 def experiment_dir() -> ServerCall[str]:
     """Return the path of the server's folder for the run. Raises SwarmError if the engine has never
-    been started, because there is no run yet."""
+    been started. There is no run then."""
     request = ServerRequest("/get_server_experiment_dir", timeout_s=QUICK_TIMEOUT_S)
     reply = yield from fetch(request, ExperimentDirReply)
     if reply.server_experiment_dir is None:
@@ -299,12 +300,12 @@ def agree(client_uuid: str) -> ServerCall[bool]:
     """Agree to the next training step, and wait until the step begins.
 
     The server accepts an agreement only after the client has ended an episode since the last step.
-    The agreement is sent repeatedly until the step begins, because a restarted server has forgotten
-    it.
+    The agreement is sent repeatedly until the step begins, because a server forgets agreements when
+    it restarts.
 
     Return True if the server accepted the agreement, and then began a step or dropped the batch.
-    Return False if a step began without this client's agreement, or if the engine does not collect
-    a batch. Raises SwarmError if the server refuses the agreement for MAX_REFUSED_S seconds.
+    Return False if the engine does not collect a batch, or if a step began without this client's
+    agreement. Raises SwarmError if the server refuses the agreement for MAX_REFUSED_S seconds.
     """
     body = AgreeRequest(client_uuid=client_uuid).model_dump()
     request = ServerRequest("/agree_sync_weight", body)

@@ -1,5 +1,5 @@
-"""The objects for episodes that a client has claimed: the episodes themselves, with the methods
-that an agent uses, and the list of claims that a client must abort when it closes."""
+"""The objects for episodes that a client has claimed. An Episode or AsyncEpisode has the methods
+that an agent uses. OpenClaims lists the claims that a client must abort when it closes."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Episode(_ClaimedEpisode):
     ) -> None:
         """End the episode, and return after the server has stored the output on disk.
 
-        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError for
-        values that cannot be trained, such as an infinite reward.
+        Raises EpisodeLost if this client no longer has the claim of the episode. Raises ValueError
+        for values that cannot be trained, such as an infinite reward.
         """
         self.end_with(_output(reward, is_success, metadata, log_metrics))
 
@@ -138,8 +138,8 @@ class AsyncEpisode(_ClaimedEpisode):
     ) -> None:
         """End the episode, and return after the server has stored the output on disk.
 
-        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError for
-        values that cannot be trained, such as an infinite reward.
+        Raises EpisodeLost if this client no longer has the claim of the episode. Raises ValueError
+        for values that cannot be trained, such as an infinite reward.
         """
         await self.end_with(_output(reward, is_success, metadata, log_metrics))
 
@@ -151,11 +151,11 @@ class AsyncEpisode(_ClaimedEpisode):
 
 
 class OpenClaims:
-    """The claims of those `with client.episode(…)` blocks that are running now. They are aborted
-    when the client is closed or the script ends.
+    """The claims of all `with client.episode(…)` blocks that are running now. They are aborted when
+    the client is closed or the script ends.
 
-    A claim that `begin_episode` made outside such a block is not included, because its episode may
-    be continued by another process.
+    Claims that `begin_episode` made outside such a block are not included, because another process
+    may continue their episodes.
     """
 
     def __init__(self, driver: HttpDriver, client_uuid: str) -> None:

@@ -1,5 +1,5 @@
 """Requests about episodes: claim, end, abort, renew. Each function is a generator that yields
-requests to a driver (see `protocol`)."""
+requests to a driver (see `protocol`). The driver sends the requests."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def begin(
     The server grants a claim when the engine is ready and the number of running episodes is below
     its limit. A claim may have a throttle policy, which limits the share of one kind of tasks in a
     batch. The server then grants the claim only when the policy allows it. Each claim has an
-    idempotency key, so the request can safely be sent again if its reply was lost.
+    idempotency key. If the reply was lost, the request can therefore be sent again safely.
 
-    Raises SwarmServerOfflineError if somebody has stopped the engine. This is the case if the
-    engine is off although it was running before (`has_seen_engine`) or during the wait. After a
-    restart of the server alone, no error is raised, because a restarted server answers only after
-    it has connected to its engine. Raises SwarmError if the server refuses the request.
+    Raises SwarmServerOfflineError if somebody has stopped the engine. The engine counts as stopped
+    if it is off now and was running earlier, either before this call (`has_seen_engine`) or during
+    the wait. A restart of the server alone raises no error, because a restarted server answers only
+    after it has connected to its engine. Raises SwarmError if the server refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,
@@ -193,11 +193,11 @@ def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
 def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
     """Ask the server to count the episode's idle time from 0 again.
 
-    The server takes an episode back that is idle for too long. An agent that makes no LLM call for
-    a long time can prevent this by sending this request from time to time.
+    The server takes an episode back that is idle for too long. If an agent makes no LLM call for a
+    long time, it can keep the episode by sending this request from time to time.
 
-    Raises EpisodeLost if the episode is no longer claimed by this client, and SwarmError after any
-    other error.
+    Raises EpisodeLost if this client no longer has the claim of the episode. Raises SwarmError
+    after any other error.
     """
     try:
         request = _episode_request(client_uuid, episode_uuid, "/renew_episode")

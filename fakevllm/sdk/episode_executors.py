@@ -41,7 +41,7 @@ def run_episodes_until_all_complete(
     """Call `func` once for each task, and return the results in the order of the tasks.
 
     If `max_workers` is set, at most `max_workers` tasks run at a time. Otherwise all tasks run at
-    once. With `auto_retry`, a call of `func` that fails is retried until it succeeds. Without
+    once. With `auto_retry`, a failed call of `func` is retried until it succeeds. Without
     `auto_retry`, the first error is raised and no further task begins.
     """
     if not tasks:
@@ -73,8 +73,8 @@ class PeriodicDrainThreadPoolExecutor:
     When the engine is stopped or the client is closed, no further episode begins. The executor
     raises the error the next time that one of its methods is called.
 
-    A script that ends without `shutdown()` waits for the submitted episodes, unless an unhandled
-    exception, such as KeyboardInterrupt, ends it.
+    A script that ends without `shutdown()` waits for the submitted episodes. It does not wait if an
+    unhandled exception, such as KeyboardInterrupt, ends the script.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class PeriodicDrainThreadPoolExecutor:
         block_first_run: bool = False,
     ) -> None:
         """Create the executor. `workers` is the number of episodes in a window (a batch).
-        `max_parallel` is the maximum number of episodes that run at once. With `auto_retry`, a call
-        that fails is retried until it succeeds. With `block_first_run`, the first episode runs
-        alone, so that a mistake in the script causes one error instead of many."""
+        `max_parallel` is the maximum number of episodes that run at once. With `auto_retry`, a
+        failed call is retried until it succeeds. With `block_first_run`, the first episode runs
+        alone. A mistake in the script then causes one error instead of many."""
         self._window_size = workers
         self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
         finish_at_exit(self._pool)
@@ -112,7 +112,7 @@ class PeriodicDrainThreadPoolExecutor:
         self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Future[R], list[Any]]:
         """Submit a call of `fn`. If the current window (batch of calls) is full, first wait until
-        all its calls have ended.
+        all calls of the window have ended.
 
         Return a pair: the future of the submitted call, and the results of the full window. The
         results are [] if the window was not full.
@@ -196,10 +196,10 @@ def auto_train_with_dataset(
 
 
 class DaemonThreadPool:
-    """A thread pool whose threads are daemon threads, which do not keep a script alive.
+    """A thread pool whose threads are daemon threads. Python does not wait for daemon threads at
+    the end of a script, so an interrupted script ends at once.
 
-    Therefore a script that is interrupted ends at once and does not wait for its running episodes.
-    Pass the pool to `finish_at_exit` if a script that ends normally must wait for them.
+    If a script that ends normally must wait for its calls, pass the pool to `finish_at_exit`.
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
@@ -235,7 +235,8 @@ class DaemonThreadPool:
 
     @property
     def num_unfinished(self) -> int:
-        """Number of submitted calls that have not ended; 0 if an error has ended the pool."""
+        """Number of submitted calls that have not ended. The number is 0 if an error has ended the
+        pool."""
         return 0 if self.has_ended else self._num_unfinished
 
     def wait(self) -> None:
@@ -282,11 +283,11 @@ class DaemonThreadPool:
 
 
 class Retrier:
-    """A wrapper that retries functions with exponential backoff until they succeed.
+    """A wrapper that retries a function with exponential backoff until the function succeeds.
 
     Log lines are rate-limited, because hundreds of threads may fail with the same error. The first
-    failure is logged with its traceback. After that, one line with the number of failures is logged
-    at most every LOG_INTERVAL_S seconds. Errors of a type in `final_errors`, such as a stopped
+    failure is logged with its traceback. After that, at most one line per LOG_INTERVAL_S seconds is
+    logged. It has the number of failures. Errors of a type in `final_errors`, such as a stopped
     engine, are raised at once.
     """
 
@@ -341,9 +342,12 @@ class Retrier:
 
 
 def _kind_of(error: Exception) -> Hashable:
-    """Return a key that is equal for errors of the same type that were raised at the same place
-    (the lines of the traceback). The message is not part of the key, because it may contain ids and
-    texts that differ between episodes."""
+    """Return a key for the kind of an error. Two errors have the same key if they have the same
+    type and were raised at the same lines of code.
+
+    The message is not part of the key, because it may contain ids and texts that differ between
+    episodes.
+    """
     lines = traceback.walk_tb(error.__traceback__)
     return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
@@ -351,7 +355,7 @@ def _kind_of(error: Exception) -> Hashable:
 def _is_lost_connection(error: BaseException | None) -> bool:
     """Return True if the error, or an error that caused it, is a lost connection.
 
-    Its traceback is not logged, because it contains only code of libraries.
+    The traceback of such an error is not logged, because it contains only code of libraries.
     """
     while error is not None:
         if isinstance(error, ConnectionError):

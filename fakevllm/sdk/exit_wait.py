@@ -1,4 +1,4 @@
-"""Wait at the end of a script until the calls that it has submitted have ended."""
+"""Wait at the end of a script until all calls that the script has submitted have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("fakevllm.sdk")
 
 
 class WorkingPool(Protocol):
-    """A thread pool for which a script waits when it ends."""
+    """A thread pool that must finish its calls before the script ends."""
 
     @property
     def num_unfinished(self) -> int:

@@ -1,6 +1,6 @@
 """Drivers that run server calls. A server call is a generator that yields requests, pauses and
 warnings. A driver sends the requests with httpx, sleeps during the pauses, and logs the warnings at
-a limited rate. One driver is for threads, the other for an event loop."""
+a limited rate. One driver is for threads. The other driver is for an event loop."""
 
 from __future__ import annotations
 
@@ -51,15 +51,18 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls in the thread that calls it, and blocks this thread until the
-    call ends. A server call is a generator that yields requests and pauses.
+    """A driver that runs server calls in the caller's thread. It blocks this thread until the call
+    ends. A server call is a generator that yields requests and pauses.
 
     Any number of threads may share one driver.
 
-    While a request runs, it has an httpx client of its own. With one shared httpx client, a thread
-    could close a connection as surplus or expired just when another thread gets this connection for
-    a request. The request would then fail with `Bad file descriptor` or hang until its timeout. A
-    shared client would also be slow, because each request examines all connections of its client.
+    Each request uses an httpx client of its own while it runs. A shared client would have two
+    problems:
+
+    * A thread could close a connection as surplus or expired just when another thread gets this
+      connection for a request. The request would then fail with `Bad file descriptor`, or hang
+      until its timeout.
+    * Each request would examine all connections of the client, which is slow.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -71,7 +74,8 @@ class HttpDriver:
         self._waits_ended = threading.Event()
 
     def run(self, call: ServerCall[T]) -> T:
-        """Run a server call (a generator of requests and pauses), and return its result.
+        """Run a server call, and return its result. A server call is a generator of requests and
+        pauses.
 
         Raises the errors that the call raises. Raises ClientClosed if the call is in a pause, or
         begins a pause, after `end_waits` was called.
@@ -121,8 +125,8 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """A driver that runs server calls (generators of requests and pauses) in one event loop. While
-    a request runs, it has an httpx client of its own."""
+    """A driver that runs server calls in one event loop. A server call is a generator of requests
+    and pauses. Each request uses an httpx client of its own while it runs."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -131,7 +135,8 @@ class AsyncHttpDriver:
         self._pool = ConnectionPool[httpx.AsyncClient]()
 
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
-        """Run a server call (a generator of requests and pauses), and return its result.
+        """Run a server call, and return its result. A server call is a generator of requests and
+        pauses.
 
         Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set while
         the call pauses.
@@ -253,8 +258,8 @@ class WaitLog:
         """Return True if a line about a wait should be logged now. `waited_s` is the total number
         of seconds for which the call has waited so far.
 
-        Reasons that differ only in numbers count as equal, because a number in the reason may
-        change while the call waits.
+        Two reasons count as equal if they differ only in numbers, because a number in the reason
+        may change while the call waits.
         """
         if waited_s < MIN_LOGGED_WAIT_S:
             return False
@@ -272,9 +277,9 @@ def bare_url(url: str) -> str:
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the TLS context that all HTTP clients share. It is created only once, because reading
-    the certificates takes 20 ms of CPU time, which is most of the cost of creating an HTTP
-    client."""
+    """Return the TLS context that all HTTP clients share. The context is created only once.
+    Creating it means reading the certificates, which takes 20 ms of CPU time. Without a shared
+    context, this would be most of the cost of an HTTP client."""
     return httpx.create_ssl_context()
 
 

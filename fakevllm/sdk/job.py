@@ -37,8 +37,8 @@ _CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
 
 
 class TrainJob(model.TrainJob):
-    """A training job. The constructor raises ValueError, with a one-line message, for invalid
-    settings, for settings that cannot be combined, and for a file that cannot be read."""
+    """A training job. The constructor raises ValueError with a one-line message in three cases: a
+    setting is invalid, settings cannot be combined, or a file cannot be read."""
 
     base_yaml_config: str | None = Field(default=None, exclude=True)
     ensure_new_experiment: bool = Field(default=False, exclude=True)

@@ -1,5 +1,5 @@
-"""Executors with a limit on the submitted calls or groups: while too many wait, a new submission
-blocks.
+"""Executors with a limit on the submitted calls or groups. If too many of them wait, a new
+submission blocks.
 
 A script can therefore submit an endless stream of tasks, and no queue grows without limit.
 """
@@ -24,8 +24,8 @@ R = TypeVar("R")
 class BoundedThreadPoolExecutor:
     """A thread pool whose queue is bounded: `submit` blocks while the queue is full.
 
-    When a call fails because the engine is stopped or the client is closed, no further call begins,
-    and `submit` raises this error.
+    If a call fails because the engine is stopped or the client is closed, no further call begins.
+    `submit` then raises this error.
     """
 
     def __init__(self, max_workers: int, max_queue_size: int = 100) -> None:
@@ -69,8 +69,8 @@ class TaskCountLimitedThreadPoolExecutor:
     """An executor that runs groups. A group is all episodes of one task.
 
     At most `max_parallel_groups` groups run at a time. A group ends when all its calls have ended.
-    When a weight sync (a training step) begins, the groups that were submitted before no longer
-    count towards the limit, so that slow episodes do not delay the next batch.
+    When a weight sync (a training step) begins, groups that were submitted earlier no longer count
+    towards the limit. Therefore slow episodes do not delay the next batch.
 
         executor = TaskCountLimitedThreadPoolExecutor(max_parallel_groups=8, max_workers=64)
         client.add_entering_weight_sync_callback(executor.on_entering_weight_sync)
@@ -90,10 +90,10 @@ class TaskCountLimitedThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """Create the executor. `max_parallel_groups` is the maximum number of groups (all episodes
-        of one task) that run at once. `max_workers` is the maximum number of episodes that run at
-        once. With `auto_retry`, a call that fails is retried until it succeeds. With
-        `block_first_run`, the first episode runs alone, so that a mistake in the script causes one
+        """Create the executor. `max_parallel_groups` is the maximum number of groups that run at
+        once. A group is all episodes of one task. `max_workers` is the maximum number of episodes
+        that run at once. With `auto_retry`, a failed call is retried until it succeeds. With
+        `block_first_run`, the first episode runs alone. A mistake in the script then causes one
         error instead of many."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)
         finish_at_exit(self._pool)
@@ -110,9 +110,9 @@ class TaskCountLimitedThreadPoolExecutor:
         self, task_id: str, fn: Callable[..., R], args_list: Iterable[Mapping[str, Any]]
     ) -> list[Future[R]]:
         """Submit one call of `fn` for each element of `args_list`, and return the futures. Each
-        element is a dict with the keyword arguments of its call.
+        element is a dict with the keyword arguments of its call. If `max_parallel_groups` groups
+        are running already, first wait until a group ends.
 
-        If `max_parallel_groups` groups are running already, first wait until one of them ends.
         `task_id` names the group in log lines about calls that failed.
         """
         calls = list(args_list)
@@ -130,7 +130,7 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """Let the groups submitted so far no longer count towards `max_parallel_groups`. Their
+        """Stop counting the groups that were submitted so far towards `max_parallel_groups`. Their
         calls continue."""
         with self._lock:
             groups = tuple(self._counted)
@@ -198,8 +198,8 @@ class _Group:
 
 
 class _Slots:
-    """A fixed number of slots. A thread that finds no free slot waits until a slot is free or the
-    thread pool has ended."""
+    """A fixed number of slots. A thread that finds no free slot waits. The wait ends when a slot is
+    free, or when the thread pool has ended."""
 
     def __init__(self, num_slots: int, has_ended: Callable[[], bool]) -> None:
         if num_slots < 1:

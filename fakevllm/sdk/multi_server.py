@@ -1,5 +1,5 @@
-"""Functions for an agent that uses several models. Each model is trained by its own swarm
-server."""
+"""Functions for an agent that uses several models. Each of these models is trained by a swarm
+server of its own."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def episodes_together(
     """Claim one episode at each server for one run of an agent. At the end of the `with` block,
     either all episodes end or all are aborted.
 
-    In the block, `Episode.end` only stores the output. When the block is left, each server is asked
-    to confirm that the claim of its episode is still valid. Then the outputs are sent one after the
-    other. All episodes are aborted if the block raises, if an episode has no output, or if a claim
-    is lost (EpisodeLost).
+    In the block, `Episode.end` only stores the output. When the block is left, the episodes end in
+    two steps. First, each server must confirm that the claim of its episode is still valid. Then
+    the outputs are sent one after the other. All episodes are aborted if the block raises, if an
+    episode has no output, or if a claim is lost (EpisodeLost).
 
-    There is one exception: a claim may be lost after its confirmation, when other outputs have
-    already been sent. The episodes of these outputs have ended and cannot be aborted.
+    There is one exception. A claim may be lost after its confirmation, when other outputs have
+    already been sent. The episodes of those outputs have ended and cannot be aborted.
     """
     outputs: dict[str, WorkflowOutput] = {}
     with contextlib.ExitStack() as claims:
@@ -80,8 +80,8 @@ def _begin(
     outputs: dict[str, WorkflowOutput],
 ) -> Episode:
     """Claim an episode and return it. The episode's `end` method stores the output in the dict
-    `outputs` and sends nothing. When the exit stack `claims` is closed, the episode is aborted,
-    unless it has ended at the server before."""
+    `outputs` and sends nothing. When the exit stack `claims` is closed, it aborts the episode,
+    unless the episode has already ended at the server."""
     uuid, access = client.open_claims.open(lambda: client.begin_episode(idle_limit_s))
     claims.callback(client.open_claims.release, uuid)
     claims.callback(client.abort_episode, uuid)

@@ -1,8 +1,8 @@
-"""Server calls: what a client sends to the server and when it retries, written as generators
-without I/O, so that threads and event loops can share the code.
+"""Server calls: what a client sends to the server, and when it retries. They are generators without
+I/O, so that threads and event loops can share the code.
 
-A `ServerCall` is a generator. It yields requests, pauses and warnings, receives the server's
-replies, and returns its result. `SwarmClient` runs a call in the caller's thread, and
+A `ServerCall` is a generator. It yields requests, pauses and warnings. It receives the server's
+replies, and finally returns its result. `SwarmClient` runs a call in the caller's thread, and
 `AsyncSwarmClient` runs it in an event loop.
 """
 
@@ -47,7 +47,8 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request to the server. It is sent as a GET if it has no body, and as a POST otherwise."""
+    """A request to the server. A request without a body is sent as a GET. A request with a body is
+    sent as a POST."""
 
     path: str
     body: Json | None = None
@@ -99,8 +100,7 @@ class ServerReply:
 
 def _quoted(text: str) -> str:
     """Return the first REPLY_CHARS characters of a reply's text, as one line. For an HTML page,
-    return only its title, because the rest of an error page may differ each time, for example by an
-    id.
+    return only its title. The rest of an error page may contain an id, and would differ each time.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -133,8 +133,8 @@ def normalized_server_url(text: str) -> str:
 
 
 def send(request: ServerRequest) -> ServerCall[ServerReply]:
-    """Send a request, and return the reply, whatever its HTTP status is. Raises ServerUnreachable
-    if no server answers."""
+    """Send a request, and return the reply. The reply may have any HTTP status. Raises
+    ServerUnreachable if no server answers."""
     reply = yield request
     assert reply is not None, "a driver sends a reply for each ServerRequest"
     return reply
@@ -142,8 +142,8 @@ def send(request: ServerRequest) -> ServerCall[ServerReply]:
 
 def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
     """Send a request, and return the reply's JSON object, parsed as `model`. Raises SwarmError if
-    the status is not 200 or the reply is no JSON object, and ServerUnreachable if no server
-    answers."""
+    the status is not 200, or if the reply is not a JSON object. Raises ServerUnreachable if no
+    server answers."""
     reply = yield from send(request)
     if reply.status == 404 and reply.detail == UNKNOWN_PATH:
         raise SwarmError(f"There is no {request.path} here: {NO_SWARM_SERVER}", reply.status)
@@ -155,12 +155,12 @@ def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
 
 
 def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff) -> ServerCall[M]:
-    """Send the same request until it succeeds, with the pauses of `backoff` between the attempts.
+    """Send the same request until it succeeds. `backoff` has the pauses between the attempts.
     Return the parsed reply.
 
-    Raises SwarmError after an error that a retry cannot mend, and when the time limit of `backoff`
-    is reached. Use this function only for idempotent requests, because the server may receive the
-    request several times.
+    Raises SwarmError after an error that a retry cannot mend. Also raises SwarmError when the time
+    limit of `backoff` is reached. Use this function only for idempotent requests, because the
+    server may receive the request several times.
     """
     while True:
         try:
@@ -172,13 +172,13 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
 
 
 def is_transient(error: SwarmError) -> bool:
-    """Return True if a request that failed with this error may succeed when it is sent again
-    later."""
+    """Return True if this error is temporary, so that a later attempt of the same request may
+    succeed."""
     return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
 
 class Backoff:
-    """Exponential backoff: each pause is twice as long as the one before, up to a maximum."""
+    """Exponential backoff: each pause is twice the previous pause, up to a maximum."""
 
     def __init__(self, limit_s: float | None, max_pause_s: float = MAX_PAUSE_S) -> None:
         """Create a backoff. `limit_s` is the maximum length of all pauses together, in seconds.

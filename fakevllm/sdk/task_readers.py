@@ -1,8 +1,8 @@
 """Readers of tasks from files and datasets. Each reader is an iterable of tasks.
 
-A reader can be iterated any number of times. Task ids are unique within a reader, because the
-server compares the rewards of episodes that have the same task id. A task has the same id in each
-iteration and on each machine.
+A reader can be iterated any number of times. Task ids are unique within a reader. They must be
+unique, because the server compares the rewards of episodes with the same task id. A task has the
+same id in each iteration and on each machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JsonlReader(TaskReader):
     whole JSON object becomes the task's metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Read the file. Raises ConfigError if the file cannot be read, or if its rows do not have
+        """Read the file. Raises ConfigError if the file cannot be read, or if a row does not have
         the key `field`."""
         self._tasks = read_tasks(Path(path), field)
 
@@ -50,8 +50,7 @@ class CsvReader(TaskReader):
     """Tasks from a CSV file whose first line has the column names."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Read the file. Raises ConfigError if the file cannot be read, or if it has no column
-        `field`."""
+        """Read the file. Raises ConfigError if the file cannot be read or has no column `field`."""
         self._field = field
         try:
             raw = Path(path).read_bytes()
@@ -78,8 +77,8 @@ class HfReader(TaskReader):
     ) -> None:
         """Load the dataset.
 
-        Raises ConfigError if the package `datasets` is not installed, if the dataset cannot be
-        loaded, or if it has no column `field`.
+        Raises ConfigError if the package `datasets` is not installed. Raises ConfigError as well if
+        the dataset cannot be loaded or has no column `field`.
         """
         try:
             datasets: Any = import_module("datasets")
@@ -105,8 +104,8 @@ class HfReader(TaskReader):
 
 
 class RandomReader(TaskReader):
-    """Tasks that contain only a random seed, as metadata. They are for agents that generate their
-    own problems."""
+    """Tasks that contain only a random seed, as metadata. Agents that generate their own problems
+    use these tasks."""
 
     def __init__(self, num_tasks: int, seed: int = 0) -> None:
         self._num_tasks, self._seed = num_tasks, seed
@@ -133,8 +132,8 @@ class RouterReader(TaskReader):
         """Combine the readers. `shares` maps each reader's name to its share. If `shares` is None,
         all shares are equal.
 
-        Raises ValueError if `shares` and `readers` do not have the same names, or if a share is 0
-        or negative.
+        Raises ValueError if `shares` and `readers` have different names, or if a share is not
+        positive.
         """
         self._readers = dict(readers)
         self._shares = dict(shares) if shares is not None else dict.fromkeys(readers, 1.0)

@@ -12,8 +12,8 @@ from fakevllm_adapters.protocol import batch_status, swarm
 
 
 class _OneLineErrors(BaseModel):
-    """A base model whose constructor raises ValueError, with a one-line message, if a field is
-    invalid."""
+    """A base model with one-line errors. If a field is invalid, the constructor raises ValueError
+    with a message of one line."""
 
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
@@ -34,8 +34,8 @@ class ThrottlePolicy(_OneLineErrors, batch_status.ThrottlePolicy):
 
 
 class SwarmError(RuntimeError):
-    """The server refused a request, and the message gives the server's reason. This is also the
-    base class of the SDK's other errors."""
+    """The server refused a request. The message gives the server's reason. This is also the base
+    class of the SDK's other errors."""
 
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)
@@ -48,18 +48,18 @@ class ServerUnreachable(SwarmError):
 
 
 class SwarmServerOfflineError(SwarmError):
-    """The engine is off although a client needs it: somebody stopped it, or it could not be
+    """The engine is off, but a client needs it. Somebody stopped the engine, or it could not be
     started."""
 
 
 class EpisodeLost(SwarmError):
-    """The episode is no longer claimed by this client: the server took it back because it was idle
-    for too long, and another client may have claimed it.
+    """The episode is no longer claimed by this client. The server took the episode back because it
+    was idle for too long. Another client may have claimed it.
 
     This run of the episode will not be trained. The agent can run the task again in a new episode.
     """
 
 
 class ClientClosed(SwarmError):
-    """The client was closed or its script ended, so a method of the client cannot begin or go on
-    waiting."""
+    """The client was closed or its script ended. Therefore a method of the client cannot begin, or
+    cannot go on waiting."""

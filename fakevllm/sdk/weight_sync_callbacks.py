@@ -1,5 +1,5 @@
-"""Call a script's callbacks once for each weight sync (a training step and the publication of its
-weights). The beginning of a sync is detected by polling the server's status."""
+"""Call a script's callbacks once for each weight sync. A weight sync is a training step and the
+publication of its weights. The beginning of a sync is detected by polling the server's status."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ POLL_INTERVAL_S = 0.5
 
 
 class SyncDetector:
-    """A detector that finds the beginnings of weight syncs (training steps with the publication of
-    the new weights) in a sequence of polled statuses. It does no I/O.
+    """A detector of weight syncs, without I/O. It gets the polled statuses one after the other, and
+    finds the beginning of each weight sync. A weight sync is a training step and the publication of
+    its weights.
 
     A sync that began and ended between two polls is detected by the higher number of the step.
     """
@@ -40,8 +41,8 @@ class SyncDetector:
 
 
 class SyncWatcher:
-    """A thread that polls the server's status and calls `callbacks` when a weight sync (a training
-    step) begins."""
+    """A thread that polls the server's status. When a weight sync (a training step) begins, it
+    calls `callbacks`."""
 
     def __init__(self, status: Callable[[], EngineStatusReply]) -> None:
         self.callbacks: list[Callable[[], None]] = []

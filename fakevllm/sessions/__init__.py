@@ -1,10 +1,12 @@
 """Sessions: the conversations of apps. This folder finds the session of each request, and the
-request's place in the session. A place consists of the parent (the earlier request whose answer
-this request continues), the number of the turn, and the kind of request.
+request's place in the session. A place consists of three parts: the parent, the number of the turn,
+and the kind of request. The parent is the earlier request whose answer this request continues.
 
-The place is found from the request itself: from ids and headers if the client sends any, else from
-the history that the request repeats. A request is matched only with requests that used the same API
-key. The size of the session tree is bounded. After a restart of the proxy, the tree is restored
-from the ledger, the proxy's database. This folder does no I/O. If an error occurs in this folder,
-the app still gets its answer, and the request has no place.
+The place is found from the request itself. If the client sends ids or headers, they are used. If
+not, the place is found from the history that the request repeats.
+
+A request is matched only with requests that used the same API key. The size of the session tree is
+bounded. After a restart of the proxy, the tree is restored from the ledger, the proxy's database.
+This folder does no I/O. If an error occurs in this folder, the app still gets its answer, and the
+request has no place.
 """

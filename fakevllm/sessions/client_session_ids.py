@@ -30,8 +30,7 @@ _MAX_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """The names by which a request refers to its session, its user, and the answer that it
-    continues.
+    """The names in a request that identify its session, its user, and the answer that it continues.
 
     >>> hints_of({b"x-session-id": b"ses_1", b"x-parent-session-id": b"ses_0"}, {})
     Hints(session='ses_1', parent='ses_0', is_header=True, user='', cache_key='', \
@@ -60,8 +59,8 @@ _RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Return the session hints of a request: the names of its session, of its user, and of the
-    answer that it continues. This function never raises.
+    """Return the session hints of a request. They are the names of its session, of its user, and of
+    the answer that it continues. This function never raises.
 
     The header names in `headers` are in lower case. `body` is the request body as the app sent it.
     """
@@ -97,8 +96,8 @@ def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
 
 
 def _sessions_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return (name of the session, name of its parent session). The parent session is the one that
-    started this session. A name is None if the headers do not contain it."""
+    """Return (name of the session, name of its parent session). The parent session is the session
+    that started this session. A name is None if the headers do not contain it."""
     if session := _header(headers, b"x-session-id") or _header(headers, b"x-session-affinity"):
         return session, _header(headers, b"x-parent-session-id")
     if session := _header(headers, b"x-claude-code-session-id"):

@@ -31,8 +31,9 @@ MAX_QUOTING_CHARS = 20_000
 
 
 class HistoryMatch(NamedTuple):
-    """An earlier group (a request with its sampled answers) whose question or answer was found in
-    the history of a new request, and the position where it was found."""
+    """An earlier group that was found in the history of a new request, and the position where it
+    was found. Either the group's question or its answer was found. A group is a request with its
+    sampled answers."""
 
     group: GroupNode
     at: int
@@ -55,17 +56,17 @@ class LookupResult(NamedTuple):
 
 
 class SessionLookup:
-    """The lookup of a request's session in the index of earlier groups (requests with their
-    answers)."""
+    """The search for a request's session in the index of earlier groups. A group is a request with
+    its answers."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
 
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
-        """Return the session of a request, and the request's parent: the earlier group (a request
-        with its answer) whose answer the request continues.
+        """Return the session of a request, and the request's parent. The parent is the earlier
+        group whose answer the request continues. A group is a request with its answers.
 
-        `named` is the session whose name is in the request's headers or body. It is None if they
+        `named` is the session that the request's headers or body name. `named` is None if they
         contain no name, or if the index has no session of this name.
         """
         is_named = request.hints.session is not None
@@ -92,11 +93,12 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Find the session from the beginning of the request's history, which may repeat the
-        messages of earlier groups. Return None if no session was found this way.
+        """Find the session from the beginning of the request's history. This beginning may repeat
+        the messages of earlier groups. Return None if no session was found this way.
 
         `answered` is the match with an earlier answer, if there is one. `within` is the only
-        session that is searched; None searches all. `evidence` is the evidence found so far.
+        session that is searched. If it is None, all sessions are searched. `evidence` is the
+        evidence found so far.
         """
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
@@ -138,8 +140,8 @@ class SessionLookup:
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
         """Return (match, evidence) for the earlier answer whose response id or tool call id occurs
-        in the request. If there are several, the last one in the history counts. The match is None
-        if there is none."""
+        in the request. If several ids occur, the last id in the history counts. If no id occurs,
+        the match is None."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -158,9 +160,8 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Find an earlier group such that this request's history begins with the group's history
-        and its served answer. Return the match with the longest beginning, or None if there is
-        none."""
+        """Find an earlier group whose history and served answer are the beginning of this request's
+        history. Return the match with the longest beginning, or None if no group matches."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -176,10 +177,9 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Find an earlier group such that this request's history begins with the group's history,
-        which does not include the group's answer. Return the match with the longest beginning, or
-        None if there is none. Only beginnings that end after the message with the index `after` are
-        considered.
+        """Find an earlier group whose history is the beginning of this request's history. A group's
+        history does not include the group's answer. Return the match with the longest beginning, or
+        None if no group matches. The beginning must end after the message with the index `after`.
 
         If `session` is None, the match must fulfil three more conditions:
 
@@ -204,11 +204,11 @@ class SessionLookup:
         return None
 
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
-        """Return the earlier group that this request retries: a group with the same history that
-        got no answer. Return None if there is none.
+        """Return the earlier group that this request retries, or None. Such a group has the same
+        history and got no answer.
 
-        Only a request that the client's library marks as a retry is considered, because a request
-        with the same text may come from another user.
+        Only a request that the client's library marks as a retry can have such a group. Without the
+        mark, a request with the same text may come from another user.
         """
         if not request.hints.is_retry:
             return None
@@ -225,7 +225,7 @@ class SessionLookup:
     ) -> HistoryMatch | None:
         """Return the match with the last distinctive answer in the history that was served in
         exactly one session. An answer is distinctive if it is long or calls tools. Return None if
-        there is none."""
+        there is no such answer."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
             if messages[at].is_distinctive:
@@ -243,8 +243,8 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question is quoted in the request's text. Return None if there
-        is none.
+        """Return the session whose question is quoted in the request's text. Return None if no
+        session is quoted.
 
         If several sessions are quoted, a session whose last answer is quoted too is preferred.
         """
@@ -269,11 +269,11 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the beginning of a text with a line break before and after it, which is the form that
-    the function `quotes` expects.
+    """Return the beginning of a text with a line break before and after it. The function `quotes`
+    expects texts in this form.
 
-    The beginning has at most MAX_QUOTING_CHARS characters. This limits the search time, because the
-    text is searched once for each session.
+    The beginning has at most MAX_QUOTING_CHARS characters. The text is searched once for each
+    session, so this limits the search time.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
@@ -307,9 +307,11 @@ def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, b
     """Return a key by which groups with equal histories are sorted. The group with the largest key
     is most likely the parent: the group whose answer the request continues.
 
-    The key is a tuple of three booleans, the most important first: the cache keys of session and
-    request are equal, their system prompts are equal, and no other request continues the group's
-    answer yet.
+    The key is a tuple of three booleans, the most important first:
+
+    * The session and the request have equal cache keys.
+    * The session and the request have equal system prompts.
+    * No other request continues the group's answer yet.
     """
     cache_key = request.hints.cache_key
     return (

@@ -1,14 +1,14 @@
-"""Normalized message histories. Each history has a key (a hash), which is the same in whatever form
-a client repeats the conversation.
+"""Normalized message histories. Each history has a key, which is a hash. The key is the same for
+all forms in which clients repeat a conversation. Clients parse the messages that they receive and
+serialize them again, so the bytes of the messages change.
 
-Clients parse the messages that they receive and serialize them again, so their bytes change. A key
-depends on the role, the text, the tool calls with their parsed arguments, and the pictures as they
-are sent. A key does not depend on parts that change between requests: ids, system prompts (they
-contain the date), reasoning, `cache_control`, reminders that coding agents insert, and empty
-messages.
+A key depends on the role, the text, the tool calls with their parsed arguments, and the pictures as
+they are sent. A key does not depend on parts that change between requests. These parts are ids,
+system prompts (they contain the date), reasoning, `cache_control`, reminders that coding agents
+insert, and empty messages.
 
-The prompt of a completions request, which has no messages, is a history too. It continues an
-earlier prompt if it begins with the earlier prompt and its answer.
+The prompt of a completions request has no messages, but is treated as a history too. A prompt
+continues an earlier prompt if it begins with the earlier prompt and the answer to it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ conversation that aider sends with each request."""
 
 
 class NormalizedMessage(NamedTuple):
-    """A message of a history, reduced to the parts from which its key (a hash) is computed."""
+    """A message of a history, reduced to the parts that its key depends on. The key is a hash."""
 
     role: str
     """user, tool or assistant."""
@@ -232,8 +232,8 @@ def without(text: str, begin: str, end: str) -> str:
     """Return the text without the passages that begin with the marker `begin` and end with the
     marker `end`.
 
-    No regular expression is used, because it would scan the rest of the text once for each `begin`
-    without an `end`.
+    No regular expression is used: for each `begin` without an `end`, it would scan the rest of the
+    text again.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -328,11 +328,11 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts of completions requests. Each length includes the prompt's
-    answer.
+    """The lengths of the latest prompts of completions requests. Each length is that of a prompt
+    together with its answer.
 
-    A completions request has a prompt and no messages. A new prompt is cut at these lengths, to
-    check whether it begins with an earlier prompt and its answer.
+    A completions request has a prompt and no messages. To find the earlier prompt that a new prompt
+    continues, the new prompt is cut at these lengths. The hash of the part is then looked up.
     """
 
     def __init__(self) -> None:
@@ -374,10 +374,8 @@ class PromptHash:
         self._length = len(prompt)
 
     def with_answer(self, answer: str) -> tuple[bytes, int] | None:
-        """Return (hash, length in characters) of the prompt followed by its answer.
-
-        The result is None if the answer is empty.
-        """
+        """Return (hash, length in characters) of the prompt followed by its answer. Return None if
+        the answer is empty."""
         text = answer.rstrip()
         if not text:
             return None

@@ -1,8 +1,8 @@
 """Find the place of one request in the session tree: its session, its parent and its turn.
 
-A request is placed only once. This happens before the ledger record of its group is made, because
-the record contains the place. If an error occurs in this module, the app still gets its answer, and
-the request has no place.
+A request is placed only once, before the ledger record of its group is made. The record contains
+the place. If an error occurs in this module, the app still gets its answer, and the request has no
+place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """One request and, after a call of `place`, its place in the session tree."""
+    """One request and its place in the session tree. The place is known after a call of `place`."""
 
     tree: SessionTree
     group_id: str
@@ -45,12 +45,14 @@ class Placement:
     _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """Return the id of the session that the request would continue if it were a main call, or
-        None if it would open a new session. A main call is any call that the app does not make for
-        itself. A request for a title is not a main call, for example.
+        """Return the id of the session that the request would continue as a main call. Return None
+        if it would open a new session.
 
-        Call `place` soon after this method: it uses the session found here, which other requests
-        may evict from the tree in the meantime.
+        A main call is any call that the app does not make for itself. For example, a request for a
+        title is not a main call.
+
+        Call `place` soon after this method. `place` uses the session that this method has found,
+        and other requests may evict this session from the tree in the meantime.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -61,8 +63,8 @@ class Placement:
 
     def place(self, *, is_side: bool) -> Place | None:
         """Place the request in the session tree, and return its place. Later calls return the same
-        place. `is_side` says whether the app makes this call for itself, for example to get a
-        title."""
+        place. `is_side` is True if the app makes this call for itself, for example to get a title.
+        """
         if not self._is_placed:
             self._is_placed = True
             try:
@@ -74,14 +76,14 @@ class Placement:
         return self._place
 
     def root(self) -> str | None:
-        """Return the id of the root of the session's tree; None if the request has no place. Call
-        `place` first."""
+        """Return the id of the root of the session's tree. Return None if the request has no place.
+        Call `place` first."""
         return None if self._place is None else self.tree.root_of(self._place.session_id)
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
-        """Store the answer that the app gets, so that later requests that continue the answer can
-        be recognized. After a retry, several answers may be reported, but only the first call of
-        this method has an effect.
+        """Store the answer that the app gets. Later requests that continue the answer are then
+        recognized. After a retry, several answers may be reported. Only the first call of this
+        method has an effect.
 
         `at` is the time on the same monotonic clock as `received_at`.
         """
@@ -94,8 +96,8 @@ class Placement:
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """Record that the app did not get a whole answer. If `served` was called before, do
-        nothing."""
+        """Record that the app did not get a whole answer. If `served` was called before, this
+        method does nothing."""
         if self._place is not None and not self._is_served:
             self.tree.failed(self.group_id, at)
 

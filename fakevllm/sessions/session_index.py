@@ -1,8 +1,8 @@
-"""The index of the latest groups (requests with their answers) and of their sessions. A group is
-found by several keys, such as the hash of its message history.
+"""The index of the latest groups and of their sessions. A group is a request with its answers. A
+group is found by several keys, such as the hash of its message history.
 
-The size of the index is bounded. The least recently used group is evicted first, and a session
-together with its last group.
+The size of the index is bounded. When the index is full, the least recently used group is evicted.
+A session is evicted together with its last group.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class GroupNode:
 class GroupIndex(Generic[Key]):
     """An index that finds groups by a key, for one kind of key.
 
-    Several groups may have the same key. Most keys have only one group. Such a group is stored
-    without a dict around it, to save memory.
+    Several groups may have the same key. Most keys have only one group. To save memory, such a
+    group is stored without a dict around it.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,8 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group from the groups that are indexed under `key`, if it is one of them."""
+        """Remove a group from the groups under `key`. Do nothing if the group is not indexed
+        there."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)
@@ -182,8 +183,8 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, and link it to its parent (the group whose answer it continues). If there
-        are too many groups then, evict the least recently used groups."""
+        """Add a group, and link it to its parent. The parent is the group whose answer it
+        continues. If there are now too many groups, evict the least recently used groups."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:
@@ -208,8 +209,8 @@ class SessionIndex:
         call_ids: tuple[str, ...],
         response_id: str | None,
     ) -> None:
-        """Mark a group as served, and index the group by its answer, so that later requests that
-        repeat the answer or refer to it can be recognized."""
+        """Mark a group as served, and index the group by its answer. Later requests that repeat the
+        answer or refer to it can then be recognized."""
         group.status, group.prompt_hash = GroupStatus.SERVED, None
         group.answered_key, group.message_key = answered_key, message_key
         group.call_ids, group.response_id = call_ids, response_id

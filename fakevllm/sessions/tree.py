@@ -50,8 +50,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call (a call that the app makes for itself, for example for a title) that quotes a
-    question which has not arrived as a request yet."""
+    """A side call that quotes a question, and arrived before the request with this question. A side
+    call is a call that the app makes for itself, for example for a title."""
 
     session_id: str
     text: str
@@ -113,8 +113,8 @@ class SessionTree:
         """Add a request to the tree, and return its place. The request counts as not yet answered
         until `served` or `failed` is called.
 
-        Call this method once per group. `lookup` is the result of `find`, if `find` was called just
-        before. It saves a second lookup.
+        Call this method once per group. If `find` was called just before, pass its result as
+        `lookup`. This saves a second lookup.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -137,8 +137,9 @@ class SessionTree:
         return place
 
     def root_of(self, session_id: str) -> str:
-        """Return the id of the root of a session's tree: the session that no other session of the
-        tree has started. A session that was evicted from the index counts as a root."""
+        """Return the id of the root of a session's tree. The root is the session that no other
+        session of the tree has started. A session that was evicted from the index counts as a root.
+        """
         for _ in range(MAX_DEPTH):
             session = self._index.sessions.get(session_id)
             if session is None or session.parent_id is None:
@@ -216,10 +217,13 @@ class SessionTree:
     def _open_session(self, request: IncomingRequest) -> SessionNode:
         """Return the session for a request that could not be matched with an existing session.
 
-        If the request contains the name of a session, it gets the session of that name. Otherwise,
-        a main call gets the session of an earlier side call that quotes its question, if there is
-        one. (A side call is a call that the app makes for itself, for example for a title.) In all
-        other cases the request gets a new session.
+        The first of these rules that applies decides:
+
+        1. If the request contains the name of a session, it gets the session of that name.
+        2. If an earlier side call quotes the question of this main call, the request gets the
+           session of the side call. A side call is a call that the app makes for itself, for
+           example for a title.
+        3. The request gets a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -232,10 +236,10 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of the session that this main call should join: a session that was opened
-        by a side call (for example a request for a title) that quotes this request's question.
+        """Return the id of the session that this main call should join, or None.
 
-        Return None if there is no such session, or if it already has a main call.
+        Such a session was opened by a side call (for example a request for a title) that quotes
+        this request's question, and has no main call yet.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -283,10 +287,10 @@ class SessionTree:
 
         The kind depends on the other requests of the session that continue the same answer:
 
-        * PARALLEL: one of them was not answered yet when this request arrived.
-        * EDITS: this is not the case, but one of them was answered.
-        * CONTINUES: neither is the case. The kind is also CONTINUES if `base`, the group found in
-          the request's history, is another group than the parent.
+        * PARALLEL: at least one of them was not answered yet when this request arrived.
+        * EDITS: all of them were answered or failed, and at least one was answered.
+        * CONTINUES: in all other cases. The kind is also CONTINUES if `base` is not the parent.
+          `base` is the group that was found in the request's history.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
@@ -327,7 +331,7 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the latest main call of the session whose history equals that of the request, or
+        """Return the session's latest main call that has the same history as the request. Return
         None if there is none. A main call is a call that the app does not make for itself."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
@@ -374,8 +378,8 @@ def _named_session_id(request: IncomingRequest) -> str | None:
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """Return the id for a session name that a client sent. For the same name and scope (API key),
-    the id is always the same, also after a restart."""
+    """Return the id for a session name that a client sent. The same name and scope (API key) always
+    give the same id, also after a restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

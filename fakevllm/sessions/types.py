@@ -1,5 +1,6 @@
-"""The types of the session tree: a request for which a place is sought, the place, and a placed
-request that is read from the ledger."""
+"""The types of the session tree. A place is the position of a request in this tree. The types
+describe a request that has no place yet, a place, and a request with its place that is read from
+the ledger."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ class Evidence(StrEnum):
 class IncomingRequest:
     """A request for which a place in the session tree is sought.
 
-    This class and `Place` are not frozen dataclasses, because an object of each is created for
-    every request, and creating frozen ones takes longer.
+    This class and `Place` are not frozen dataclasses. An object of each class is created for every
+    request, and creating frozen objects takes longer.
     """
 
     group_id: str

@@ -1,12 +1,14 @@
-"""Settlement of groups: everything that happens to a group (a request with all its sampled answers)
-after the app has been answered.
+"""Settlement of groups: everything that happens to a group after the app has been answered. A group
+is a request with all its sampled answers.
 
 `reward_delivery` writes a group to the ledger, the proxy's database, and then sends the group's
 rewards to the swarm server. `pending_groups` holds groups that wait for feedback.
-`feedback_service` accepts feedback, asks the `on_feedback` hook for its value, and adds the value
-to the group's reward. Feedback that arrives after its group was sent to the server becomes a
-training sample of its own (`late_feedback`). `held_out_groups` finds recorded groups that quote a
-held-out row, which must not be trained later.
+`feedback_service` accepts feedback, gets its value from the `on_feedback` hook, and adds the value
+to the group's reward.
+
+Feedback may arrive after its group was sent to the server. `late_feedback` then makes a training
+sample from the feedback. `held_out_groups` finds recorded groups that quote a held-out row. Such
+groups must not be trained later.
 
 A group or sample is in the ledger before the server can train on it. If a stop or a crash prevents
 rewards or feedback from being sent, the next proxy process sends them. The server accepts each

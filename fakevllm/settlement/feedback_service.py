@@ -1,10 +1,11 @@
 """The service for feedback about answers.
 
-Each feedback is stored in the ledger, the proxy's database, and the `on_feedback` hook computes its
-value. If the rewards of the answer's group have not been sent to the server yet, the value is added
-to the served answer's reward. Otherwise the feedback becomes a training sample of its own.
+Each feedback is stored in the ledger, which is the proxy's database. The `on_feedback` hook
+computes its value. If the rewards of the answer's group have not been sent to the server yet, the
+value is added to the served answer's reward. Otherwise the feedback becomes a training sample of
+its own.
 
-If the proxy stops before it has processed stored feedback, the next proxy process does so.
+If the proxy stops before it has processed stored feedback, the next proxy process processes it.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class FeedbackService:
 
     def restore(self) -> None:
         """Process the feedback that an earlier proxy process stored but did not process. Call this
-        method before the groups of earlier processes are sent, so that the feedback can still be
-        added to their rewards."""
+        method before the groups of earlier processes are sent. The feedback can then still be added
+        to their rewards."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
             self._start(row)
 
@@ -94,12 +95,12 @@ class FeedbackService:
         await self._background.close()
 
     async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
-        """Store feedback, and return a pair: the feedback's row in the ledger, and True if this
+        """Store feedback. Return a pair: the feedback's row in the ledger, and True if this
         feedback had been stored before.
 
         Raises WireError with status 404 if this app received no answer with the given id. The
-        status is 400 if the `feedback_id` was used before for other feedback, and 503 if the ledger
-        cannot be written.
+        status is 400 if the `feedback_id` was used before for other feedback. The status is 503 if
+        the ledger cannot be written.
         """
         group_id = await self._find(body.id, app_key)
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
@@ -114,9 +115,11 @@ class FeedbackService:
         return row, not is_new
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
-        """Treat a new request as implicit feedback about an earlier answer of its session, unless
-        its kind says nothing about that answer. Also release the groups of the session's earlier
-        turns, so that they no longer wait for feedback.
+        """Treat a new request as implicit feedback about an earlier answer of its session. Some
+        kinds of requests say nothing about that answer, and are not feedback.
+
+        Also release the groups of the session's earlier turns, so that they no longer wait for
+        feedback.
 
         `text` is the request's last user message.
         """
@@ -133,7 +136,7 @@ class FeedbackService:
 
     async def _find(self, name: str, app_key: str | None) -> str:
         """Return the id of the group whose answer has the id `name`. Raises WireError (404) if the
-        app received no such answer."""
+        app received no answer with this id."""
         group_id = self._delivery.find(name, app_key)
         if group_id is None:
             await self._ledger.flush(FLUSH_S)  # the answer may be an instant old
@@ -149,9 +152,10 @@ class FeedbackService:
     async def _store(
         self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
-        """Store feedback unless it is stored already. Return a pair: the feedback's row in the
-        ledger, and True if the feedback is new. Raises WireError with status 400 if the
-        `feedback_id` was used for other feedback, and 503 if the ledger cannot be written."""
+        """Store feedback if it is not stored yet. Return a pair: the feedback's row in the ledger,
+        and True if the feedback is new. Raises WireError with status 400 if the `feedback_id` was
+        used for other feedback. Raises WireError with status 503 if the ledger cannot be written.
+        """
         rows = self._ledger.feedback
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
@@ -202,12 +206,12 @@ class FeedbackService:
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
         """Call `process`, which processes one feedback and returns the amount to add to the group's
-        reward. Then pass the amount to `feedback_finished`, after which the group may be sent.
+        reward. Then pass the amount to `feedback_finished`. The group may be sent after that.
 
         If the proxy stops while `process` runs, this method is cancelled before it calls
-        `feedback_finished`, so this proxy process does not send the group. The ledger may already
-        contain the amount as a part of the reward, although the reward in memory lacks it. The next
-        proxy process sends the group with the amount.
+        `feedback_finished`, and this proxy process does not send the group. Sending would be wrong:
+        the ledger may already contain the amount, but the reward in memory does not. The next proxy
+        process sends the group with the amount.
         """
         try:
             amount = await process()
@@ -245,15 +249,15 @@ class FeedbackService:
     ) -> float | None:
         """Record the feedback's value, and return the amount to add to the group's reward.
 
-        Return None if the feedback has no value, or if it becomes a training sample of its own,
-        because the group's reward can no longer be changed.
+        Return None if the feedback has no value. Also return None if the group's reward can no
+        longer be changed. The feedback then becomes a training sample of its own.
 
         The ledger stores the amount before this method returns it. Otherwise the feedback could be
         trained a second time after a restart. `recorded` is the receipt for the queued write of
         `row`, or None if the row is already in the ledger.
 
-        Before its first write is queued, this method must not await anything, because the app could
-        take the feedback back during the await.
+        This method must not await anything before its first write is queued. Otherwise the app
+        could take the feedback back during the await.
         """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
@@ -336,6 +340,6 @@ class FeedbackService:
 
     async def _subject(self, group_id: str) -> FeedbackSubject | None:
         """Read the answered request that the feedback is about. Return None if the ledger does not
-        have the group, or if no answer was served."""
+        have the group, or if the app got no answer."""
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(read_subject, self._ledger, group_id)

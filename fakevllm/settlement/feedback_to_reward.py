@@ -45,7 +45,7 @@ class FeedbackBody(BaseModel):
 
     @property
     def is_withdrawal(self) -> bool:
-        """Whether this request takes earlier feedback back. This is the case if all content fields
+        """True if this request takes earlier feedback back. In such a request, all content fields
         (score, thumbs, edited, comment) are null."""
         return not self.content
 
@@ -56,8 +56,8 @@ class FeedbackBody(BaseModel):
 
     @property
     def value(self) -> float | None:
-        """The value of the feedback if the proxy has no `on_feedback` hook; None if the feedback
-        has neither a score nor thumbs.
+        """The value of the feedback if the proxy has no `on_feedback` hook. The value is None if
+        the feedback has neither a score nor thumbs.
 
         >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
@@ -66,28 +66,28 @@ class FeedbackBody(BaseModel):
 
 
 def value_of(score: float | None, thumbs: str | None) -> float | None:
-    """Return the value of a feedback for a proxy without an `on_feedback` hook: the score or, if
-    there is none, 1 for thumbs up and -1 for thumbs down. If both are None, return None."""
+    """Return the value of a feedback for a proxy without an `on_feedback` hook. The value is the
+    score. Without a score, it is 1 for thumbs up and -1 for thumbs down. If both are None, return
+    None."""
     if score is not None or thumbs is None:
         return score
     return 1.0 if thumbs == "up" else -1.0
 
 
 class FeedbackIdConflict(ValueError):
-    """Raised if the app used the same `feedback_id` before, with other content, for the same
-    answer."""
+    """Raised if the app sends a `feedback_id` again for the same answer, but with other content."""
 
 
 def identify(
     body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
-    """Return a pair: the id of the feedback, and the earlier feedback of which it is a duplicate,
-    or None if the feedback is new.
+    """Return a pair. The first element is the id of the feedback. The second element is the earlier
+    feedback of which it is a duplicate, or None if the feedback is new.
 
     `earlier` is all feedback about the same answer, oldest first.
 
     If the app sent a `feedback_id`, earlier feedback with the same `feedback_id` is the original.
-    Raises FeedbackIdConflict if that feedback has other content. Without a `feedback_id`, earlier
+    Raises FeedbackIdConflict if the original has other content. Without a `feedback_id`, earlier
     feedback with the same content is the original, with two exceptions:
 
     * The earlier feedback was taken back or replaced.
@@ -112,15 +112,16 @@ def identify(
 
 
 def content_of(row: FeedbackRecord) -> dict[str, Any]:
-    """Return the content fields (score, thumbs, edited, comment) of a stored feedback, without
-    those that are None."""
+    """Return the content fields of a stored feedback (score, thumbs, edited, comment). Fields that
+    are None are left out."""
     fields = {name: getattr(row, name) for name in ("score", "thumbs", "edited", "comment")}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback in `earlier` that new feedback about the same answer replaces: all
-    explicit feedback that is still being processed, or that waits to be sent as a sample."""
+    """Return the feedback in `earlier` that new feedback about the same answer replaces. It
+    replaces explicit feedback that is still being processed, or that waits to be sent as a sample.
+    """
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
     return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 
@@ -130,9 +131,9 @@ def baseline_of(others: Sequence[float], num: int) -> float | None:
     `others` contains these values, the latest first. Return None if the app has sent fewer than
     `num` feedbacks, including this one.
 
-    The advantage of a sample is proportional to its value minus this baseline. Therefore feedback
-    that is always equal trains nothing, and an app whose feedback is mostly negative does not push
-    the model away from all of its answers.
+    The advantage of a sample is proportional to its value minus this baseline. If an app always
+    sends the same feedback, this feedback therefore trains nothing. If an app's feedback is mostly
+    negative, the model is not pushed away from all of the app's answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

@@ -24,8 +24,8 @@ class FeedbackSubject:
 
 
 def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
-    """Read an answered request from the ledger. Return None if the group is not in the ledger, or
-    if no answer was served. This function blocks while it reads."""
+    """Read an answered request from the ledger. Return None if the ledger does not have the group,
+    or if the app got no answer. This function blocks while it reads."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None
@@ -39,8 +39,9 @@ def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
 def hook_argument(
     subject: FeedbackSubject, task: Task | None, row: FeedbackRecord, next_message: str = ""
 ) -> Feedback:
-    """Return the argument of the `on_feedback` hook. `next_message` is the user's message after the
-    answer if this message is the feedback (implicit feedback), and "" otherwise."""
+    """Return the argument of the `on_feedback` hook. For implicit feedback, `next_message` is the
+    user's message after the answer, because this message is the feedback. For explicit feedback,
+    `next_message` is ""."""
     group = subject.group
     served = next(sibling for sibling in group.siblings if sibling.served)
     answer: dict[str, Any] = orjson.loads(served.message_json or "{}")

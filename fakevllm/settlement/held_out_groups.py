@@ -1,5 +1,7 @@
-"""Check recorded groups (requests with their sampled answers) for held-out rows. A group may have
-been recorded before its row was held out, and such a group must not be trained later."""
+"""Check recorded groups for held-out rows. A group is a request with its sampled answers.
+
+A group may have been recorded before its row was held out. Such a group must not be trained later.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Training samples from late feedback, which is feedback that arrived after the group of its answer
+"""Training samples from late feedback. Feedback is late if it arrived after the group of its answer
 was sent to the server.
 
-Each late feedback becomes a sample of its own: the served answer, with the advantage `weight *
-(value - baseline)`. The baseline is the mean value of the app's other feedback. The server accepts
-each sample once.
+Each late feedback becomes a sample of its own. The sample is the served answer, with the advantage
+`weight * (value - baseline)`. The baseline is the mean value of the app's other feedback. The
+server accepts each sample once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TRAINED_ARMS = (None, Arm.TRAINING.value)
 
 
 class LateSamples:
-    """The background task that sends late feedback (feedback that arrived after the group of its
-    answer was sent) to the server as training samples."""
+    """The background task that sends late feedback to the server as training samples. Feedback is
+    late if it arrived after the group of its answer was sent."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class LateSamples:
         not being read at the moment."""
 
     def wake(self) -> None:
-        """Wake the background task, which then looks for feedback to send."""
+        """Wake the background task. It then looks for feedback to send."""
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:
         """Record that the server's decision about a group is known. If feedback about this group
-        waited for that, wake the background task, which then sends the feedback."""
+        waited for the decision, wake the background task. The task then sends the feedback."""
         if self._settled is not None:
             self._settled.add(group_id)
         if group_id in self._blocked:
@@ -92,7 +92,7 @@ class LateSamples:
     async def _ready(self) -> list[tuple[str, str]]:
         """Return (group id, feedback id) for each feedback that can be sent now. The app must have
         sent enough feedback for a baseline. The feedback's group must no longer have the state
-        `scored`, which means that the group still waits to be sent to the server."""
+        `scored`, because a group in this state still waits to be sent to the server."""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()
@@ -107,8 +107,9 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback to the server as a training sample, if it can be one. Raises an error
-        if a later attempt may succeed. After any other error, the feedback is recorded as lost."""
+        """Send one feedback to the server as a training sample, if a sample can be made from it.
+        Raises an error if a later attempt may succeed. After any other error, the feedback is
+        recorded as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile

@@ -1,6 +1,6 @@
-"""The groups (requests with all their sampled answers) whose rewards have not been sent to the
-server yet. Feedback about their answers can still be added to their rewards. This module does no
-I/O, and gets the time as an argument."""
+"""The groups whose rewards have not been sent to the server yet. A group is a request with all its
+sampled answers. Feedback about their answers can still be added to their rewards. This module does
+no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups whose app has its answer, and whose rewards have not been sent to the server
-    yet."""
+    """The groups between the answer to the app and the sending of their rewards to the server."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """Create an empty collection. `window_s` is the number of seconds for which a scored group
-        waits for feedback before it is sent."""
+        """Create an empty collection. `window_s` is the feedback window: a scored group waits this
+        number of seconds for feedback before it is sent."""
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
@@ -73,9 +72,11 @@ class PendingGroups:
         group.accepts_feedback = accepts_feedback
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the group that the app means by `name`, which is either the id of the
-        group's answer or the id of the group. Return None if this collection has no such group of
-        this app."""
+        """Return the id of the group that the app calls `name`. `name` is either the id of the
+        group's answer or the id of the group.
+
+        Return None if this collection has no such group of this app.
+        """
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
         if group is None or group.is_restored or group.app_key != app_key:
@@ -83,20 +84,23 @@ class PendingGroups:
         return group_id
 
     def is_recorded(self, group_id: str) -> bool:
-        """Return True if the group is in the ledger. This includes groups that have left this
-        collection because they were sent or forgotten."""
+        """Return True if the group is in the ledger. The result is also True for recorded groups
+        that have left this collection because they were sent or forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group, so that it is not sent until the matching call of `feedback_finished`."""
+        """Hold the group. It is not sent before the matching call of `feedback_finished`."""
         if group_id in self._groups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed, so that the group is no
-        longer held because of this feedback. If `amount` is not None, add it to the group's reward,
-        and let the group be sent without further delay."""
+        """Record that one feedback about the group has been processed. This feedback then no longer
+        holds the group.
+
+        If `amount` is not None, add it to the group's reward. The group may then be sent without
+        further delay.
+        """
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -127,8 +131,9 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback,
-        because a new request at `place` has begun a later turn. Return the ids of these groups."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
+        this method when a new request at `place` has begun a later turn. Return the ids of these
+        groups."""
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())
@@ -139,9 +144,8 @@ class PendingGroups:
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """Return the number of seconds for which the group must still wait before it is sent. The
-        result is infinite while feedback about the group is being processed, and until the group is
-        in the ledger."""
+        """Return the number of seconds until the group may be sent. The result is infinite while
+        feedback about the group is being processed, and until the group is in the ledger."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf
@@ -149,7 +153,7 @@ class PendingGroups:
 
     def remove(self, group_id: str) -> float:
         """Remove a group that is about to be sent or is forgotten. Return the sum of the feedback's
-        amounts, which the caller adds to the reward of the served sibling."""
+        amounts. The caller adds this sum to the reward of the served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0

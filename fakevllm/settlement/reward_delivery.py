@@ -1,10 +1,13 @@
-"""Delivery of a group (a request with all its sampled answers) after the app has been answered:
-first to the ledger, the proxy's database, then to the server.
+"""Delivery of a group after the app has been answered. The group is first written to the ledger
+(the proxy's database) and then sent to the server. A group is a request with all its sampled
+answers.
 
 Before the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
-state, it may be held for a time window, in which feedback about its answer is added to its reward.
-If a stop or a crash prevents the group from being sent, the next proxy process sends it, without
-waiting for the rest of the window. The server accepts each group once.
+state, it may be held for a time window. Feedback that arrives in this window is added to the
+reward.
+
+A stop or a crash may prevent the group from being sent. The next proxy process then sends the group
+at once, without waiting for the end of the window. The server accepts each group once.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ ALREADY_ACCEPTED = 409
 
 
 class Delivery:
-    """The background delivery of groups to the ledger and to the server. Close all objects that
-    call its methods before the delivery is closed."""
+    """The background delivery of groups to the ledger and to the server. Before the delivery is
+    closed, close all objects that call its methods."""
 
     def __init__(
         self,
@@ -88,9 +91,11 @@ class Delivery:
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the group that the app means by `name`, which is either the id of the
-        group's answer or the id of the group. Return None if no unsent group of this app
-        matches."""
+        """Return the id of the group that the app calls `name`. `name` is either the id of the
+        group's answer or the id of the group.
+
+        Return None if no unsent group of this app matches.
+        """
         return self._pending.find(name, app_key)
 
     def preceding_group(self, place: Place) -> str | None:
@@ -100,8 +105,8 @@ class Delivery:
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group, so that it is not sent until the matching call of `feedback_finished`. If
-        the group was sent already, do nothing."""
+        """Hold the group. It is not sent before the matching call of `feedback_finished`. If the
+        group was sent already, do nothing."""
         self._pending.feedback_started(group_id)
 
     def accepts_feedback(self, group_id: str) -> bool:
@@ -109,15 +114,15 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed, so that the group is no
-        longer held because of this feedback. If `amount` is not None, it is added to the reward of
-        the served sibling. The amount must be in the ledger already."""
+        """Record that one feedback about the group has been processed. This feedback then no longer
+        holds the group. If `amount` is not None, it is added to the reward of the served sibling.
+        The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback,
-        because a new request at `place` has begun a later turn."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
+        this method when a new request at `place` has begun a later turn."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -135,9 +140,9 @@ class Delivery:
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger, then report its end to the server: send its rewards if it
-        was scored, otherwise abort it. This method only starts the work and does not wait for
-        it."""
+        """Write a group to the ledger, then report its end to the server. For a scored group, the
+        report contains the rewards. Any other group is aborted. This method only starts this work
+        and does not wait for its end."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -196,7 +201,8 @@ class Delivery:
         return self._held_out is not None and await self._held_out.contains(group_id)
 
     async def _drop_held_out(self, group_id: str) -> None:
-        """Drop a group that an earlier proxy process has scored before its row was held out."""
+        """Drop a group whose row was held out after an earlier proxy process had scored the
+        group."""
         self.forget(group_id)
         self._ledger.settle(group_id, "dropped", HELD_OUT, None, [])
         self._on_settled(group_id)
@@ -263,8 +269,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until the group need not be held for feedback any longer. Return the group. The
-        reward of its served sibling includes the feedback."""
+        """Wait until feedback no longer holds the group, and return the group. The reward of its
+        served sibling then includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)

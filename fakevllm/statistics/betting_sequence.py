@@ -1,5 +1,5 @@
-"""Betting confidence sequences: intervals for the mean of bounded observations that hold at all
-times at once, and that are narrower when the observations vary less.
+"""Betting confidence sequences: intervals for the mean of bounded observations. They hold at all
+times at once, and they are narrower when the observations vary less.
 
 Source: I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting",
 Journal of the Royal Statistical Society B 86 (2024), theorem 1 and section 4: capital processes,
@@ -14,19 +14,19 @@ above m:
 No factor is negative, because X_i is at least `low` and g is below 1. If mu = m, the expected
 factor is 1, so K_t(m) is a nonnegative martingale. By Ville's inequality, it reaches 2 / alpha at
 any time with a probability of at most alpha / 2. The lower end of the interval is the m above which
-no capital has reached 2 / alpha. K_t(m) falls while m rises, so bisection finds it. The upper end
+no capital has reached 2 / alpha. K_t(m) falls as m rises, so bisection finds this m. The upper end
 is the same for the mirrored observations. Both ends together miss mu at some time with a
 probability of at most alpha.
 
 The bound needs no independence and no large sample. For the lower end alone, it is enough that no
-conditional expectation is above m (the capital is then a supermartingale), so that a statement of
-one direction also holds for expectations that change.
+conditional expectation is above m: the capital is then a supermartingale. Therefore a one-sided
+statement also holds for expectations that change.
 
 `BettingTest` compares the mean with one value, and keeps only one number per fraction.
-`BettingSequence` has the whole interval. It keeps the observations on a grid: an observation
-between two points counts as a part of each, so that its mean stays the same. The logarithm is
-concave, so this can only lower the capital, and the interval stays valid. It is wider than without
-the grid by less than a thousandth of the range.
+`BettingSequence` has the whole interval. It keeps the observations on a grid. An observation
+between two grid points is split into a part at each of them, so that the mean stays the same. The
+logarithm is concave, so the grid can only lower the capital, and the interval stays valid. The grid
+widens the interval by less than a thousandth of the range.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ the grid exactly."""
 
 class BettingTest:
     """Test whether the mean of observations between two known numbers is above or below one value.
-    Its answers are those of a `BettingSequence` without the grid. An observation costs the same
-    time, however many there were before.
+    Its results are those of a `BettingSequence` without the grid. The time for an observation does
+    not depend on the number of earlier observations.
 
     >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
     >>> for _ in range(200):
@@ -62,7 +62,8 @@ class BettingTest:
 
     def __init__(self, values: RewardRange, value: float, alpha: float = ALPHA) -> None:
         """Create a test of `value`, a number inside the range `values`. If the mean is `value`, the
-        test says anything else at some time with a probability of at most `alpha`."""
+        test wrongly reports "above" or "below" at some time with a probability of at most `alpha`.
+        """
         assert values.low < value < values.high, "the value is inside the range"
         assert 0 < alpha < 0.5, "alpha is a small probability"
         self._range = values
@@ -150,7 +151,7 @@ class BettingSequence:
         return self._interval[1]
 
     def _end(self, outer: float, inner: float) -> float:
-        """Return an end of the interval, which lies between `outer`, an end of the range, and
+        """Return one end of the interval. It lies between `outer`, an end of the range, and
         `inner`, the mean. The result is rounded outwards."""
         bound = outer
         for _ in range(_HALVINGS):
@@ -164,8 +165,8 @@ class BettingSequence:
         return outer
 
     def _log_capital(self, mean: float, bound: float) -> float:
-        """Return the logarithm of the capital of a bet against `mean`. The bet wins by observations
-        on the other side of `mean` than `bound`, an end of the range."""
+        """Return the logarithm of the capital of a bet against `mean`. `bound` is an end of the
+        range. The bet wins if observations lie on the other side of `mean`."""
         assert self._range.low < mean < self._range.high, "the mean is inside the range"
         low, width = self._range.low, self._range.high - self._range.low
         points = [

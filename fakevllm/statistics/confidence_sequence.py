@@ -4,15 +4,15 @@ Source: S. R. Howard, A. Ramdas, J. McAuliffe, J. Sekhon, "Time-uniform, nonpara
 nonasymptotic confidence sequences", Annals of Statistics 49 (2021), equation 14 (two-sided normal
 mixture) and proposition 3 (choice of rho). `NMix` below means that equation.
 
-Let X_1, X_2, ... be observations whose errors X_i - E_i are sub-Gaussian with the scale sigma_i,
-where E_i is the expectation of X_i given all earlier observations. Let V be the sum of all
+Let X_1, X_2, ... be observations. Let E_i be the expectation of X_i given all earlier observations.
+Let the errors X_i - E_i be sub-Gaussian with the scale sigma_i. Let V be the sum of all
 sigma_i ** 2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
 
     | sum of X_i - sum of E_i |  <=  NMix(V) = sqrt((V + rho) * log((V + rho) / (rho * alpha ** 2)))
 
 so mean(X) -+ NMix(V) / t contains the mean of E_1, ..., E_t. An ordinary 95 % interval has this
-property only at one sample size that was chosen before. If it is looked at after each observation,
-it misses the truth at some time almost surely.
+property only at one sample size, which must be chosen in advance. If such an interval is looked at
+after each observation, it almost surely misses the truth at some time.
 
 The bound needs no independence, no equal distributions and no large sample. It needs sigma. An
 observation between `low` and `high` is sub-Gaussian with sigma = (high - low) / 2 (Hoeffding's
@@ -49,14 +49,14 @@ class Interval:
         return self.low <= value <= self.high
 
     def within(self, low: float, high: float) -> Interval:
-        """Return the part of the interval that lies between `low` and `high`, the smallest and the
-        largest mean that is possible."""
+        """Return the part of the interval between `low` and `high`. These are the smallest and the
+        largest possible mean."""
         return Interval(max(low, self.low), self.mean, min(high, self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRange:
-    """The smallest and the largest reward that is possible.
+    """The smallest and the largest possible reward.
 
     >>> RewardRange(0.0, 1.0).sigma
     0.5
@@ -88,12 +88,12 @@ class ConfidenceSequence:
     ...     rewards.add(1.0)
     >>> interval = rewards.interval()
     >>> round(interval.low, 2), interval.mean, round(interval.high, 2)
-    (0.88, 1.0, 1.12)
+    (0.89, 1.0, 1.11)
     """
 
     def __init__(self, sigma: float, alpha: float = ALPHA, tuned_for: float = TUNED_FOR) -> None:
         """Create an empty sequence. `sigma` is the sub-Gaussian scale of an observation. The
-        interval is narrowest after `tuned_for` observations of this scale; both numbers must be
+        interval is narrowest after `tuned_for` observations of this scale. Both numbers must be
         chosen before the first observation."""
         assert sigma > 0, "sigma is positive"
         self._variance_of_one = sigma**2
@@ -104,8 +104,9 @@ class ConfidenceSequence:
         self.num = 0
 
     def add(self, value: float, variance: float | None = None) -> None:
-        """Add one observation. `variance` is the square of its sub-Gaussian scale, if it has
-        another scale than the sequence. It must not depend on `value`."""
+        """Add one observation. By default, the observation has the sequence's sub-Gaussian scale.
+        For another scale, pass the square of the scale as `variance`. `variance` must not depend on
+        `value`."""
         assert math.isfinite(value), "observations are finite"
         self._sum += value
         self._variance += self._variance_of_one if variance is None else variance
@@ -121,12 +122,13 @@ class ConfidenceSequence:
 
 
 class DifferenceSequence:
-    """Confidence sequence for a paired difference: the mean of the second minus the mean of the
-    first, where both are rewards for the same row, or of two sessions that form a pair.
+    """Confidence sequence for a paired difference: the mean of the second part minus the mean of
+    the first part. The two parts of a pair are rewards for the same row, or rewards of two sessions
+    that form a pair.
 
-    A pair is one observation. Its two parts are means of rewards. If the rewards of one part are
-    independent given the pair, as samples for one row are, then more rewards make the interval
-    narrower. Turns of a session are not independent: pass their mean as one reward (see
+    A pair is one observation. Its two parts are means of rewards. More rewards make the interval
+    narrower if the rewards of one part are independent given the pair. Samples for one row are
+    independent in this sense. Turns of a session are not independent, so pass their mean (see
     `session_means`).
 
     >>> gain = DifferenceSequence(RewardRange(0.0, 1.0))
@@ -178,10 +180,11 @@ def normal_mixture(variance: float, rho: float, alpha: float) -> float:
 
 
 def best_rho(variance: float, alpha: float) -> float:
-    """Return the rho with which `normal_mixture` is smallest at this variance.
+    """Return the rho with the smallest `normal_mixture` at this variance.
 
-    With y = variance / rho, the derivative by rho is zero where y = log((1 + y) / alpha ** 2). The
-    iteration contracts, because y is above 1 and the derivative of the right side is 1 / (1 + y).
+    Let y = variance / rho. The minimum is at the solution of y = log((1 + y) / alpha ** 2). The
+    solution is found by fixed-point iteration. The iteration converges, because y is above 1 and
+    the derivative of the right side is 1 / (1 + y).
 
     >>> rho = best_rho(25.0, 0.05)
     >>> min(normal_mixture(25.0, rho * factor, 0.05) for factor in (0.9, 1.0, 1.1)) == (

@@ -1,4 +1,4 @@
-"""The proxy's connection to its swarm server, for everything except model calls.
+"""The proxy's connection to its swarm server. Model calls use another connection.
 
 * `server_connection` polls the status, starts the engine, sends the rewards of groups, and copies
   the server's run log into the ledger, the proxy's database.

@@ -26,8 +26,8 @@ class LoadProbe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a probe. `is_wanted` is a function that returns True while the queue length is
-        needed. When the engine becomes ready, one probe is made even if `is_wanted` returns False,
-        so that the queue length is known when the first request arrives."""
+        needed. When the engine becomes ready, one probe is made in any case. The queue length is
+        then known when the first request arrives."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
@@ -38,10 +38,10 @@ class LoadProbe:
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
         """Read the queue length from the engine if the next probe is due. Call this method often,
-        because the probe has no timer of its own. `is_serving` says whether the engine is ready.
+        because the probe has no timer of its own. `is_serving` is True if the engine is ready.
 
         If the probe fails, no error is raised, and `num_waiting` becomes None. While the queue
-        length is not needed, no probe is made, and `num_waiting` becomes 0 if the engine reports
+        length is not needed, no probe is made. `num_waiting` is then 0 for an engine that reports
         its queue.
         """
         if not is_serving:

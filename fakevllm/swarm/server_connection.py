@@ -1,5 +1,5 @@
-"""The proxy's connection to its swarm server. This module polls the status, starts the engine,
-sends the rewards of groups, and copies the server's run log into the proxy's ledger."""
+"""The proxy's connection to its swarm server. This module polls the status, starts the engine, and
+sends the rewards of groups. It also copies the server's run log into the proxy's ledger."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StartBackoff:
 
     def failed(self, now: float) -> None:
         """Record that an attempt to start the engine failed at the time `now`. Each pause is twice
-        as long as the previous pause, up to a maximum."""
+        the previous pause, up to a maximum."""
         self._due_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_START_PAUSE_S)
 
@@ -262,8 +262,8 @@ class SwarmLink:
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
-        """Ask the server to drop a group. If the request fails, the error is only logged, because
-        the server drops a group by itself if the group's end does not arrive in time."""
+        """Ask the server to drop a group. If the request fails, the error is only logged. The
+        server drops a group by itself if the group's end does not arrive in time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
@@ -272,8 +272,8 @@ class SwarmLink:
             )
 
     async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
-        """Ask the server to make a version of the weights available for sampling, and return its
-        reply, which says under which model name. `pinned` says whether the version answers apps.
+        """Ask the server to make a version of the weights available for sampling. Return its reply,
+        which contains the model name of the version. `pinned` is True if the version answers apps.
         The reply is a refusal if the proxy's key is not an admin's. Raises one of NETWORK_ERRORS if
         the request fails."""
         request, path = LoadPolicyRequest(version=version, pinned=pinned), "/load_policy"
@@ -285,9 +285,11 @@ class SwarmLink:
             return LoadPolicyReply(success=False, failure_reason=VERSIONS_NEED_ADMIN_KEY)
 
     async def unload_policy(self, version: int, *, pinned: bool = False) -> bool:
-        """Tell the server that a version need not be available any more. `pinned` says that it no
-        longer answers apps. Return whether the version is unloaded. An error is only logged,
-        because the server unloads policies when it needs room."""
+        """Report to the server that a version is no longer needed. `pinned` is True if the version
+        answered apps until now. Return True if the version is unloaded.
+
+        Errors are only logged, because the server unloads policies when it needs room.
+        """
         try:
             request = LoadPolicyRequest(version=version, pinned=pinned)
             reply = await self._post("/unload_policy", request, SuccessReply)
@@ -297,16 +299,20 @@ class SwarmLink:
         return reply.success
 
     async def releases(self) -> ReleasesReply:
-        """Request the history of releases. Raises one of NETWORK_ERRORS if the request fails, and
-        ValueError if the reply is not valid."""
+        """Request the history of releases. Raises one of NETWORK_ERRORS if the request fails.
+        Raises ValueError if the reply is not valid."""
         reply = await self._get("/releases", ReleasesReply)
         self._releases_run_id = reply.run_id
         return reply
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         """Send a decision about a version. The same request may be sent again. The version belongs
-        to the run of the history that was read last, and a server with another run refuses. Raises
-        one of NETWORK_ERRORS if the request fails, and ValueError if the reply is not valid."""
+        to the run of the history that was read last. If the server has another run, it refuses the
+        decision.
+
+        Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
+        valid.
+        """
         run_id = request.run_id or self._releases_run_id
         request = request.model_copy(update={"run_id": run_id})
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
@@ -321,15 +327,15 @@ class SwarmLink:
 
     async def fetch_weights(self, version: int) -> WeightsReply:
         """Return what the server knows about a version of its run's weights. Raises one of
-        NETWORK_ERRORS if the request fails, also for a server that is too old to answer it."""
+        NETWORK_ERRORS if the request fails. It also fails if the server is too old to answer it."""
         return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _follow(self) -> None:
-        """Poll the server once: update the status, start the engine if it is off and this server
-        process is new, and copy new entries of the run log into the ledger."""
+        """Poll the server once. Update the status, and copy new entries of the run log into the
+        ledger. Start the engine if it is off and this server process is new."""
         before, was_serving = self.status, self.is_serving
         self.status = status = await self._poll_status()
         is_new_run = before is not None and before.run_id != status.run_id
@@ -383,8 +389,8 @@ class SwarmLink:
         """Send the proxy's training job to the server and start the engine. If the server refuses,
         log the reason and store it in `_job_refusal`.
 
-        Return False if the server cannot start the engine now but may be able to do so later, for
-        example because its disk is full. Return True otherwise, also after a refusal.
+        Return False if the server cannot start the engine now but may start it later, for example
+        because its disk is full. Return True in all other cases, also after a refusal.
         """
         before, self._job_refusal = self._job_refusal, None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())

@@ -1,4 +1,4 @@
 """`fakevllm tokens`: show the tokens of a group or an episode as the trainer sees them.
 
-Each token is shown with its text and its log-probability, and with its advantage if it was trained.
+Each token is shown with its text and its log-probability. Trained tokens also have their advantage.
 """

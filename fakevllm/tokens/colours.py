@@ -29,7 +29,7 @@ Colour = tuple[Rgb, float]
 
 def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | None:
     """Return the colour for the token's advantage or log-probability, and the strength of the
-    colour. Return None if the number to show is unknown, or if it is an advantage of 0.
+    colour. Return None if there is no number to show, or if the number is an advantage of 0.
 
     `largest_advantage` is the absolute advantage that is shown at full strength.
 

@@ -1,5 +1,5 @@
-"""Run `fakevllm tokens`: load the tokens and their texts, then print them or write them to an HTML
-file."""
+"""Run `fakevllm tokens`. The command loads the tokens and their texts. Then it prints them or
+writes them to an HTML file."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write `text` to a file that only its owner can read, because the text contains what users
-    wrote."""
+    """Write `text` to a file that only its owner can read. The text contains what users wrote."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as page:
             page.write(text)

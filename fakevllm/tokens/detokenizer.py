@@ -50,8 +50,8 @@ def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
 
 
 def _decode(tokenizer: Any, id: int) -> str:
-    """Return the text of a token. A token whose name in the vocabulary begins with ▁ (a space) gets
-    a text that begins with a space.
+    """Return the text of a token. If the token's name in the vocabulary begins with ▁ (a space),
+    the text begins with a space.
 
     The tokenizer itself drops this space when it decodes a single token.
     """
@@ -61,10 +61,10 @@ def _decode(tokenizer: Any, id: int) -> str:
 
 
 def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
-    """Return the texts of token ids, requested from the running engine of the server at `swarm`.
+    """Return the texts of token ids. The running engine of the server at `swarm` decodes them.
 
     One request is sent for each id, because the joint text of several tokens cannot be split into
-    the texts of the single tokens. Raises TextsUnavailable if a request fails.
+    the texts of the tokens. Raises TextsUnavailable if a request fails.
     """
 
     def fetch_text(id: int) -> str:

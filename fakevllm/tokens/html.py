@@ -1,5 +1,5 @@
-"""Write the tokens of a group or an episode as one HTML file, without scripts and without external
-resources."""
+"""Write the tokens of a group or an episode as one HTML file. The file has no scripts and loads no
+external resources."""
 
 from __future__ import annotations
 

@@ -151,8 +151,7 @@ def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) 
 
 
 def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool:
-    """Return True if the token at this position of the answer was the only one that could have been
-    sampled.
+    """Return True if no other token could have been sampled at this position of the answer.
 
     The server reports which tokens were forced, but the ledger does not store this. For a call from
     the ledger, a token therefore counts as forced if a grammar constrained the answer and the
@@ -172,9 +171,9 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """Return the heading of a sample (a sibling or an episode): its name, reward and advantage. The
-    word "served" is added for a served sample, and "not in the loss" for a sample that was not
-    trained.
+    """Return the heading of a sample: its name, reward and advantage. A sample is a sibling or an
+    episode. The word "served" is added for a served sample, and "not in the loss" for a sample that
+    was not trained.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'

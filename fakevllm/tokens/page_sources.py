@@ -22,13 +22,12 @@ TIMEOUT_S = 30.0
 
 
 def load_from_ledger(file: Path, episode: str | None) -> Page | None:
-    """Read a group or one of its siblings from the ledger `file`, and return the page that shows
-    it. Return None if the ledger has no such group.
+    """Read a group or one of its siblings from the ledger `file`. Return the page that shows the
+    tokens. Return None if the ledger has no such group.
 
-    `episode` is the beginning of a group's id. To show one sibling only, it is followed by the
-    sibling's index: `GROUP/INDEX`. If `episode` is None, the group that was trained last is shown
-    or, if no group was trained, the last group with tokens. Raises UserError if several groups
-    match.
+    `episode` is the beginning of a group's id. To show one sibling only, use `GROUP/INDEX`, which
+    ends with the sibling's index. If `episode` is None, show the group that was trained last. If no
+    group was trained, show the last group with tokens. Raises UserError if several groups match.
     """
     if not file.exists():
         return None
@@ -44,7 +43,8 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
 
 
 def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | None]:
-    """Return (id of the group that `episode` selects, index of the sibling that it selects).
+    """Return a pair: the id of the group that `episode` selects, and the index of the sibling that
+    `episode` selects.
 
     The id is None if no group matches. The index is None if `episode` selects a whole group. Raises
     UserError if several groups match.

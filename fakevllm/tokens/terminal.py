@@ -1,5 +1,5 @@
-"""Render the tokens of a group or an episode as coloured text for a terminal. If there is only one
-sibling or episode, add a table of its tokens."""
+"""Render the tokens of a group or an episode as coloured text for a terminal. A single sibling or
+episode also gets a table of its tokens."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LEGEND = {
 
 @dataclass(frozen=True, slots=True)
 class Painter:
-    """A converter of tokens to coloured text. It has the texts of the tokens, and the settings that
-    decide their colours."""
+    """A converter of tokens to coloured text. The Painter has the texts of the tokens, and the
+    settings that decide their colours."""
 
     by: ColourBy
     texts: TokenTexts
@@ -74,8 +74,8 @@ class Painter:
 def render_page(
     page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
 ) -> RenderableType:
-    """Return the page in a form that rich can print on a terminal. `has_shades` says whether the
-    terminal has more than 16 colours, so that it can show shades."""
+    """Return the page in a form that rich can print on a terminal. `has_shades` is True if the
+    terminal has more than 16 colours, and can therefore show shades."""
     painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:

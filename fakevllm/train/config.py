@@ -89,8 +89,8 @@ class Settings:
 
     @property
     def run_dir(self) -> Path | None:
-        """Run directory of the server that this command starts; None if the file names a running
-        server."""
+        """Run directory of the server that this command starts. None means that the file names a
+        running server."""
         if self.server.url is not None:
             return None
         return self.server.run_dir or Path("runs") / self.file.stem

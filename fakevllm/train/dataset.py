@@ -17,8 +17,8 @@ def load_tasks(spec: str, field: str, folder: Path) -> list[Task]:
 
     `spec` is the path of a JSON Lines or CSV file, or the name of a function that returns tasks,
     written as `FILE.py:FUNCTION`. Paths are relative to `folder`. `field` is the column that
-    contains the text of a task. Raises ConfigError if the dataset cannot be loaded or is empty, if
-    a task has no id, or if two tasks have the same id.
+    contains the text of a task. Raises ConfigError if the dataset cannot be loaded or is empty.
+    Raises ConfigError as well if a task has no id, or if two tasks have the same id.
     """
     if ".py:" in spec:
         tasks = _call_task_function(spec, load_function(spec, folder))
@@ -48,7 +48,7 @@ def _call_task_function(spec: str, make_tasks: Callable[[], Any]) -> list[Task]:
 def _check_ids(spec: str, tasks: list[Task]) -> None:
     """Raise ConfigError if a task has no id, or if two tasks have the same id.
 
-    Each task needs its own id, because episodes with the same task id form a group, and rewards are
+    Each task needs its own id, because episodes with the same task id form a group. Rewards are
     compared within a group.
     """
     known: set[str] = set()

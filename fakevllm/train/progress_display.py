@@ -1,5 +1,5 @@
-"""Show the progress of a run as a progress bar on a terminal. If the output is not a terminal,
-print one line per phase and per step instead."""
+"""Show the progress of a run. On a terminal, show a progress bar. Elsewhere, print one line per
+phase and per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressDisplay:
-    """Display of a run's progress, as a bar or as lines. Any thread may call its methods."""
+    """Display of a run's progress. It is a progress bar or lines of text. Any thread may call its
+    methods."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console

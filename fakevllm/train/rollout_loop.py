@@ -1,5 +1,4 @@
-"""Run the agent's episodes for each training step, one step after the other, until the last step is
-trained.
+"""Run the agent's episodes, step by step, until the last training step is trained.
 
 The episodes of a step begin only after the previous step has been trained. Therefore all of them
 are sampled with the newest weights.
@@ -60,7 +59,7 @@ class Outcome:
 
 
 class RolloutLoop:
-    """The loop of one `fakevllm train` command that runs episodes until the last step is trained.
+    """The loop of one `fakevllm train` command. It runs episodes until the last step is trained.
     Call `run` in a thread of its own. Any thread may call `stop`."""
 
     def __init__(
@@ -110,8 +109,8 @@ class RolloutLoop:
 
     def _ensure_engine_runs(self) -> None:
         """Start the engine with this run's job, unless an engine is running already. Raises
-        UserError if the engine runs with a job that ends before this run's last step, or whose
-        steps have another number of tasks or episodes."""
+        UserError if an engine runs with a job that does not fit this run. Such a job ends before
+        this run's last step, or its steps have another number of tasks or episodes."""
         running, wanted = self._start_engine(), self._inputs.job
         if running is None:
             return
@@ -130,10 +129,10 @@ class RolloutLoop:
         )
 
     def _start_engine(self) -> TrainJob | None:
-        """Start the engine if it is off, and return the job with which it runs.
+        """Return the job with which the engine runs. If the engine is off, start it first.
 
         If this command started the server and the server does not answer, poll the server until it
-        answers. It is then still booting, or is being restarted after a crash.
+        answers. Such a server is still booting, or is being restarted after a crash.
         """
         while True:
             try:
@@ -151,8 +150,8 @@ class RolloutLoop:
     def _has_old_job(self) -> bool:
         """Return True if the server's job differs from the job in the YAML file.
 
-        This happens if the YAML file was edited after the first run, because a server resumes the
-        job with which its run began.
+        A server resumes the job with which its run began. Therefore the jobs differ if the YAML
+        file was edited after that.
         """
         running, wanted = self._client.get_train_config(), self._inputs.job
         keys = wanted.model_fields_set
@@ -199,7 +198,8 @@ class RolloutLoop:
 
     def _evaluate_before(self, steps_before: int) -> float | None:
         """Run the evaluation before the first training step, and return its mean reward. A resumed
-        run does not evaluate again: it returns the stored result, or None if none is stored."""
+        run does not evaluate again. It returns the stored result, or None if there is no stored
+        result."""
         file = None if self._run_dir is None else self._run_dir / "eval_before.json"
         if file is not None and file.exists():
             return float(json.loads(file.read_text())["reward_mean"])

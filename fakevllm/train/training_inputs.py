@@ -33,8 +33,8 @@ class TrainingInputs:
 def load_inputs(settings: Settings) -> TrainingInputs:
     """Import the agent's workflow, load the datasets, and compute the number of training steps.
 
-    Raises ConfigError if the workflow or a dataset cannot be loaded, or if the dataset is too small
-    for one step.
+    Raises ConfigError if the workflow or a dataset cannot be loaded. Raises ConfigError as well if
+    the dataset is too small for one step.
     """
     section, folder = settings.train, settings.file.parent
     workflow = load_workflow(section.workflow, folder)

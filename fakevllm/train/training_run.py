@@ -62,8 +62,8 @@ async def _train(settings: Settings, inputs: TrainingInputs, console: Console) -
 async def _server_url(
     settings: Settings, seed: int, display: ProgressDisplay
 ) -> AsyncGenerator[str]:
-    """Yield the server's URL. If the YAML file contains no server's URL, start a server, and stop
-    it when the block ends."""
+    """Yield the server's URL. If the YAML file names no server, start a server, and stop it when
+    the block ends."""
     if settings.server.url is not None:
         yield settings.server.url
         return

@@ -1,7 +1,7 @@
 """Load functions from the user's Python files, and check what a workflow returns.
 
-A workflow is a function (task, access) that runs one episode and returns its reward. `access` has
-the URL and the API key for the episode's model calls.
+A workflow is a function with the arguments (task, access). It runs one episode and returns the
+episode's reward. `access` has the URL and the API key for the episode's model calls.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def load_function(spec: str, folder: Path) -> Callable[..., Any]:
 
 
 def load_workflow(spec: str, folder: Path) -> Callable[..., Any]:
-    """Return the workflow (the function that runs one episode) that `spec` names, written as
-    `FILE.py:FUNCTION`. The file's path is relative to `folder`.
+    """Return the workflow that `spec` names. A workflow is the function that runs one episode, and
+    `spec` has the form `FILE.py:FUNCTION`. The file's path is relative to `folder`.
 
-    Raises ConfigError if the function cannot be loaded, or does not accept the two arguments task
-    and access.
+    Raises ConfigError if the function cannot be loaded, or if it does not accept the two arguments
+    task and access.
     """
     function = load_function(spec, folder)
     try:
@@ -82,8 +82,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a Python file and return its module. If this file has been imported before, return the
-    same module. The file's folder is added to `sys.path`, so that the file can import modules next
+    """Import a Python file and return its module. If this file has been imported before, return
+    that module. The file's folder is added to `sys.path`, so that the file can import modules next
     to it.
 
     Raises ConfigError if the file does not exist or cannot be imported.
@@ -111,8 +111,8 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _is_public_function(module: ModuleType, name: str) -> bool:
-    """Return True if `name` is a public name of a callable that is defined in this module and not
-    imported by it."""
+    """Return True if `name` is a public callable that this module defines. Callables that the
+    module only imports do not count."""
     value = getattr(module, name)
     is_own = getattr(value, "__module__", None) == module.__name__
     return callable(value) and is_own and not name.startswith("_")

@@ -1,9 +1,9 @@
 """The response to the app. This module decides when the response starts, sends keep-alives while
 the app waits, and ends the response.
 
-The start is delayed for a short time. An error in this time can then be sent with an HTTP status of
-its own, and not inside a stream. A response that has started always ends with an answer or an
-error.
+The start is delayed for a short time. If an error occurs in this time, it can be sent with an HTTP
+status of its own. After the start, an error can only be sent inside the stream. A response that has
+started always ends with an answer or an error.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SentResponse:
 
 
 class WatchedSend:
-    """Wrapper of an ASGI `send` that records whether the response has started and whether it has
-    ended. It adds the id of the group to the response's headers."""
+    """Wrapper of an ASGI `send`. It records if the response has started, and if the response has
+    ended. The wrapper adds the id of the group to the response's headers."""
 
     def __init__(self, send: Send, group_id: str | None = None) -> None:
         self._send = send
@@ -84,8 +84,8 @@ class WatchedSend:
 
 
 class AppResponse:
-    """The one response to a request of an app. It is a context manager: until the block ends,
-    keep-alives are sent while the app waits for data."""
+    """The one response to a request of an app. The object is a context manager. Until the block
+    ends, it sends keep-alives while the app waits for data."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class AppResponse:
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         """Create the response. `exchange` is the parsed request. It is None if the proxy cannot
-        parse the request, and relays the answer of the engine's own route for the app's format.
+        parse the request. The proxy then relays the answer of the engine's own route for the app's
+        format.
 
-        `group_id` is the id of the request's group, which the response carries as a header. If it
-        is None, the response carries no header about how the answer was made.
+        `group_id` is the id of the request's group. The response has it as a header. If `group_id`
+        is None, the response has no header about how the answer was made.
 
         `on_stream_started` is called once, after the first part of a streamed answer has been sent.
-        Its argument is the id of the answer, as the engine sent it, or None if the answer has no
-        id.
+        Its argument is the answer's id as the engine sent it, or None if the answer has no id.
         """
         self._send = WatchedSend(send, group_id)
         self._adapter = adapter
@@ -129,8 +129,8 @@ class AppResponse:
     def is_cut_short(self) -> bool:
         """Whether the app disconnected before the whole answer had been sent.
 
-        The value is False if only the final `data: [DONE]` was still to be sent, because the app
-        then has the whole answer.
+        The value is False if only the final `data: [DONE]` was missing, because the app then has
+        the whole answer.
         """
         if self._num_chunks_before_disconnect is None:
             return False
@@ -157,7 +157,7 @@ class AppResponse:
 
     @property
     def is_started(self) -> bool:
-        """Whether the response has started, which means that its HTTP status has been sent."""
+        """True if the response has started. Its HTTP status has then been sent."""
         return self._send.is_started
 
     async def __aenter__(self) -> Self:
@@ -231,8 +231,8 @@ class AppResponse:
         await self.write(body, last=True)
 
     async def send_stored(self, stored: SentResponse) -> None:
-        """Send an answer that was stored when the same request was answered before. The app has
-        sent the request again."""
+        """Send a stored answer. The app has sent the same request again, and the answer was stored
+        the first time."""
         if not self._streamed:
             return await self.send_body(stored.status, stored.body, stored.headers)
         await self.open(stored.headers)
@@ -288,9 +288,9 @@ class AppResponse:
         """Delay the start of a response that has not started. A keep-alive then starts the response
         only WHITE_SPACE_AFTER_S seconds after the request arrived.
 
-        Call this method while the request is held for a retry. A temporary error that occurs before
-        the start can be sent as a 503 with `Retry-After`, after which clients retry by themselves.
-        An error inside a stream cannot ask clients to retry.
+        Call this method while the request is held for a retry. Before the start, a temporary error
+        can be sent as a 503 with `Retry-After`. Clients then retry by themselves. An error inside a
+        stream cannot ask clients to retry.
         """
         if self._exchange is None or self.is_started or self._is_postponed or self._is_closed:
             return
@@ -326,7 +326,7 @@ class AppResponse:
 
 
 def _parse_error(body: bytes) -> Json:
-    """Return the error object in a response body. If the body contains no error object, return one
-    for an internal error."""
+    """Return the error object in a response body. If the body contains no error object, return an
+    error object for an internal error."""
     error = error_object(body)
     return error if error is not None and "error" in error else internal_error().body

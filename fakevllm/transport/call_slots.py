@@ -1,6 +1,8 @@
-"""A limit on the calls that the proxy has open at the server at a time, and the queues of calls
-that wait for a free slot. Leads, which are the apps' own requests, get free slots before siblings,
-which the proxy adds. This module does no I/O. Waiting calls wait on asyncio futures.
+"""A limit on the proxy's open calls at the server, and the queues of calls that wait for a free
+slot.
+
+Leads get free slots before siblings. Leads are the apps' own requests, and the proxy adds the
+siblings. This module does no I/O. Waiting calls wait on asyncio futures.
 
 Without a limit, many apps together could make the proxy open tens of thousands of connections at
 once. The event loop would then be too busy to finish opening them, and a healthy server would seem
@@ -25,8 +27,8 @@ wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and two queues of calls that wait for a slot: one for leads (the
-    apps' own requests) and one for siblings.
+    """A limited number of slots, and two queues of calls that wait for a slot. One queue is for
+    leads (the apps' own requests), the other queue is for siblings.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling that has waited longest. A call that samples several siblings needs
@@ -60,14 +62,14 @@ class CallSlots:
         return self._num_for_siblings
 
     def must_wait(self, *, is_lead: bool, num: int = 1) -> bool:
-        """Return True if a call that starts now must wait for its slots."""
+        """Return True if a new call must wait for its slots."""
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead, num)
 
     def slot(self, *, is_lead: bool, num: int = 1) -> HeldSlots:
         """Return a context manager that holds the slots for one call. If not enough slots are free,
-        it waits, without a time limit.
+        the context manager waits, without a time limit.
 
-        `num` is the number of siblings that the call samples, at most `max_per_call`.
+        `num` is the number of siblings that the call samples. It is at most `max_per_call`.
         """
         return HeldSlots(self, is_lead, num)
 
@@ -106,7 +108,7 @@ class CallSlots:
             self._num_siblings += num
 
     def release(self, is_lead: bool, num: int) -> None:
-        """Give slots back, to the calls that wait for them."""
+        """Give slots back. Calls that wait for slots get them."""
         if is_lead:
             self._num_leads -= num
         else:
@@ -128,11 +130,9 @@ class CallSlots:
 
 
 class HeldSlots:
-    """Context manager around one call that holds slots. It yields a function that gives one of the
-    slots back before the block ends.
-
-    A class is used instead of a generator, because every request enters one.
-    """
+    """Context manager around one call that holds slots. The context manager yields a function that
+    gives one of the slots back before the block ends. This is a class and not a generator, to save
+    time for every request."""
 
     def __init__(self, slots: CallSlots, is_lead: bool, num: int) -> None:
         self._slots = slots

@@ -81,11 +81,12 @@ class EngineResponse:
         return SseDecoder().feed(self.body) if self.streamed else []
 
     def unwrap_early_error(self) -> EngineResponse:
-        """If this response is a stream that begins with a permanent error (4xx), return a plain
-        response with this error and its status. Otherwise return this response unchanged.
+        """Return a plain response if this response is a stream that begins with a permanent error
+        (4xx). The plain response has this error and its status. Return any other response
+        unchanged.
 
-        The reason is that some clients retry without end after an error inside a stream, but accept
-        a 4xx status as final.
+        Some clients retry without end after an error inside a stream. They accept a 4xx status as
+        final.
         """
         if not self.streamed or b'"error"' not in self.body:
             return self
@@ -136,8 +137,8 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Number of finished calls for whose connections the rest of the stream is still being
-        read."""
+        """Number of finished calls whose stream is still being read to its end, so that the
+        connection can be reused."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -147,8 +148,8 @@ class EngineClient:
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
         """Send a call and return the complete response.
 
-        Raises WireError (503) if the server cannot be reached, or if the connection or the engine
-        fails before the end of the response.
+        Raises WireError (503) if the server cannot be reached. Raises WireError (503) as well if
+        the connection or the engine fails before the end of the response.
         """
         started = time.monotonic()
         try:
@@ -178,8 +179,8 @@ class EngineClient:
         """Return a context manager that sends a call and yields the response. The body of the
         response arrives while the block runs.
 
-        If the connection fails, WireError (503) is raised when the block is entered, or inside the
-        block.
+        If the connection fails, WireError (503) is raised. This happens when the block is entered,
+        or inside the block.
         """
         return _Live(
             self._http.request(
@@ -193,8 +194,7 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
     """Context manager that sends one call and yields the response. The body of the response arrives
     while the block runs.
 
-    A class is used instead of a generator, because a generator would increase the cost of a call
-    with aiohttp by a tenth.
+    This is a class, because a generator would increase the cost of a call with aiohttp by a tenth.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
 class _Chunks(AsyncIterator[bytes]):
     """The body of a response as it arrives. Raises WireError (503) if the connection fails.
 
-    A class is used instead of a generator, because asyncio registers every generator.
+    This is a class and not a generator, because asyncio registers every generator.
     """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
@@ -296,8 +296,8 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return the WireError (503) for a connection to the server that could not be opened, or that
-    broke."""
+    """Return the WireError (503) for a failed connection to the server. The connection could not be
+    opened, or it broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__

@@ -35,8 +35,8 @@ it."""
 
 
 class Fallback:
-    """Client for the fallback server. It has its own connections, so call `close()` after the last
-    use."""
+    """Client for the fallback server. The client has its own connections. Call `close()` after the
+    last use."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Fallback:
     async def relay(self, request: Request, app: AppResponse) -> EngineResponse:
         """Relay the answer of the fallback server to the app, and return this answer.
 
-        Raises WireError if the fallback server has no answer or refuses the request. Its error
-        messages are not sent to the app, because the app does not know that server.
+        Raises WireError if the fallback server has no answer or refuses the request. The fallback
+        server's error messages are not sent to the app, because the app does not know that server.
         """
         model = self._model or request.model
         named = with_model(request, model) if model else request
@@ -113,8 +113,8 @@ class _FallbackClient(EngineClient):
 
 
 def _without_vllm_options(request: Request) -> Request:
-    """Return the request without the stream option of vLLM that the proxy adds when it translates a
-    request."""
+    """Return the request without vLLM's own stream option. The proxy adds this option when it
+    translates a request."""
     if request.exchange is None or not request.is_translated:
         return request
     options = request.body.get("stream_options")

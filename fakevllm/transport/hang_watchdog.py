@@ -33,8 +33,8 @@ class SentAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NothingSent:
-    """Describes a response of which nothing has been sent yet, because it is sent only when it is
-    complete. It has the attributes of SentAnswer."""
+    """A stand-in for SentAnswer, with the same attributes, for a response that is sent only when it
+    is complete. Until then, nothing has been sent to the app."""
 
     num_answer_chunks: int = 0
     has_answer_data: bool = False
@@ -44,12 +44,13 @@ class HangWatchdog:
     """Context manager around one call to the server. It cancels the call and raises WireError (503)
     in either of two cases:
 
-    * For `limit_s` seconds, the server has not answered the proxy's status requests, and no new
-      data of the answer has been sent to the app.
-    * A fallback server is configured (`has_fallback`), the engine has not been ready for `limit_s`
-      seconds, and no answer data has been sent to the app. Without a fallback server the call
-      continues, because the server itself waits until its engine is ready, for longer than
-      `limit_s`.
+    * The server has disappeared: for `limit_s` seconds, it has not answered the proxy's status
+      requests, and no new data of the answer has been sent to the app.
+    * A fallback server can answer instead: it is configured (`has_fallback`), the engine has not
+      been ready for `limit_s` seconds, and no answer data has been sent to the app.
+
+    Without a fallback server, a call to an engine that is not ready continues. The server itself
+    waits for its engine, for longer than `limit_s`.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """The call to the engine for a lead (sibling 0, the app's own request) of a group that has
-    further siblings."""
+    """The call to the engine for a lead of a group with further siblings. The lead is sibling 0,
+    the app's own request."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -44,13 +44,13 @@ async def relay(
 ) -> EngineResponse:
     """Relay the upstream server's answer to the app while it arrives, and return the answer.
 
-    `is_caused_by_siblings` is a function. It returns True if siblings, which this proxy has added,
-    may be the reason for a 429 (too many requests). Such a 429 is treated as an outage and not
+    `is_caused_by_siblings` is a function. It returns True if a 429 (too many requests) may be
+    caused by siblings, which this proxy has added. Such a 429 is treated as an outage and not
     relayed.
 
-    In an outage, WireError is raised if no answer data has been sent to the app yet. A later outage
-    ends the stream to the app with an error event. Raises PolicyGone, before anything is sent, if
-    the engine does not hold the policy that the call names.
+    If an outage occurs before answer data has been sent to the app, WireError is raised. A later
+    outage ends the stream to the app with an error event. Raises PolicyGone if the engine does not
+    hold the policy that the call names. Nothing has been sent to the app then.
     """
     if request.exchange is None:
         return await relay_native(
@@ -78,9 +78,9 @@ async def pass_on(
     """Send a complete reply of the upstream server to the app, in the app's format. Return the
     reply that was sent.
 
-    If the engine refuses a request that the proxy has translated, the app's original request is
-    sent to the engine's own route for the app's format, and the reply of that route is relayed. If
-    there is no such route, the app gets the refusal in its own format.
+    The engine may refuse a request that the proxy has translated. The app's original request is
+    then sent to the engine's own route for the app's format, and the reply of that route is
+    relayed. If there is no such route, the app gets the refusal in its own format.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -152,8 +152,8 @@ async def _relay_stream(
     """Relay a stream event by event, in the app's format. Return the stream that was relayed.
 
     If the first event is a permanent error, the app gets a plain error response. If the stream
-    breaks off after answer data has been sent, the app gets an error event. If it breaks off before
-    that, WireError is raised.
+    breaks off after answer data has been sent, the app gets an error event. If the stream breaks
+    off earlier, WireError is raised.
     """
     assert request.exchange is not None
     awaits_token = lead is not None
@@ -198,7 +198,8 @@ async def _relay_stream(
 
 
 def _find_id(events: Sequence[bytes]) -> str | None:
-    """Return the first answer id that these events contain. Return None if they contain none."""
+    """Return the first answer id that these events contain. Return None if the events contain no
+    answer id."""
     for event in events:
         # An event that is not valid JSON is skipped. The format's parser refuses it.
         with contextlib.suppress(ValueError):
@@ -219,7 +220,7 @@ async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
     """Raise WireError if the response's status reports an outage. A 429 also counts as an outage if
-    siblings, which this proxy has added, may be the reason for it."""
+    siblings, which this proxy has added, may have caused it."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = await live.read()
         raise outage_error(live.status, raw, live.headers, live.reason)

@@ -1,5 +1,5 @@
-"""One request of an app, the plan for its siblings (how many answers are sampled, and how their
-requests differ), and the result of each sibling."""
+"""One request of an app, the plan for its siblings, and the result of each sibling. The plan says
+how many answers are sampled, and how their requests differ."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Request:
 
     @property
     def body(self) -> Json:
-        """The parsed body in the upstream server's format; {} if the request could not be parsed or
-        translated."""
+        """The parsed body in the upstream server's format. It is {} if the request could not be
+        parsed or translated."""
         return self.exchange.body if self.exchange is not None else {}
 
     @property
@@ -91,20 +91,21 @@ class Request:
 
     @property
     def is_captured(self) -> bool:
-        """Whether the server captures the calls of this request's siblings. It does not capture
-        calls of other arms than the training arm."""
+        """True if the server captures the calls of this request's siblings. It captures only the
+        calls of the training arm. An arm decides which weights answer a session."""
         return self.arm is None or self.arm.is_training
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers of calls to the server that name no sibling."""
+        """The headers of calls to the server that do not belong to a sibling."""
         if self.arm is None:
             return self.headers
         return self.headers | {ARM_HEADER: self.arm.answering.value}
 
     @property
     def policy_fields(self) -> Json:
-        """The fields of a call's body that select the policy; {} for the served weights."""
+        """The fields of a call's body that select the policy. They are {} for the served
+        weights."""
         if self.arm is None or self.arm.policy is None:
             return {}
         return {"model": self.arm.policy}
@@ -117,14 +118,14 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """Whether the request must be translated, because the route of the upstream server has
-        another format than the app."""
+        """True if the request must be translated. This is the case if the route of the upstream
+        server has another format than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
     def response_id(self) -> str | None:
-        """Answer id that the proxy has chosen, by which later requests can refer to the answer.
-        None if the answers of this format have no such id."""
+        """Answer id that the proxy has chosen. Later requests can refer to the answer by this id.
+        It is None if answers of this format have no such id."""
         return getattr(self.exchange, "response_id", None)
 
 
@@ -153,8 +154,8 @@ class SiblingResult:
 
     @property
     def upstream_error(self) -> WireError | None:
-        """The error that came instead of an answer; None if there is no error. If the server sent a
-        message, the error contains it."""
+        """The error that was received instead of an answer, or None if there is no error. If the
+        server sent a message, the error contains it."""
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
@@ -168,7 +169,7 @@ class SiblingResult:
         return error is not None and error.reason is OutageReason.ENGINE_BUSY
 
     def answer_id(self, request: Request) -> str | None:
-        """Return the id that this answer has for the app; None if the answer has no id."""
+        """Return the id of this answer that the app sees. Return None if the answer has no id."""
         engine_id = self.answer.id if self.answer is not None else None
         if request.response_id is not None or engine_id is None:
             return request.response_id
@@ -199,10 +200,11 @@ class SiblingPlan:
     plus its index."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
-        """Return the body with which sibling `index` is sent to the engine.
+        """Return the body of the call that samples sibling `index`.
 
-        `temperature` is the sampling temperature of all siblings except the lead (sibling 0). The
-        lead has the app's temperature, or 0 if `is_greedy` is set.
+        `temperature` is the sampling temperature of all siblings except the lead (sibling 0).
+
+        The lead has the app's temperature, or 0 if `is_greedy` is set.
         """
         seed = self._seed_for(request)
         if index > 0:
@@ -212,17 +214,18 @@ class SiblingPlan:
         return rewrite_body(body, **changed) if changed else body
 
     def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
-        """Return the body with which these siblings are sent to the engine by one call. The engine
-        samples choice i with the seed of the first sibling + i, which is that of sibling i."""
+        """Return the body of the call that samples all these siblings. The engine samples choice i
+        with the seed of the first sibling + i. This is also the seed of sibling i in a call of its
+        own."""
         body = self._sibling_body(request, indices[0], temperature)
         return orjson.dumps(body | {"n": len(indices)})
 
     def calls(
         self, request: Request, indices: Sequence[int], temperature: float, max_per_call: int
     ) -> list[tuple[int, ...]]:
-        """Return the siblings `indices` as groups that are sampled by one call each. The lead has a
-        call of its own. The other siblings share a call if their bodies are equal and one call may
-        sample them."""
+        """Divide the siblings `indices` into calls. Each element of the result is the list of
+        siblings that one call samples. The lead has a call of its own. The other siblings share a
+        call if their bodies are equal and the bodies allow a shared call."""
         calls: list[tuple[int, ...]] = []
         for index in indices:
             last = calls[-1] if calls else (0,)
@@ -249,8 +252,8 @@ class SiblingPlan:
         return changed | overrides | request.policy_fields
 
     def lead_seed(self, request: Request) -> int | None:
-        """Return the seed with which the lead (sibling 0, the app's own request) is sampled, or
-        None if it has no seed."""
+        """Return the sampling seed of the lead (sibling 0, the app's own request). Return None if
+        the lead has no seed."""
         return request.adapter.seed(request.body | self._seed_for(request))
 
     def lead_request(self, request: Request) -> Request:
@@ -275,10 +278,10 @@ class SiblingPlan:
 
 
 def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
-    """Return True if one call with `n` can sample several siblings of this body, and each sibling
-    gets the answer that a call of its own would have had.
+    """Return True if one call with `n` can sample several siblings of this body. Each sibling must
+    get the same answer as from a call of its own.
 
-    `seed` is the lead's seed, and `overrides` are the fields that each sibling changes.
+    `seed` is the lead's seed. `overrides` are the fields that each sibling changes.
     """
     temperature: object = body.get("temperature")
     stream: object = body.get("stream")
@@ -293,9 +296,9 @@ def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
 
 
 def _differs_in_a_stream(body: Json) -> bool:
-    """Return True if vLLM may answer this body differently with and without a stream. Siblings then
-    cannot share one call, because a shared call is always streamed, also for apps that want a whole
-    answer.
+    """Return True if vLLM may answer this body differently with and without a stream. Siblings of
+    such a request cannot share one call. A shared call is always streamed, even if the app wants a
+    whole answer.
 
     vLLM's parsers read some tool calls of a stream differently. Without a generation prompt, a
     whole answer has the role of the last message, and a stream has the role `assistant`. If tokens
@@ -309,8 +312,9 @@ def _differs_in_a_stream(body: Json) -> bool:
 
 
 def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str]:
-    """Return the headers with which `num` siblings from `index` on are sent to the engine. They
-    contain the ids of the group and of the siblings, if the server captures the request's calls."""
+    """Return the headers of the call that samples `num` siblings, beginning with sibling `index`.
+    If the server captures the request's calls, the headers contain the ids of the group and of the
+    siblings."""
     headers = dict(request.call_headers)
     if request.is_captured:
         headers[SIBLING_HEADER] = SiblingRange(request.id, index, num).header
@@ -351,9 +355,9 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Return the parsed answer in a reply.
 
-    Return None if the reply is an error or cannot be parsed. Return None also if the reply is
-    streamed although the request asked for no stream, or is not streamed although the request asked
-    for a stream.
+    Return None if the reply is an error or cannot be parsed. Also return None if the app asked for
+    a stream and the reply is not streamed, or if the app asked for no stream and the reply is
+    streamed.
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -372,9 +376,9 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
     """Return a sibling's reply with the answer id that the app expects.
 
     An engine makes the id of an answer from the id of its request. If the app chose a request id,
-    the proxy appends the sibling's index to it, because request ids must be unique. This function
-    removes the index from the answer's id. If the app chose no request id, the reply is returned
-    unchanged.
+    the proxy appends the sibling's index to this id, because request ids must be unique. This
+    function removes the index from the answer's id. If the app chose no request id, the reply is
+    returned unchanged.
     """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:
@@ -385,9 +389,9 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
 
 def _sibling_id_pattern(request: Request, index: int) -> str | None:
     """Return a regular expression that matches the id in this sibling's answer. Its first group is
-    the id that the app expects, which lacks the sibling's index.
+    the id that the app expects, without the sibling's index.
 
-    Return None for the lead (sibling 0), whose id has no index. Return None also if the app chose
+    Return None for the lead (sibling 0), whose id has no index. Also return None if the app chose
     no id for its request.
     """
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")

@@ -1,8 +1,11 @@
-"""The arm of one request, and the policy that samples it: weights that the engine holds beside the
-served ones.
+"""The arm of one request, and the policy that samples the request. A policy is a set of weights
+that the engine holds beside the served weights.
 
-A call that names a policy belongs to no sibling, so the server does not capture it. If the engine
-does not hold the policy any more, it is loaded again. If that fails, the served weights answer.
+A call that names a policy does not belong to a sibling. Therefore the server does not capture the
+call.
+
+If the engine does not hold the policy any more, it is loaded again. If that fails, the served
+weights answer.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class PolicyGone(Exception):
 
 @dataclass(slots=True)
 class RequestArm:
-    """The arm to which a request is assigned."""
+    """The arm to which a request is assigned. An arm decides which weights answer a session."""
 
     arm: Arm
     propensity: float
@@ -41,12 +44,12 @@ class RequestArm:
 
     @property
     def is_training(self) -> bool:
-        """Whether the request is of the training arm, and its group may be trained."""
+        """True if the request belongs to the training arm. Its group may then be trained."""
         return self.arm is Arm.TRAINING
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer."""
+        """The arm whose weights answer the request."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:
@@ -54,8 +57,9 @@ class RequestArm:
         self.policy, self.trouble = None, trouble
 
     async def policy_gone(self, *, may_reload: bool) -> None:
-        """Load the policy once more, after the engine did not know it. If that fails, or if
-        `may_reload` is False, the served weights answer this request from now on."""
+        """Load the policy once more. Call this method if the engine does not know the policy. If
+        that fails, or if `may_reload` is False, the served weights answer this request from now on.
+        """
         if self.policy is None:  # another call of the request has given up
             return
         trouble = LOST
@@ -66,8 +70,8 @@ class RequestArm:
 
 
 async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call and return its result. If it raises PolicyGone, make it again, after the policy
-    was loaded once more, or with the served weights."""
+    """Make a call and return its result. If the call raises PolicyGone, load the policy once more
+    and repeat the call. If loading fails, repeat the call with the served weights."""
     if arm is None or arm.policy is None:
         return await call()
     for may_reload in (True, False):
@@ -79,7 +83,7 @@ async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) 
 
 
 def check_policy(arm: RequestArm | None, status: int) -> None:
-    """Raise PolicyGone if the engine answered a call with this status because it does not hold the
-    policy that the call names."""
+    """Raise PolicyGone if the status of an engine's reply means that the engine does not hold the
+    call's policy."""
     if status == 404 and arm is not None and arm.policy is not None:
         raise PolicyGone

@@ -1,5 +1,5 @@
 """Hold and retry a request while the engine is unavailable. If the retries fail, use the fallback
-server, if one is configured. The decisions are made in `retry_policy`."""
+server, provided that one is configured. `retry_policy` makes the decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What an attempt to get an answer needs from its RetryHandler."""
+    """The objects of a RetryHandler that an attempt to get an answer needs."""
 
     is_caused_by_siblings: Callable[[], bool]
     """Returns True if siblings of the proxy have been at the engine since the attempt began."""
@@ -51,8 +51,8 @@ LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
-    """Sends requests to the engine. It retries them during an outage, watches for calls that hang,
-    and uses the fallback server if the retries fail."""
+    """Sends requests to the engine. During an outage, the handler retries requests. It also watches
+    for calls that hang. If the retries fail, it uses the fallback server."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class RetryHandler:
         learns about outages only from failed calls. `limit_s` is the maximum number of seconds for
         which a request is held.
 
-        `served_name` returns the served model's name for an alias, and None for any other name. It
-        raises WireError (503) if the server has not reported its model yet.
+        `served_name` is a function. It returns the served model's name for an alias, and None for
+        any other name. It raises WireError (503) if the server has not reported its model yet.
 
         `sibling_limit` counts the siblings that compete with this handler's requests for the
-        engine. `slots` limits the number of calls that are open at the server at a time. If it is
-        None, a default limit applies.
+        engine. `slots` limits the number of calls that are open at the server at a time. If `slots`
+        is None, a default limit applies.
         """
         self._upstream = upstream
         self._link = link
@@ -98,11 +98,11 @@ class RetryHandler:
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
         """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
-        if the engine gave the answer. If the fallback server gave it, the reason says why the
-        engine could not.
+        if the engine gave the answer. If the fallback server gave the answer, the reason says why
+        the engine could not.
 
-        Raises WireError if neither the engine nor the fallback answers and no answer data has been
-        sent to the app.
+        Raises WireError if no answer data has been sent to the app, and neither the engine nor the
+        fallback server answers.
         """
 
         async def attempt(request: Request, context: AttemptContext) -> EngineResponse:
@@ -165,8 +165,8 @@ class RetryHandler:
         self, attempt: Callable[[], Awaitable[T]], app_headers: Mapping[bytes, bytes]
     ) -> T:
         """Call `attempt` until it returns the complete response of a small route, such as
-        /v1/models, and return the response. The request waits for the engine as long as a model
-        call does. Unlike a model call, it needs no slot and is never sent to the fallback server.
+        /v1/models, and return the response. The request waits for the engine for the same time as a
+        model call. Unlike a model call, it needs no slot and is never sent to the fallback server.
 
         `attempt` raises WireError for an outage. If the retry policy gives up, the WireError of the
         last attempt is raised.
@@ -189,10 +189,15 @@ class RetryHandler:
         """Relay the answer of the fallback server after the engine failed with `error`. Return the
         answer and the reason of `error`.
 
-        Raises `error` itself if it is no outage, if answer data has been sent to the app already,
-        if no fallback server is configured, or if the fallback server does not answer. If the
-        fallback server fails after it has sent answer data to the app, raises the error of that
-        failure.
+        Raises `error` itself in four cases:
+
+        * `error` is no outage.
+        * Answer data has been sent to the app already.
+        * No fallback server is configured.
+        * The fallback server does not answer.
+
+        If the fallback server fails after it has sent answer data to the app, raises the error of
+        that failure.
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
@@ -221,7 +226,7 @@ class RetryHandler:
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
         """Wait up to `pause_s` seconds. If a busy engine refused the request, the wait ends earlier
-        when a sibling ends. After any other failure, it ends earlier when the engine becomes
+        when a sibling ends. After any other failure, the wait ends earlier when the engine becomes
         ready."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
@@ -237,9 +242,8 @@ class RetryHandler:
             await asyncio.sleep(pause_s)
 
     def _with_served_name(self, request: Request) -> Request:
-        """Return the request. If the app requested the model by an alias, the alias is replaced by
-        the served model's name. Raises WireError (503) if the server has not reported its model
-        yet."""
+        """Return the request, with the served model's name in place of an alias. Raises WireError
+        (503) if the server has not reported its model yet."""
         name = request.body.get("model") or request.model
         served = self._served_name(name) if isinstance(name, str) else None
         return request if served is None else with_model(request, served)

@@ -1,10 +1,10 @@
-"""Decide whether a request is retried while the engine is unavailable, and after how many seconds.
-This module does no I/O, and gets the time as an argument.
+"""Decide if a request is retried while the engine is unavailable, and after how many seconds. This
+module does no I/O, and gets the time as an argument.
 
-A request is first held and retried, because servers restart and engines boot. If the retries fail,
-the fallback server answers the request, if one is configured. Otherwise the app gets an error with
-`Retry-After`. A request during which the server died is sent again only MAX_RESENDS times, because
-it may itself have caused the crash.
+A request is first held and retried, because servers restart and engines boot. If the retries fail
+and a fallback server is configured, the fallback server answers the request. Otherwise the app gets
+an error with `Retry-After`. If the server died during a request, the request is sent again only
+MAX_RESENDS times. The request itself may have caused the crash.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class RetrySchedule:
         """Return the number of seconds to wait before the next attempt, or None to give up.
         `reason` is the reason why the last attempt failed.
 
-        `may_succeed` matters only if the engine is not ready or is busy. False means that waiting
-        cannot help, and the method then returns None. This is the case if the engine was stopped.
-        It is also the case if the engine is busy, but not with siblings of this proxy.
+        `may_succeed` matters only if the engine is not ready or is busy. If it is False, waiting
+        cannot help, and the method returns None. It is False if the engine was stopped. It is also
+        False if the engine is busy, but not with siblings of this proxy.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -117,9 +117,9 @@ class AbsenceTimer:
 
 
 def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
-    """Return the maximum number of seconds for which a request is held: `limit_s`, or HOLD_SHARE
-    times the client's read timeout if that is shorter. The SDKs of OpenAI and Anthropic send their
-    read timeout in one of the `headers`.
+    """Return the maximum number of seconds for which a request is held. This is the smaller of two
+    numbers: `limit_s`, and HOLD_SHARE times the client's read timeout. The SDKs of OpenAI and
+    Anthropic send their read timeout in one of the `headers`.
 
     >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
@@ -133,10 +133,10 @@ def outage_reason(
     status: int, header_reason: OutageReason | None, message: str
 ) -> OutageReason | None:
     """Return the reason of the outage that a response reports. Return None if the response reports
-    no outage. In that case it can be relayed to the app.
+    no outage and can be relayed to the app.
 
     `header_reason` is the reason in the response's header, or None. `message` is the error message
-    in the response's body, or "". The message is used only if the header is missing, because older
+    in the response's body, or "". `message` is used only if the header is missing, because older
     servers and gateways do not send the header.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
@@ -166,7 +166,7 @@ def outage_error(
     an error message, the WireError has the response's body. Otherwise it has a general message.
 
     `header_reason` is the reason in the response's header. The WireError has the reason that
-    `outage_reason` returns, which is None if the response reports no outage.
+    `outage_reason` returns. This reason is None if the response reports no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)
@@ -179,8 +179,9 @@ def outage_error(
 
 
 def _message(body: Json) -> str | None:
-    """Return the message in the body of an error response, or None if there is none. The body may
-    have the format of vLLM's own errors, or that of the errors of vLLM's web framework."""
+    """Return the message in the body of an error response. Return None if the body has no message.
+    The body may have the format of vLLM's own errors, or the format of the errors of vLLM's web
+    framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
@@ -188,7 +189,7 @@ def _message(body: Json) -> str | None:
 
 def _parse_seconds(value: bytes) -> float | None:
     """Return the number of seconds in the value of a header. Return None if the value is not a
-    positive number, so that a timeout of 0 counts as missing."""
+    positive number. A timeout of 0 therefore counts as missing."""
     try:
         seconds = float(value)
     except ValueError:

@@ -1,5 +1,7 @@
-"""One call to the server that samples several siblings, as its choices. The server sends the answer
-of each sibling as soon as it is complete."""
+"""One call to the server that samples several siblings. Each choice of the call is a sibling.
+
+The server sends a sibling's answer as soon as the answer is complete.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 
 def broken_off() -> WireError:
-    """Return the error of a sibling whose shared call ended before its answer was complete."""
+    """Return the error of a sibling whose answer was not complete when its shared call ended."""
     return unavailable(
         "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
     )
 
 
 class NotShared(Exception):
-    """Error for siblings whose shared call was refused. Each of them needs a call of its own."""
+    """Error for a refused shared call. Each of its siblings needs a call of its own."""
 
 
 async def sample_shared(
@@ -39,12 +41,12 @@ async def sample_shared(
     indices: Sequence[int],
     temperature: float,
 ) -> AsyncGenerator[SiblingResult]:
-    """Send the siblings `indices`, which are consecutive, to the engine by one call. Yield the
-    result of each as soon as it is known.
+    """Send one call to the engine that samples the siblings `indices`, which are consecutive
+    numbers. Yield the result of each sibling as soon as it is known.
 
     If the engine breaks off, no result is yielded for the siblings without a complete answer. If
     the engine answers with an error, each sibling has this error. Raises NotShared if the server
-    refuses the call, and WireError if the server cannot be reached or breaks off.
+    refuses the call. Raises WireError if the server cannot be reached, or breaks off.
     """
     body = plan.shared_body(request, indices, temperature)
     headers = sibling_headers(request, indices[0], len(indices))
@@ -75,8 +77,8 @@ async def sample_shared(
 
 
 def _decoder(headers: Headers) -> PartDecoder:
-    """Return the decoder of the response. Raises NotShared for a response of another kind, such as
-    that of a server that reads `n` but not the range of siblings."""
+    """Return the decoder of the response. Raises NotShared if the response is of another kind. For
+    example, some servers read `n` but not the range of siblings."""
     content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
     try:
         return PartDecoder(content_type)

@@ -1,9 +1,9 @@
 """Limit on the number of siblings in flight, summed over all requests. This module does no I/O.
 
-Each request has one lead, the call to the engine that the app would have made without the proxy.
-Here, siblings are only the further calls that the proxy adds. Leads do not count against the limit.
-If the engine refuses a lead because siblings keep it busy, the lead waits in a queue until a
-sibling ends.
+Each request has one lead. The lead is the call to the engine that the app would have made without
+the proxy. Here, siblings are only the further calls that the proxy adds. Leads do not count against
+the limit. The engine may refuse a lead because siblings keep it busy. The lead then waits in a
+queue until a sibling ends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ request raises such a limit by one."""
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The number of siblings that a group may start. If this is less than the group requested, the
-    grant also has the reason."""
+    """The number of siblings that a group may start. If this number is smaller than the requested
+    number, the grant also has the reason."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -42,8 +42,8 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit` is the maximum number of siblings in flight. 0 means no
-        fixed limit."""
+        """Create the counter. `fixed_limit` is the maximum number of siblings in flight.
+        `fixed_limit` 0 means that there is no configured limit."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
@@ -60,17 +60,18 @@ class SiblingLimit:
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
-        """Reserve capacity for a group's siblings, and return how many of them may start. The
-        caller must call `release` when one of them ends.
+        """Reserve capacity for a group's siblings. Return the number of siblings that may start.
+        The caller must call `release` when one of them ends.
 
         `num_awaited` is the number of siblings in flight whose apps wait for them. It includes this
         group's siblings if its app waits for them. `num_waiting` is the number of requests in the
-        engine's queue. If it is None (unknown), the number of siblings in flight is used instead.
+        engine's queue. If `num_waiting` is None (unknown), the number of siblings in flight is used
+        instead.
 
-        Siblings for which an app waits cannot pile up in the engine's queue, because the app
-        usually sends no further request before they end. Siblings for which no app waits could pile
-        up. Therefore the group gets fewer siblings than requested. The reduction is the number of
-        siblings for which no app waits, including those of this group, but at most `num_waiting`.
+        Siblings for which an app waits cannot pile up in the engine's queue. The app usually sends
+        no further request before they end. Siblings for which no app waits could pile up. Therefore
+        the group gets fewer siblings than requested. The reduction is the number of siblings for
+        which no app waits, including this group's siblings. It is at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -98,10 +99,11 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
-        """Count `num` siblings as being at the engine while the block runs. When a sibling ends,
-        wake the first lead in the queue of refused leads.
+        """While the block runs, count `num` siblings as siblings that the engine samples. When a
+        sibling ends, wake the first lead in the queue of refused leads.
 
-        The block gets a function that reports the end of one sibling before the block ends.
+        The block receives a function. A call of this function reports that one sibling has ended
+        before the block.
         """
         self._num_started += num
         num_running = num
@@ -119,15 +121,16 @@ class SiblingLimit:
                 end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function that returns True if the engine has sampled any sibling at any time
-        since this call of `watch_engine`."""
+        """Return a function. It returns True if the engine has sampled any sibling since this call
+        of `watch_engine`."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Keep a lead (an app's own request) that the engine refused in the queue of waiting leads
-        while the block runs. While this queue is not empty, groups get no siblings.
+        """Keep a refused lead in the queue of waiting leads while the block runs. A lead is an
+        app's own request, and the engine has refused it. While this queue is not empty, groups get
+        no siblings.
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
         If no sibling is at the engine when the block begins, the first lead in the queue is woken
@@ -143,9 +146,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the engine refused a request because of overload. If the engine samples
-        siblings now, the limit that is derived from refusals becomes their number minus one, unless
-        it is lower already."""
+        """Record that the engine refused a request because of overload. The limit that is derived
+        from refusals becomes the number of siblings at the engine minus one. It stays unchanged if
+        it is lower already, or if no sibling is at the engine."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -153,8 +156,8 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that the engine answered a request. If there is a limit that was derived from
-        refusals, raise it by one. Drop the limit when it reaches _MAX_ENGINE_LIMIT."""
+        """Record that the engine answered a request. If refusals have set a limit, raise this limit
+        by one. Drop the limit when it reaches _MAX_ENGINE_LIMIT."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

@@ -145,10 +145,10 @@ def serve(
 ) -> None:
     """Run the proxy until a signal stops it.
 
-    If `until_stdin_closes` is True, the proxy also stops when its standard input closes, which
-    happens when the parent process ends. `listen_fd` is the file descriptor of a listening socket
-    that the parent process has opened. If it is None, the proxy opens a socket itself. Raises
-    UserError for mistakes that the user can fix.
+    If `until_stdin_closes` is True, the proxy also stops when its standard input closes. Its
+    standard input closes when the parent process ends. `listen_fd` is the file descriptor of a
+    listening socket that the parent process has opened. If it is None, the proxy opens a socket
+    itself. Raises UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()
@@ -179,8 +179,8 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Return the class of uvloop's event loop. If uvloop is not installed, return None, so that the
-    standard event loop of asyncio is used."""
+    """Return the class of uvloop's event loop. If uvloop is not installed, return None. Asyncio's
+    standard event loop is then used."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -1,7 +1,7 @@
 """CORS: permission for web pages and desktop apps of other origins to use the routes below /v1/.
 
-By default, no other origin may use these routes. (vLLM has the same default.) The setting
-`proxy.allowed_origins` lists the origins that may.
+By default, no other origin may use these routes, as in vLLM. The setting `proxy.allowed_origins`
+lists the origins that may.
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ class CorsPreflight:
 
 
 class CorsHeaders:
-    """Middleware that adds the CORS headers with which a browser lets the pages of allowed origins
+    """Middleware that adds the CORS headers. With them, a browser lets the pages of allowed origins
     read every response, including errors.
 
-    It is the outermost layer, around the access guard, so that a page can also read a 401 or a 429.
+    It is the outermost layer, around the access guard. Therefore a page can also read a 401 or a
+    429.
     """
 
     def __init__(self, app: AsgiApp, allowed: AllowedOrigins) -> None:

@@ -53,7 +53,7 @@ def _versions(view: GateView) -> Mapping[str, float]:
 
 
 def _bounds(evaluation: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the difference and the ends of its interval. They are unknown before the first
+    """Return the difference and the ends of its interval. These are unknown before the first
     pair."""
     names = {"low": "low", "mean": "difference", "high": "high"}
     bounds = {bound: evaluation.get(name) for bound, name in names.items()}

@@ -1,4 +1,4 @@
-"""Find the rows that were trained, so that they cannot measure what the model has learnt."""
+"""Find the rows that were trained. Trained rows cannot measure what the model has learnt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def trained_rows(
     ledger: Ledger, tasks: TaskIndex, texts: Sequence[str], *, with_unsent: bool = True
 ) -> list[int]:
     """Return the positions of the texts that were trained, or wait to be trained. A text was
-    trained if a trained request has this text as its question, or belongs to a task with this text.
-    Groups that were not sent to the server yet count only if `with_unsent` says so. The function
-    reads all trained groups, and blocks the thread."""
+    trained in two cases: a trained request has this text as its question, or a trained request
+    belongs to a task with this text. If `with_unsent` is True, groups that were not sent to the
+    server yet count too. The function reads all trained groups, and blocks the thread."""
     keys = [normalised(text) for text in texts]
     known = tasks.texts_by_id(set(keys))
     questions, task_ids = ledger.trained(texts, list(known), with_unsent=with_unsent)

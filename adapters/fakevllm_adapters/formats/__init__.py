@@ -2,7 +2,7 @@
 
 The upstream is the engine or the swarm server that answers the requests. `base` defines the
 interfaces Adapter and Exchange, and `registry` lists the adapters. The upstream's formats are
-vLLM's chat completions and completions; requests in these formats are relayed unchanged. Responses
+vLLM's chat completions and completions. Requests in these formats are relayed unchanged. Responses
 and Messages requests are translated to chat completions, and the answers are translated back.
 `vllm_versions` has the differences between vLLM's versions.
 

@@ -2,10 +2,11 @@
 
 To add a format, write one file, and add one entry to the table ADAPTERS in `registry`.
 
-The engine, called the upstream, is asked in one of two formats: vLLM's chat completions or
-completions. An Exchange translates one request in any other format to chat completions, and
-translates the response back. A request that cannot be translated is sent to the engine's own route
-for the request's format. Such a request gets a single answer, which is not trained.
+The engine, which is also called the upstream, gets requests in one of two formats: vLLM's chat
+completions or completions. An Exchange translates one request in any other format to chat
+completions, and translates the response back. A request that cannot be translated is sent to the
+engine's own route for the request's format. Such a request gets a single answer, which is not
+trained.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class NotTranslated(Exception):
 
 
 class Exchange(Protocol):
-    """A translator of one request, and of its response, between an app's format and the format of
-    the upstream (the engine).
+    """A translator of one request and its response. It translates between an app's format and the
+    format of the engine, which is also called the upstream.
 
     An exchange holds the state of one response stream. Create a new exchange for each request.
     """
@@ -84,8 +85,8 @@ class Exchange(Protocol):
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Return the upstream's (the engine's) response, translated to the app's format. The
-        response is not a stream, and has status 200.
+        """Return the engine's response, translated to the app's format. The response is not a
+        stream, and has status 200.
 
         Raises ValueError if the response is malformed.
         """
@@ -96,11 +97,10 @@ class Exchange(Protocol):
         ...
 
     def event(self, event: bytes) -> bytes:
-        """Translate one event of the upstream's (the engine's) stream, and return zero or more
-        events for the app.
+        """Translate one event of the engine's stream, and return zero or more events for the app.
 
-        The argument `event` ends with the separator that follows the event. Call this method also
-        for the upstream's error events and for the final `[DONE]`.
+        The argument `event` ends with the separator that follows the event. Call this method for
+        the engine's error events and for the final `[DONE]`, too.
         """
         ...
 
@@ -134,8 +134,8 @@ class Adapter(Protocol):
         """Translate a request for the engine. Return the exchange, which has the translated request
         and translates the response back.
 
-        `earlier` is the conversation that the body's `previous_response_id` refers to. It is None
-        if the body has no such id, or if the id is unknown. Raises NotTranslated if no exact
+        `earlier` is the conversation that the body's `previous_response_id` refers to. `earlier` is
+        None if the body has no such id, or if the id is unknown. Raises NotTranslated if no exact
         translation exists.
         """
         ...

@@ -1,5 +1,5 @@
-"""The adapter of /v1/chat/completions. It builds the requests for siblings (several answers to one
-request), parses answers, and relays bytes.
+"""The adapter of /v1/chat/completions. The adapter builds the requests for siblings (several
+answers to one request), parses answers, and relays bytes.
 
 Fields of a request that this module does not know reach the engine unchanged.
 """
@@ -50,9 +50,10 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 def _is_end(event: bytes) -> bool:
-    """Return True if the event matches _ENDING.
+    """Return True if the event matches _ENDING, the pattern for the end of an answer.
 
-    The first condition recognizes nearly all events of a stream, several times as fast.
+    Nearly all events of a stream do not match. The first condition recognizes them, several times
+    as fast as the pattern.
     """
     if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
         return False
@@ -73,7 +74,8 @@ def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
     """Return "stop", the finish_reason for a complete stream in which no event has one.
 
-    Raises ValueError if the stream is not complete, because it has no `[DONE]` or no choice.
+    Raises ValueError if the stream has no `[DONE]` or no choice, because such a stream is not
+    complete.
     """
     if DONE not in events or not has_choice:
         raise ValueError("the stream ended without a finish_reason")
@@ -81,8 +83,8 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange for a format that the engine itself uses. It does not translate the engine's
-    answer; it relays the bytes unchanged.
+    """The exchange for a format that the engine itself uses. The exchange relays the bytes of the
+    engine's answer unchanged.
 
     There are two exceptions. An event that no client can parse is replaced by an error. If a stream
     ends without a finish_reason, a chunk with a finish_reason is added. Without these changes, the
@@ -127,8 +129,8 @@ class RelayExchange:
     def _closed(self) -> bytes:
         """Return the last bytes of the app's stream, which end with `[DONE]`.
 
-        If the engine sent no finish_reason, a chunk with one precedes `[DONE]`. If the engine sent
-        no choice at all, the stream ends with an error.
+        If the engine sent no finish_reason, a chunk with a finish_reason precedes `[DONE]`. If the
+        engine sent no choice at all, the stream ends with an error.
         """
         self._is_over = True
         if self._has_end:
@@ -259,8 +261,7 @@ def _counted_up(seed: int, index: int) -> int:
     """Return `seed + index`, the seed with which sibling number `index` is sampled.
 
     A sum above the highest signed 64-bit integer wraps around to the lowest. The seed -1 means that
-    the request has no seed. It is returned unchanged, because siblings without a seed differ
-    anyway.
+    the request has no seed. In this case, return -1. Siblings without a seed differ anyway.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)

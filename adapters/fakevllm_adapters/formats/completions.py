@@ -1,5 +1,5 @@
-"""The adapter of /v1/completions. It builds the requests for siblings (several answers to one
-request), and parses answers."""
+"""The adapter of /v1/completions. The adapter builds the requests for siblings (several answers to
+one request), and parses answers."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, 
 
     A path is a tuple of keys that lead from the outermost object to the string. `raw` may have
     other bytes before the object, such as `data: `, and may end within the object. The result is
-    None if there is no such string, or if `raw` ends within the string. The time is linear in the
-    size of `raw`.
+    None if `raw` has no such string or ends within the string. The time is linear in the size of
+    `raw`.
 
     >>> raw = b'{"id": {"id": "no"}, "model": "demo"}'
     >>> begin, end = find_string(raw, {(b"model",)})

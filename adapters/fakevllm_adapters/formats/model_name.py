@@ -1,4 +1,4 @@
-"""Replace the model's name in answers, so that an app gets the name that it asked for.
+"""Replace the model's name in answers. An app gets the name that it asked for.
 
 Only the bytes of the name change. The rest of the answer is not parsed and serialized again.
 """
@@ -51,8 +51,8 @@ class RenamingExchange:
 
     @property
     def response_id(self) -> str | None:
-        """Id of the answer that the inner exchange has chosen. None if the app's format has no such
-        id."""
+        """Id of the answer that the inner exchange has chosen. The id is None if the app's format
+        has no such id."""
         return getattr(self._inner, "response_id", None)
 
     def answer(self, raw: bytes) -> bytes:

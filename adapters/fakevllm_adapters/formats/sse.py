@@ -40,8 +40,8 @@ class SseDecoder:
         """The last bytes of the incomplete event's chunks, in which a separator may begin."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the events that are complete now that `chunk` has arrived. Each has the separator
-        that follows it."""
+        """Return the events that are complete now that `chunk` has arrived. Each event ends with
+        its separator."""
         end = len(chunk) - 2
         # A search for one byte is several times as fast, and suffices for an event of one line.
         is_whole = chunk.endswith(b"\n\n") and (

@@ -5,5 +5,6 @@ Before any route runs, `access_guard` checks a request's host, origin and API ke
 open calls, and the size of the body. `limits` and `client_body` limit the work that one request may
 cause. A refused request gets an error in vLLM's form.
 
-The modules await only the ASGI callables that they receive. They open no socket and start no task.
+The modules await only the ASGI callables that they receive. The modules open no socket and start no
+task.
 """

@@ -1,12 +1,12 @@
 """Access checks and size limits that every request must pass before any route runs.
 
-A web page on another site can make its visitor's browser POST to 127.0.0.1. The site can also point
-its own domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both
-attacks.
+A web page on another site can make its visitor's browser POST to 127.0.0.1. The owner of a web page
+can also point a domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop
+both attacks.
 
-Every path requires an API key, except the paths in `open_paths`. The check uses the path that the
-server's router uses. It does not use a URL that is assembled from request headers, because a client
-can forge headers. Routes that affect other clients require the key of an admin.
+Every path requires an API key, except the paths in `open_paths`. The check uses the same path as
+the server's router. A URL assembled from request headers would be unsafe, because a client can
+forge headers. Routes that affect other clients require the key of an admin.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ class Guard:
     def is_counted(self, method: str, path: str) -> bool:
         """Return True if a request counts towards the limit on open calls.
 
-        POST requests count, because they cause work for an engine. Other requests, and requests for
-        paths that need no key, do not count.
+        Only POST requests to paths that require a key count, because they cause work for an engine.
         """
         return method == "POST" and path not in self.open_paths
 
@@ -159,8 +158,8 @@ class GuardMiddleware:
             guard.open_calls.leave(key)
 
     async def _call_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app. If it raises an exception, send an error response in vLLM's form, and raise
-        the exception again, so that the server logs it."""
+        """Call the app. If the app raises an exception, send an error response in vLLM's form. Then
+        raise the exception again, so that the server logs it."""
         try:
             await self._app(scope, receive, send)
         except ClientDisconnected:
@@ -184,7 +183,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """Return an ASGI `receive` that raises WireError (413) if the body has more than `limit` bytes.
+    """Return an ASGI `receive` that limits the size of the body. It raises WireError (413) if the
+    body has more than `limit` bytes.
 
     The web framework also reads bodies through the returned function, so the limit applies to every
     route.
@@ -220,10 +220,10 @@ def _hostname_of(url: str) -> str:
 
 
 def _for_admins(path: str, owner: str) -> WireError:
-    """Return the 403 for a request with a client's key to a path that only admins may use.
+    """Return the 403 for a client's key on a path that requires an admin's key.
 
-    The error has the form of the swarm protocol (the protocol of the server that trains) and not
-    vLLM's form, because vLLM has no such paths.
+    The error has the form of the swarm protocol, which is the protocol of the server that trains.
+    vLLM has no such paths and therefore no form for this error.
     """
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "

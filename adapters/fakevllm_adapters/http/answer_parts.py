@@ -1,9 +1,9 @@
 """Several answers in one response of type multipart/mixed. Each part is the answer to one sibling.
+The swarm server sends the part as soon as the answer is complete.
 
-The swarm server sends a part as soon as its sibling's answer is complete. A part has the headers
-and the bytes that the sibling would have got from a call of its own. The header PART_HEADER has the
-sibling's index. The length of a part is in its Content-Length, so that the decoder need not search
-for the boundary.
+A part has the headers and the bytes that the sibling would have got from a call of its own. The
+header PART_HEADER has the sibling's index. The length of a part is in its Content-Length, so that
+the decoder need not search for the boundary.
 
 This module does no I/O.
 """
@@ -31,7 +31,7 @@ _MAX_HEAD_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """The answer to one sibling."""
+    """The answer to one sibling. It is one part of a response with several answers."""
 
     index: int
     """Index of the sibling in its group."""
@@ -63,7 +63,8 @@ class PartEncoder:
 
 
 class PartDecoder:
-    """The reader of one response with several answers, whatever the chunk boundaries are.
+    """The reader of one response with several answers. The chunks of the response may have any
+    boundaries.
 
     >>> encoder = PartEncoder("b")
     >>> decoder = PartDecoder("multipart/mixed; boundary=b")
@@ -87,8 +88,8 @@ class PartDecoder:
     def feed(self, chunk: bytes) -> list[AnswerPart]:
         """Return the parts that the new chunk completes.
 
-        Raises ValueError for a malformed part. If there are complete parts before it, they are
-        returned, and the error is raised when `feed` is called again.
+        Raises ValueError for a malformed part. If complete parts precede the malformed part, they
+        are returned first. The next call of `feed` raises the error.
         """
         self._chunks.append(chunk)
         self._num_bytes += len(chunk)
@@ -109,8 +110,8 @@ class PartDecoder:
         return parts
 
     def _next_part(self, buffer: bytes, at: int) -> tuple[AnswerPart, int] | None:
-        """Return the part that begins at `at`, and the position after it. Return None if the part
-        is incomplete, or if it is the end of the response."""
+        """Return the part that begins at `at`, and the position after the part. Return None if the
+        part is incomplete, or if the response ends at `at`."""
         head_end = buffer.find(_HEAD_END, at)
         if head_end < 0:
             if len(buffer) - at > _MAX_HEAD_BYTES:

@@ -54,8 +54,8 @@ class ClientDisconnected(Exception):
 class AsgiEndpoint:
     """An ASGI app that calls a function of (scope, receive, send).
 
-    Starlette's Route treats an object of this class as an ASGI app. It would call a plain function
-    with a Request object instead.
+    Starlette's Route treats an object of this class as an ASGI app. If Starlette got a plain
+    function, it would call the function with a Request object instead.
     """
 
     def __init__(self, app: AsgiApp) -> None:
@@ -72,7 +72,8 @@ def header_map(scope: Scope) -> dict[bytes, bytes]:
 
 
 def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return those of the client's request headers that are relayed to an engine."""
+    """Return the client's request headers that are relayed to an engine. All other headers are left
+    out."""
     return {
         name: headers[key].decode("latin-1") for key, name in _FOR_ENGINES.items() if key in headers
     }
@@ -81,7 +82,7 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a request body, or None if the body is not a JSON object.
 
-    If the result is None, the caller should relay the body to the engine unchanged, and the engine
+    If the result is None, the caller should relay the body to the engine unchanged. The engine then
     writes the error message.
     """
     try:
@@ -94,8 +95,8 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 def error_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in an error body of the engine.
 
-    Return None if the body is not a JSON object, or if it nests so deep that orjson cannot write it
-    again.
+    Return None if the body is not a JSON object. Also return None if the object is nested so deeply
+    that orjson cannot write it again.
     """
     body = json_object(raw)
     try:
@@ -145,8 +146,7 @@ def too_large(limit: int) -> WireError:
 async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client has disconnected.
 
-    Read the request body before the call, because this function discards everything that the client
-    sends.
+    Read the request body first: this function discards everything that the client sends.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -173,8 +173,8 @@ def reason_headers(reason: OutageReason | None) -> Headers:
 async def send_error(send: Send, error: WireError, *, with_reason: bool = False) -> None:
     """Send an error response, with a `Retry-After` header if the error has a retry time.
 
-    `with_reason` adds a header with the machine-readable reason of an outage. Only the swarm server
-    (the server that trains) sets this flag, because a proxy never shows the header to an app.
+    `with_reason` adds a header with the machine-readable reason of an outage. Only the swarm
+    server, which trains the model, sets this flag. A proxy never shows the header to an app.
     """
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
@@ -195,7 +195,7 @@ def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> Awaitable[Non
 
 
 def relayed_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return those headers of the engine's response that are relayed to the client unchanged."""
+    """Return the headers of the engine's response that are relayed to the client unchanged."""
     return [
         (lower, value) for name, value in raw_headers if (lower := name.lower()) not in _NOT_RELAYED
     ]

@@ -89,7 +89,7 @@ def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
 
     vLLM may accept such a body, because vLLM parses it with Python's json. Python's json accepts
     NaN, lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body has no
-    forbidden fields, it is returned unchanged.
+    forbidden fields, return it unchanged.
     """
     try:
         value: Any = json.loads(raw)

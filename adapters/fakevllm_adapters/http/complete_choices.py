@@ -1,9 +1,14 @@
-"""The choices of one call, each in one part of a response as soon as it is complete.
+"""Send each choice of a call with `n` as one part of the response, as soon as the choice is
+complete.
 
-A stream has one event per token, which engine and server would write, search and parse for each
-choice. The bundled engines send a choice as one part instead, if the server asks for it: the answer
-that a call of its own would have had, and the tokens apart from it. Only the server sends the
-header, so other clients of an engine see nothing of this. The module does no I/O.
+A stream has one event per token. The engine and the server would write, search and parse these
+events for each choice. The bundled engines avoid this work if the server asks for complete choices.
+A part then contains the choice's tokens, and the answer that a call with one choice would have got.
+
+Only the server asks for complete choices, with a header. Other clients of an engine get ordinary
+responses.
+
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ _TOKENS_LENGTH = b"x-fakevllm-tokens-length"
 
 @dataclass(frozen=True, slots=True)
 class SentChoice:
-    """One complete choice as it is sent, or the error that ended the call."""
+    """One complete choice in the form in which it is sent, or the error that ended the call."""
 
     index: int
     tokens: Json

@@ -27,8 +27,8 @@ class OpenCalls:
         """Set the limits: `most` open calls in total, and `most_per_key` open calls per API key.
 
         The function `counted_as` maps a key to a name. Keys with the same name share one count and
-        one limit. The name of a key must not change while the key has open calls, because `leave`
-        would then reduce the wrong count.
+        one limit. The name of a key must not change while the key has open calls. Otherwise `leave`
+        would reduce the wrong count.
         """
         self._counted_as = counted_as
         self._most = most
@@ -51,7 +51,7 @@ class OpenCalls:
         return None
 
     def leave(self, key: str | None) -> None:
-        """Subtract a call that `enter` has counted."""
+        """Record that a call has ended that `enter` had counted."""
         name = self._counted_as(key) if key else ""
         self._num -= 1
         self._by_key[name] -= 1

@@ -23,7 +23,7 @@ def parse_json(raw: bytes) -> Any:
     """Parse a JSON body. Raises WireError (400) if orjson does not accept the body as JSON.
 
     Unlike Python's json, orjson refuses NaN, lone surrogates, and numbers that are too long. Bodies
-    that nest deeper than MAX_DEPTH are refused too.
+    that are nested deeper than MAX_DEPTH are refused too.
     """
     if is_deeper(raw, MAX_DEPTH):
         raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")
@@ -46,8 +46,8 @@ def parse_as_vllm(raw: bytes) -> object:
     """Return the JSON value of a body, parsed with Python's json module as in vLLM. Python's json
     accepts some bodies that orjson refuses. Return None for a body that is not JSON.
 
-    The caller must have refused bodies that nest deeper than MAX_DEPTH. vLLM may be able to parse
-    deeper bodies that this process cannot parse, and would then read content that was never
+    The caller must have refused bodies that are nested deeper than MAX_DEPTH. This process may be
+    unable to parse deeper bodies that vLLM can parse. vLLM would then read content that was never
     checked.
     """
     try:

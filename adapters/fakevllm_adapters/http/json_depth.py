@@ -21,10 +21,10 @@ index is the same as for `_RISE`."""
 
 
 def is_deeper(raw: bytes, depth: int) -> bool:
-    """Return True if the arrays and objects of a JSON text nest deeper than `depth` levels.
+    """Return True if the arrays and objects of a JSON text are nested deeper than `depth` levels.
 
     The result is right for every valid JSON text in UTF-8. For any other text, the result may be
-    True although the text does not nest so deep.
+    True although the text is not nested so deeply.
 
     >>> is_deeper(b'[{"a": "[[["}]', 2), is_deeper(b"[[[]]]", 2)
     (False, True)
@@ -41,7 +41,7 @@ def is_deeper(raw: bytes, depth: int) -> bool:
 
 
 def _peaks_above(brackets: bytes, depth: int) -> bool:
-    """Return True if the brackets nest deeper than `depth` levels.
+    """Return True if the brackets are nested deeper than `depth` levels.
 
     `brackets` must contain only brackets, and may have 30 million of them. For speed, eight
     brackets are processed at a time, and only by Python's built-in functions.

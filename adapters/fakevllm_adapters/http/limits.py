@@ -1,7 +1,7 @@
 """Limits on a request's headers, on its nesting, and on the fields that multiply work.
 
-The limits stop small requests that cause much work. Each limit is a setting, and its default is far
-higher than apps need. A refused request gets an error in vLLM's form. This module does no I/O.
+The limits stop small requests that cause much work. Each limit is a setting. The default values are
+far higher than apps need. A refused request gets an error in vLLM's form. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Limits:
         return None
 
     def depth_refusal(self, raw: bytes) -> WireError | None:
-        """Return a 400 error if the JSON of a body nests too deep, else None."""
+        """Return a 400 error if the JSON of a body is nested too deeply, else None."""
         if is_deeper(raw, self.json_depth):
             return _bad_request(
                 "There was an error parsing the body: "
@@ -89,8 +89,8 @@ class Limits:
         return None
 
     def body_refusal(self, body: Json, num_siblings: int = 1) -> WireError | None:
-        """Return a 400 error for the first field of a body that exceeds its limit, or None if no
-        field does.
+        """Return a 400 error for the first field of a body that exceeds its limit. Return None if
+        all fields are within their limits.
 
         `num_siblings` is the number of requests that will be made from the body, each with `n`
         choices. Fields of a wrong type are not checked here, because the engine refuses them.

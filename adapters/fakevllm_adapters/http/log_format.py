@@ -17,8 +17,8 @@ record has, and uvicorn's coloured copy of its message."""
 class JsonLines(logging.Formatter):
     """A log formatter that writes each record as one line with a JSON object.
 
-    The object has the record's time, level, logger and message, its `extra` fields, and its
-    traceback if there is one.
+    The object has the record's time, level, logger and message. It also has the record's `extra`
+    fields, and the traceback of an exception.
 
     >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "step": 3})
     >>> record.created = 0.5

@@ -1,8 +1,8 @@
-"""The URLs of images, audio and video in a request's messages, and the decision whether an engine
+"""Find the URLs of images, audio and video in a request's messages, and decide whether an engine
 may fetch them. This module does no I/O.
 
-If an engine fetched any URL, a client could reach addresses that only the engine's machine can
-reach, such as a cloud's metadata service.
+An engine must not fetch every URL. A client could otherwise reach addresses that only the engine's
+machine can reach, such as a cloud's metadata service.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def media_refusal(
     raw: bytes, body: Json | None, allowed_hosts: Collection[str]
 ) -> WireError | None:
     """Return the error (400) for the first media URL of a request that the engine may not fetch.
-    Return None if it may fetch all of them.
+    Return None if the engine may fetch all URLs.
 
-    `body` is the parsed request. If it is None, `raw` is parsed as in vLLM, which accepts some
-    bodies that orjson refuses. The caller must have refused bodies that nest deeper than MAX_DEPTH
-    of `json_body`. A `data:` URL is always allowed, because its content is in the URL.
+    `body` is the parsed request. If `body` is None, `raw` is parsed as in vLLM, which accepts some
+    bodies that orjson refuses. The caller must have refused bodies that are nested deeper than
+    `json_body.MAX_DEPTH`. A `data:` URL is always allowed, because its content is in the URL.
     """
     request = body if body is not None else parse_as_vllm(raw)
     if not isinstance(request, dict):
@@ -87,7 +87,7 @@ def _media_urls(node: object) -> Iterator[str]:
 
 
 def _own_urls(fields: Json) -> Iterator[str]:
-    """Yield the media URLs of one content part. URLs in the parts that it contains are left out."""
+    """Yield the media URLs of one content part. URLs in nested parts are left out."""
     for name in _URL_FIELDS:
         value: object = fields.get(name)
         url = cast(Json, value).get("url") if isinstance(value, dict) else value

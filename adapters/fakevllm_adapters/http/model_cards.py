@@ -27,7 +27,7 @@ def model_id_of(path: str) -> str:
 def card_in(listing: bytes, model_id: str) -> bytes:
     """Return the entry of one model from the body of a response to GET /v1/models.
 
-    Raises WireError (404) if the list has no such model.
+    Raises WireError (404) if the model is not in the list.
     """
     cards: list[dict[str, Any]] = orjson.loads(listing)["data"]
     for card in cards:

@@ -1,7 +1,7 @@
 """The routes of vLLM whose requests are relayed unchanged.
 
-vLLM's routes for development, for scaling out and for administration are not relayed, because they
-are not meant for apps.
+vLLM's routes for development, scaling and administration are not relayed. They are not meant for
+apps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 def path_with_query(path: str, query: bytes) -> str:
     """Return the path of a request with its query, for relaying the request to the engine.
 
-    Raises WireError (404) if the decoded path could lead to another route, for example because it
-    contains `..`.
+    Raises WireError (404) if the decoded path could lead to another route. An example is a path
+    with `..`.
     """
     if _PLAIN.fullmatch(path) is None:
         raise WireError(404, {"detail": "Not Found"})

@@ -19,9 +19,9 @@ _ID_PATHS = frozenset({(b"id",), (b"response", b"id")})
 
 
 def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
-    """Return the `previous_response_id` of a request, or None if the request has none.
+    """Return the `previous_response_id` of a request. Return None if the request has no such field.
 
-    `body` is the parsed request. If it is None, `raw` is parsed as in vLLM, which accepts some
+    `body` is the parsed request. If `body` is None, `raw` is parsed as in vLLM, which accepts some
     bodies that orjson refuses.
 
     >>> previous_response_id_of(b'{"previous_response_id": "resp_1", "top_p": NaN}', None)
@@ -33,12 +33,12 @@ def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
 
 
 def chooses_response_id(raw: bytes, body: Json | None) -> bool:
-    """Return whether the engine's own Responses route may take the id of the response from the
+    """Return True if the engine's own Responses route may take the id of the response from the
     request.
 
-    vLLM takes the id from the field `request_id`. Another client may have made a response with the
-    same id. If the client chose the id, an answer with this id therefore does not prove that the
-    client made the response.
+    vLLM takes the id from the field `request_id`. A client could choose an id that another client's
+    response already has. Therefore an answer with a chosen id does not prove that the client made
+    the response.
 
     >>> chooses_response_id(b'{"request_id": "resp_1"}', None), chooses_response_id(b"{}", None)
     (True, False)

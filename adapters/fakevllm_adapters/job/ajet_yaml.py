@@ -1,9 +1,9 @@
 """Read the settings of a training job from the YAML of AgentJet, a framework for training agents.
 
 An unmodified AgentJet client sends its whole configuration, with every default filled in. Only the
-section `ajet` is read, because verl's sections repeat its values. A key that would change training
-in AgentJet but is not read causes a warning, unless its value describes what fakevllm does anyway.
-This module does no I/O.
+section `ajet` is read, because verl's sections repeat its values. Some keys change training in
+AgentJet, but are not read here. Such a key causes a warning, unless its value describes what
+fakevllm does anyway. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
     """Yield the names of settings whose value in the YAML must not be used.
 
-    Such a value is null, or leaves the choice to AgentJet, or switches the setting off, or belongs
-    to LoRA while LoRA is off.
+    There are four kinds of such values: null, a value that leaves the choice to AgentJet, a value
+    that switches the setting off, and a LoRA value while LoRA is off.
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1

@@ -28,7 +28,8 @@ REJECTIONS = (
 
 
 class LossDefaults(NamedTuple):
-    """Default values of a loss's settings, which apply if the job does not set them."""
+    """Default values of a loss's settings. A default applies if the job does not set the
+    setting."""
 
     clip_ratio_low: float
     clip_ratio_high: float
@@ -64,8 +65,8 @@ class Bounds(NamedTuple):
 class LossSpec:
     """A policy loss and its settings, which have the same names as in verl.
 
-    The constructor raises ValueError with a one-line message if a setting is malformed or if
-    settings contradict each other.
+    The constructor raises ValueError with a one-line message for a malformed setting, and for
+    settings that contradict each other.
     """
 
     name: str = "vanilla"
@@ -109,8 +110,8 @@ class LossSpec:
     def of(job: TrainJob) -> LossSpec:
         """Return the policy loss that a job's settings describe.
 
-        Raises ValueError with a one-line message if settings contradict each other, or if a setting
-        that has no effect in this job was changed from its default.
+        Raises ValueError with a one-line message in two cases. Two settings contradict each other,
+        or the job changes a setting that has no effect in this job.
         """
         defaults = loss_defaults(job.loss)
         _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)
@@ -204,8 +205,8 @@ def loss_defaults(name: str) -> LossDefaults:
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError if a setting that has no effect in this job differs from its default
-    value."""
+    """Raise ValueError if the job changes a setting that has no effect in this job. A setting is
+    changed if its value differs from its default."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")

@@ -188,7 +188,7 @@ class TrainJob(SwarmSections):
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.
 
-        An older server refuses a setting that it does not know. If the setting has its default
+        An older server refuses settings that it does not know. If such a setting has its default
         value, it is left out, and the older server accepts the job.
         """
         import yaml  # here, because most commands have a job but write no YAML
@@ -230,12 +230,9 @@ class ParsedJob(NamedTuple):
 
 
 def parse_job(text: str) -> ParsedJob:
-    """Read a training job from a YAML text. The text has the key `job` or, in AgentJet's form, the
-    key `ajet`.
-
-    Raises ValueError with a one-line message if settings are invalid, or unless the text has
-    exactly one of these keys.
-    """
+    """Read a training job from a YAML text. The text must have exactly one of two keys: `job`, or
+    `ajet` in AgentJet's form. Raises ValueError with a one-line message if a setting is invalid, or
+    if the text does not have exactly one of the keys."""
     raw = parse_job_yaml(text)
     try:
         return ParsedJob(TrainJob.model_validate(raw.settings), raw.warnings)

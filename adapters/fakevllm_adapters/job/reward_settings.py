@@ -9,11 +9,11 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return which of the settings about rewards have an effect in the job.
+    """Return for each setting about rewards if it has an effect in the job.
 
-    The result is a dict by name of the setting. Each value is a pair. The first element is True if
-    the setting has an effect. The second element is the part of an error message that names the
-    setting without which this setting has no effect.
+    The result is a dict from the setting's name to a pair. The first element is True if the setting
+    has an effect. The second element is text for an error message: it names the other setting that
+    must be set before this setting has an effect.
 
     Raises ValueError with a one-line message for settings that contradict each other.
     """

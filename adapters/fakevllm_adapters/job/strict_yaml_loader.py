@@ -1,9 +1,9 @@
 """A YAML loader for settings, which accepts only mappings, lists and scalars.
 
-The loader refuses YAML features that settings do not need and that attackers can use. Aliases can
-expand a kilobyte to a gigabyte. Tags call constructors that may raise any exception. Deep nesting
-reaches the interpreter's recursion limit. The loader also refuses duplicate keys, because YAML
-libraries silently take the last value.
+The loader refuses YAML features that settings do not need, because attackers can use these
+features. Aliases can expand a kilobyte to a gigabyte. Tags call constructors that may raise any
+exception. Deep nesting reaches the interpreter's recursion limit. The loader also refuses duplicate
+keys, because YAML libraries silently take the last value.
 """
 
 from __future__ import annotations

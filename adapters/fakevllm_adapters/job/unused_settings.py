@@ -1,4 +1,4 @@
-"""Settings of a job that have no effect. They exist because AgentJet's jobs have them."""
+"""Settings of a job that have no effect. They are accepted because AgentJet's jobs have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a training job's YAML. It has the mapping `job:` or, in AgentJet's form, the mapping
+"""Read a training job's YAML. The YAML has the mapping `job:` or, in AgentJet's form, the mapping
 `ajet:`.
 
 In the mapping `job:`, the settings have the same names as in TrainJob. This module does no I/O.
@@ -39,8 +39,8 @@ class RawJob:
 def parse_job_yaml(text: str) -> RawJob:
     """Return the settings in a job's YAML without validating them.
 
-    Raises ValueError with a one-line message unless the text is a YAML mapping that has exactly one
-    of the keys `job` and `ajet`.
+    The text must be a YAML mapping with exactly one of the keys `job` and `ajet`. Raises ValueError
+    with a one-line message for any other text.
     """
     whole = _mapping_of(text)
     if len({"job", "ajet"} & whole.keys()) != 1:
@@ -58,7 +58,7 @@ def parse_job_yaml(text: str) -> RawJob:
 def merge_target_modules(value: Any) -> Any:
     """Rename the setting `lora_target_modules`, which is AgentJet's name, to `target_modules`.
 
-    If `value` is not a dict, it is returned unchanged. Raises ValueError if both names are set, to
+    If `value` is not a dict, return it unchanged. Raises ValueError if both names are set, to
     different values.
 
     >>> merge_target_modules({"lora_target_modules": "q_proj"})
@@ -76,11 +76,11 @@ def merge_target_modules(value: Any) -> Any:
 def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
     """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
 
-    False sets the weight to 0, whatever `kl_loss_coef` is. True keeps the weight in `value`. If
-    `value` has no weight, True takes the weight from `lower`, which are the settings that `value`
-    overrides. If `lower` has none either, True takes AgentJet's default. None has no effect. If
-    `value` is not a dict, it is returned unchanged. Raises ValueError for any other value of the
-    switch.
+    False sets the weight to 0, even if `kl_loss_coef` is set. True keeps the weight in `value`. If
+    `value` has no weight, True takes the weight from `lower`. `lower` has the settings that `value`
+    overrides. If `lower` has no weight either, True takes AgentJet's default. An absent switch, or
+    None, changes nothing. If `value` is not a dict, return it unchanged. Raises ValueError for any
+    other value of the switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
     ({'kl_loss_coef': 0.002}, {'lr': 0.1})
@@ -104,11 +104,12 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
 def describe_errors(
     error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
 ) -> str:
-    """Return one line that describes every validation error. Each setting is named as the user
-    spelt it.
+    """Return one line that describes every validation error. The line names each setting as the
+    user spelt it.
 
-    `settings` has the names of all settings; for an unknown name, the closest of them is suggested.
-    `keys` has the user's spelling of each setting whose spelling differs from its name.
+    `settings` has the names of all settings. For an unknown name, the line suggests the closest
+    name in `settings`. `keys` has the user's spelling of each setting whose spelling differs from
+    its name.
     """
     return "; ".join(
         _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)

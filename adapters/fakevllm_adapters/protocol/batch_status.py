@@ -59,8 +59,8 @@ class ThrottlePolicy(BaseModel):
 
 
 class EpisodeStatus(BaseModel):
-    """The state of one episode, with the same fields as in AgentJet (a framework for training
-    agents)."""
+    """The state of one episode. The fields are the same as in AgentJet, a framework for training
+    agents."""
 
     episode_uuid: str
     episode_status: str = ""

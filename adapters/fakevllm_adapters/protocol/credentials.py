@@ -1,12 +1,12 @@
-"""Read the API key, and the user name of Basic authentication, from a request's headers.
+"""Read the API key and the user name from a request's headers.
 
-Basic authentication is accepted, and its password is taken as the API key. The reason is that HTTP
-clients send Basic authentication if their server URL has the form `http://NAME:KEY@host`, and then
-send no other credentials. Even an OpenAI client that was created with an episode's key sends the
-name and the key of such a URL instead.
+Basic authentication is accepted, and its password is taken as the API key. The reason is server
+URLs of the form `http://NAME:KEY@host`. With such a URL, HTTP clients send Basic authentication and
+no other credentials. Even an OpenAI client with an episode's key sends the name and the key of the
+URL instead of the episode's key.
 
-No response demands Basic authentication, because a `WWW-Authenticate` header makes browsers ask
-their user for a password. This module does no I/O.
+No response demands Basic authentication, because browsers would then ask their user for a password.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Credentials(NamedTuple):
 def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
     """Return the API key and the user name in a request's headers.
 
-    They are read from Basic or Bearer authentication. If the request has neither, the API key is
-    read from the header `x-api-key`, which Anthropic's SDK sends.
+    They are read from Basic or Bearer authentication. Without Basic or Bearer authentication, the
+    API key is read from the header `x-api-key`, which Anthropic's SDK sends.
     """
     authorization = _text(headers, b"authorization")
     if authorization is None:

@@ -1,8 +1,8 @@
 """Error responses with the same wording and form as vLLM's.
 
-vLLM spells the field `type` in two ways. Its web framework writes the HTTP phrase ("Bad Request").
-Its serving classes write a class name ("BadRequestError"). Clients match on both spellings, so both
-are kept.
+vLLM spells the field `type` in two ways. vLLM's web framework writes the HTTP phrase ("Bad
+Request"), and vLLM's serving classes write a class name ("BadRequestError"). Clients match on both
+spellings, so both spellings are kept.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 def not_supported(field: str) -> WireError:
     """Build a 400 that names a request field which the engine cannot honour.
 
-    The request is refused, because without the field it would mean something else.
+    The request is refused, because it would have another meaning without the field.
     """
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
@@ -80,8 +80,8 @@ def unavailable(
 ) -> WireError:
     """Build a 503 with the header `Retry-After`.
 
-    Keep `retry_after_s` small, because SDKs sleep for exactly that many seconds before they retry.
-    `reason` is the machine-readable reason, or None if programs need no reason for this error.
+    Keep `retry_after_s` small: SDKs sleep for exactly this time before they retry. `reason` is the
+    machine-readable reason, or None if programs need no reason for this error.
     """
     body = error_body(message, "Service Unavailable", 503)
     return WireError(503, body, retry_after_s, reason)
@@ -93,8 +93,9 @@ def internal_error() -> WireError:
 
 
 def error_of_failure(failure: Exception) -> WireError:
-    """Build the response to a request whose handling failed unexpectedly. After a MemoryError, it
-    is a 503, because a later try may succeed. Otherwise, it is vLLM's 500."""
+    """Build the response to a request whose handling failed unexpectedly. After a MemoryError, the
+    response is a 503, because a later try may succeed. After any other error, the response is
+    vLLM's 500."""
     if isinstance(failure, MemoryError):
         return unavailable("There is not enough memory for this request. Try again shortly.")
     return internal_error()
@@ -151,8 +152,8 @@ def _as_vllm_prints(problem: Json, place: str) -> Json:
 def _summary(value: object) -> object:
     """Return a short form of an invalid value, for an error message.
 
-    For a container, only its size is returned, and for a long string only its beginning, because a
-    request must not cause a large error response.
+    For a container, return only its size. For a long string, return only its beginning. A request
+    must not cause a large error response.
     """
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"  # pyright: ignore[reportUnknownArgumentType]

@@ -17,7 +17,8 @@ class CallView(CapturedCall):
 
 
 class SiblingView(BaseModel):
-    """One sample of a group with its LLM calls: an answer to an app's request, or an episode."""
+    """One sample of a group with its LLM calls. The sample is an answer to an app's request, or an
+    episode."""
 
     index: int
     name: str

@@ -8,8 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role gets the role admin: before roles existed, every key could start
-engines, which today only admins may do. This module does no I/O.
+A key whose line has no role is an admin's key. Before roles existed, every key could start engines,
+which only admins may do today. Old key files therefore keep their effect. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def new_episode_key(epoch: int) -> str:
 def new_app_key() -> str:
     """Return a new API key with 256 random bits.
 
-    Such a key cannot be guessed from its SHA-256. Therefore the key file may contain the plain
+    The key file may contain the plain SHA-256 of such a key. Nobody can guess the key from this
     hash.
     """
     return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def fingerprint(key: str) -> str:
-    """Return the first eight hex digits of the key's SHA-256. They identify the key in logs and in
-    the ledger without revealing it."""
+    """Return the first eight hex digits of the key's SHA-256. These digits identify the key in logs
+    and in the ledger, but do not reveal the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
@@ -175,8 +175,8 @@ def parse_key_file(text: str) -> list[AppKey]:
 def add_key(text: str, key: AppKey) -> str:
     """Return the text of a key file with an additional line for a new key.
 
-    Raises ValueError if the key's name already has a key that is not revoked, because an app has
-    only one valid key at a time.
+    Raises ValueError if `name` already has a key that is not revoked. An app has only one valid key
+    at a time.
     """
     if any(known.name == key.name and known.revoked is None for known in parse_key_file(text)):
         raise ValueError(f"{key.name} has a key already")
@@ -186,9 +186,8 @@ def add_key(text: str, key: AppKey) -> str:
 def revoke_key(text: str, name: str, when: str) -> str:
     """Return the text of a key file in which the key of `name` is marked as revoked.
 
-    `when` is the date of revocation. All other lines stay unchanged. Raises LookupError if all keys
-    of the name are revoked already, or if there is no such key. Raises ValueError if the text has a
-    malformed line.
+    `when` is the date of revocation. All other lines stay unchanged. Raises LookupError if `name`
+    has no key, or only revoked keys. Raises ValueError if the text has a malformed line.
     """
     parse_key_file(text)
     lines = text.splitlines(keepends=True)
@@ -232,13 +231,13 @@ class KeyRing:
         return name is None or self._valid[digest].name in (None, name)
 
     def name_of(self, key: str | None) -> str | None:
-        """Return the name that the key file has for an API key, or None if it has no name."""
+        """Return the name of an API key in the key file. Return None if the key has no name."""
         entry = self._find(key)
         return None if entry is None else entry.name
 
     def with_fingerprint(self, wanted: str) -> AppKey | None:
-        """Return the valid key with this fingerprint (the first hex digits of its hash), or None if
-        there is none."""
+        """Return the valid key with this fingerprint, or None. A fingerprint is the first hex
+        digits of a key's hash."""
         self._reload()
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 
@@ -251,9 +250,9 @@ class KeyRing:
         """Return the owner id of a key. Keys with the same name in the key file have the same owner
         id.
 
-        If requests need no key, the owner id is "". A key that is not valid, such as a key that was
-        revoked a moment ago, has an owner id of its own. The client with such a key therefore has
-        no access to data of other clients.
+        If requests need no key, the owner id is "". An invalid key, such as a key that was revoked
+        a moment ago, has an owner id of its own. The client with such a key therefore has no access
+        to the data of other clients.
         """
         if not self._requires_key:
             return ""
@@ -262,7 +261,7 @@ class KeyRing:
     def has_owner(self, owner: str) -> bool:
         """Return True if at least one valid key has this owner id.
 
-        The result is always True for "", which is the owner id of data that was stored while
+        The result is always True for "". This is the owner id of data that was stored while
         requests needed no key.
         """
         self._reload()
@@ -299,9 +298,10 @@ class KeyRing:
 
 
 class ReloadingKeyRing(KeyRing):
-    """A set of API keys that is reloaded after a change of its key file, at most once per second.
+    """A set of API keys that is reloaded when its key file changes. The set is reloaded at most
+    once per second.
 
-    The previous keys stay valid if the changed file cannot be read or has a malformed line.
+    If the changed file cannot be read or has a malformed line, the previous keys stay valid.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class OutageReason(StrEnum):
     """Reason why a model call gets no answer now. The proxy stores the value in its ledger of
     requests.
 
-    The swarm server (the server that trains) and its engine send the reasons that begin with
+    The swarm server, which trains the model, and its engine send the reasons that begin with
     `engine_`. The proxy itself sets the reasons that begin with `server_`, if its connection to the
     server failed.
     """
@@ -36,10 +36,8 @@ class OutageReason(StrEnum):
 
 
 def reason_from_header(value: str | None) -> OutageReason | None:
-    """Return the outage reason that the value of a response header names.
-
-    Return None if the header is absent or names an unknown reason, for example because a newer
-    version of the server sent the header.
+    """Return the outage reason that a response header names. Return None if the header is absent,
+    or if its reason is unknown. A newer server may send reasons that are unknown here.
 
     >>> reason_from_header("engine_busy"), reason_from_header("engine_on_fire")
     (<OutageReason.ENGINE_BUSY: 'engine_busy'>, None)

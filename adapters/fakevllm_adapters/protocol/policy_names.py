@@ -1,7 +1,8 @@
-"""The model names of policies: weights of one version that the server holds beside the served ones.
+"""The model names of policies. A policy has the weights of one version, which the server holds
+beside the served weights.
 
-An evaluation samples a policy by its name. An app may not: its answers would be trained as answers
-of the served weights.
+An evaluation samples a policy by its name. An app must not use such a name, because its answers
+would be trained as if the served weights had sampled them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def policy_name(version: int) -> str:
 
 
 def is_policy_name(name: str) -> bool:
-    """Return True if a policy may have this name. The served model may have such a name too.
+    """Return True if the name has the form of a policy's name. The served model may have such a
+    name too.
 
     >>> [is_policy_name(name) for name in ("policy-15", "policy-015", "my-policy-1")]
     [True, False, False]

@@ -1,7 +1,7 @@
-"""Find the training steps whose rewards cannot be compared with earlier rewards, because the reward
-hooks or the job changed.
+"""Find the training steps at which the reward hooks or the job changed.
 
-The mean rewards of two steps can be compared only if the same hooks gave them, for the same job.
+The mean rewards of two steps are comparable only if the same hooks computed them for the same job.
+
 Curves break at each change, and the best checkpoint is chosen only among comparable checkpoints.
 This module does no I/O.
 """
@@ -19,8 +19,8 @@ of some of them."""
 
 @dataclass(slots=True)
 class _Known:
-    """The digests (of hooks or of jobs) that are in use, each with the number of steps since it was
-    last seen."""
+    """The digests of hooks or of jobs that are in use. Each digest has the number of steps since it
+    was last seen."""
 
     ages: dict[str, int] = field(default_factory=dict[str, int])
 

@@ -14,7 +14,8 @@ _EXPLANATIONS = {
 
 
 def describe_closed_run(reason: str) -> str:
-    """Return a text that says why a training run takes no more steps and what the user can do.
+    """Return a text for the user. It says why a training run takes no more steps, and what the user
+    can do.
 
     `reason` is the field `closed` of the server's EngineStatusReply.
 

@@ -1,9 +1,10 @@
-"""Prompts of calls as bytes in front of a response's body, and not as text in its JSON.
+"""Send the prompts of calls as bytes in front of a response's body, instead of as text in the
+body's JSON.
 
-A long prompt makes most of a response that has its token ids. As int32, the ids need neither be
-written as decimal numbers or base64, nor be searched for and parsed. Only processes of this project
-send prompts in this form, and only to a client that asks for it. The bytes are in the byte order of
-the machine (little-endian). This module does no I/O.
+Most of a response with token ids consists of its long prompts. As int32, the ids need not be
+written as decimal numbers or base64, and need not be parsed. Only processes of this project send
+prompts in this form, and only to a client that asks for it. The bytes are in the byte order of the
+machine (little-endian). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def sizes_header(prompts: Sequence[bytes]) -> str:
 
 
 def parse_sizes(value: str | None) -> list[int]:
-    """Return the sizes of the prompts that precede the body of a response with this header; [] if
-    the response does not have it. Raises ValueError if the value is malformed.
+    """Return the sizes of the prompts that precede the body of a response. `value` is the value of
+    the response's header. Return [] if the response has no such header. Raises ValueError if the
+    value is malformed.
 
     >>> parse_sizes("8,4"), parse_sizes(None)
     ([8, 4], [])

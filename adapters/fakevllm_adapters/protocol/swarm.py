@@ -103,7 +103,8 @@ class SiblingRef:
 
     @property
     def episode_id(self) -> str:
-        """Id of the sibling (one answer of a group), in the form `<group id>/<index>`."""
+        """Id of the sibling, in the form `<group id>/<index>`. A sibling is one answer of a
+        group."""
         return f"{self.group_id}/{self.index}"
 
 
@@ -147,7 +148,7 @@ class SiblingRange:
 def parse_siblings(header: str) -> SiblingRange:
     """Parse the value of the sibling header, which names one sibling or a range of siblings.
 
-    Raises ValueError if the value has neither form, or if the range has more siblings than a group.
+    Raises ValueError if the value has another form, or if the range is larger than a group can be.
 
     >>> parse_siblings("a/b/1-3")
     SiblingRange(group_id='a/b', first=1, num=3)
@@ -169,8 +170,8 @@ class Task(BaseModel):
     """The problem that an agent solves in an episode, in the form of AgentJet (a framework for
     training agents).
 
-    For a group that a proxy sampled for an app's request, a task is only a label with metadata,
-    such as the reference answer.
+    A group that a proxy samples for an app's request has a task, too. Such a task is only a label
+    with metadata, for example the reference answer.
     """
 
     main_query: str = ""
@@ -239,14 +240,14 @@ class EngineStatusReply(BaseModel):
 
 
 class SuccessReply(BaseModel):
-    """A reply that only says whether the request succeeded."""
+    """A reply that says if the request succeeded, and nothing else."""
 
     success: bool
     failure_reason: str = ""
 
 
 class LoadPolicyRequest(BaseModel):
-    """The request that a version of the weights can be sampled, or need not be sampled any more."""
+    """A request to load a version of the weights for sampling, or to unload it."""
 
     version: int = Field(ge=0)
     pinned: bool = False
@@ -256,7 +257,7 @@ class LoadPolicyRequest(BaseModel):
 
 
 class LoadPolicyReply(SuccessReply):
-    """The reply to the request that a version can be sampled."""
+    """The server's reply to a LoadPolicyRequest."""
 
     model: str = ""
     """Model name of calls that are sampled by this version; empty without success."""
@@ -268,8 +269,8 @@ class LoadPolicyReply(SuccessReply):
 
 
 class EndGroupRequest(BaseModel):
-    """The proxy's request that ends a group. It contains the rewards of the group's siblings, the
-    answers sampled for one request."""
+    """The proxy's request that ends a group. The request contains the rewards of the group's
+    siblings. The siblings are the answers that were sampled for one request of an app."""
 
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
@@ -285,10 +286,10 @@ class EndGroupRequest(BaseModel):
 
 
 class CapturedCall(BaseModel):
-    """One LLM call, with its tokens and logprobs as the engine reported them.
+    """One LLM call, with tokens and logprobs as the engine reported them.
 
-    Token ids are sent as base64 of little-endian int32, and logprobs as base64 of little-endian
-    float32.
+    Token ids are sent as base64 of little-endian int32. Logprobs are sent as base64 of
+    little-endian float32.
     """
 
     prompt_ids: str
@@ -330,8 +331,8 @@ class EndGroupReply(BaseModel):
     the server is older."""
 
     def with_prompts_per_call(self) -> EndGroupReply:
-        """Return the reply with a prompt in each call, for a client that does not ask for prompts
-        apart."""
+        """Return the reply with a prompt in each call. This form is for a client that does not ask
+        for separate prompts."""
         packed = [b64encode(prompt).decode() for prompt in self.prompts]
         calls = [
             [
@@ -364,8 +365,8 @@ class AbortGroupRequest(BaseModel):
 
 
 class AddSampleRequest(BaseModel):
-    """A request to train a feedback sample, which is an answer that got feedback after its group
-    had ended.
+    """A request to train a feedback sample. A feedback sample is an answer that got feedback after
+    its group had ended.
 
     The sample is trained alone, without the other answers of its group. The reply is an
     EndGroupReply. The server accepts each sample id only once.
@@ -381,7 +382,7 @@ class AddSampleRequest(BaseModel):
 
 
 class TrainedGroup(BaseModel):
-    """A group that was trained, with the indices of its siblings (answers) that were in the
+    """A group that was trained, with the indices of the siblings (answers) that were in the
     loss."""
 
     group_id: str

@@ -1,4 +1,4 @@
-"""What the server tells about one version of the weights."""
+"""The server's message about one version of the weights."""
 
 from __future__ import annotations
 

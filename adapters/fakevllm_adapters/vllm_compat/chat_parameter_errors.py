@@ -1,7 +1,8 @@
 """Checks of a chat request that go beyond the types of its fields.
 
-Invalid values and invalid combinations are refused with vLLM's own message. A field that no bundled
-engine (an engine of this project) supports is refused with a message that names the field.
+Invalid values and invalid combinations are refused with vLLM's own message. Some fields are
+supported by none of this project's engines. Such a field is refused with a message that names the
+field.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def check_num_token_ids(name: str, value: object) -> None:
 
 
 def check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on a chat request before it validates the types of fields.
+    """Run vLLM's first checks of a chat request, which come before the validation of the fields'
+    types.
 
     Raises WireError (400) if a check fails.
     """
@@ -166,8 +168,8 @@ def _tool_name(tool: Any) -> object:
 
 
 def check_continuation(body: Json) -> None:
-    """Raise WireError (400) if a chat request asks for two things that exclude each other: to
-    continue its last message, and to add a generation prompt."""
+    """Raise WireError (400) if a chat request asks for two things that exclude each other. The
+    model cannot both continue the last message and begin a new one after a generation prompt."""
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise bad_request(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -175,7 +177,8 @@ def check_continuation(body: Json) -> None:
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Raise WireError (400) if the request brings its own chat template or has no messages."""
+    """Raise WireError (400) if the request has no messages, or if it has a chat template of its
+    own."""
     if request.chat_template is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "

@@ -1,8 +1,8 @@
 """Request schema of /v1/chat/completions, with the same validation as in vLLM.
 
 The bundled engines, which are this project's own, use this module. The schema has every field that
-at least one of them supports. `chat_parameter_errors` refuses requests with a vLLM field that none
-of them supports.
+at least one bundled engine supports. `chat_parameter_errors` refuses requests with vLLM's other
+fields.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines (this project's own) support.
 
-    A field that vLLM accepts and ignores is ignored here too. A request with a field that vLLM
-    supports and no bundled engine supports is refused by `chat_parameter_errors`.
+    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses a
+    request with a field that vLLM supports, but no bundled engine supports.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -143,8 +143,8 @@ class ChatRequest(BaseModel):
     def grammar(self) -> Grammar | None:
         """Grammar that the answer must match, or None if the answer is not constrained.
 
-        As in vLLM, if `tool_choice` forces a tool call, the grammar is that of the call, and every
-        other grammar is ignored. Raises WireError (400) if the grammar is invalid.
+        If `tool_choice` forces a tool call, the grammar is the grammar of that call. As in vLLM,
+        every other grammar is then ignored. Raises WireError (400) if the grammar is invalid.
         """
         if self.tools and self.tool_choice == "required":
             return calls_grammar(self.tools, is_parallel=bool(self.parallel_tool_calls))
@@ -184,7 +184,7 @@ def _without_union_branches(problem: Json) -> Json:
     """Return a validation problem in which the location has only keys and indices of the body.
 
     For a field with a union type, pydantic adds the names of the union's members to the location.
-    This function removes them.
+    This function removes the names of the members.
     """
     path = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
     return problem | {"loc": tuple(path)}
@@ -193,9 +193,9 @@ def _without_union_branches(problem: Json) -> Json:
 def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
     """Return the maximum number of new tokens for a request.
 
-    It is the smaller of the request's own `limit` and the number of tokens that the prompt leaves
-    in the context. Like vLLM, the function raises WireError (400) if the prompt fills the context,
-    or if `limit` exceeds the whole context.
+    The maximum is the smaller of two numbers: the request's own `limit`, and the number of tokens
+    that the prompt leaves in the context. As in vLLM, WireError (400) is raised if the prompt fills
+    the context, or if `limit` exceeds the whole context.
     """
     if prompt_tokens >= max_model_len:
         raise bad_request(
@@ -219,11 +219,11 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
 def fit_prompt_text(
     text: str, request: ChatRequest, max_model_len: int, max_prompt_bytes: int
 ) -> str:
-    """Return the prompt text, shortened to `max_prompt_bytes` if it is longer and the request has
-    `truncate_prompt_tokens`.
+    """Return a prompt text that has at most `max_prompt_bytes` bytes.
 
-    A text that is longer than `max_prompt_bytes` cannot fit in the context, and its tokenization
-    would take seconds. Without `truncate_prompt_tokens`, such a text raises WireError (400).
+    A longer text cannot fit in the context, and its tokenization would take seconds. If the request
+    has `truncate_prompt_tokens`, the text is shortened. Without this field, WireError (400) is
+    raised.
     """
     raw = text.encode(errors="replace")
     if len(raw) <= max_prompt_bytes:
@@ -238,7 +238,7 @@ def fit_prompt_text(
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
     """Return a 400 for a prompt text that is too large for the context.
 
-    The message is vLLM's, except that it reports the size of the prompt in bytes.
+    The message is the same as vLLM's, but it gives the size of the prompt in bytes.
     """
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "

@@ -17,8 +17,8 @@ FINGERPRINT = "vllm-fakevllm-0"
 
 
 def new_response_id(request_id: str | None) -> str:
-    """Return the id of a chat completion: vLLM's prefix `chatcmpl-`, followed by the request's own
-    id or, without one, by a random id."""
+    """Return the id of a chat completion. It consists of vLLM's prefix `chatcmpl-` and the
+    request's own id. If the request has no id, a random id is used."""
     return f"chatcmpl-{request_id or secrets.token_hex(8)}"
 
 

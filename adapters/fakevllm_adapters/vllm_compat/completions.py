@@ -37,8 +37,8 @@ Prompt = str | list[int]
 
 
 class _Fields(BaseModel):
-    """Fields of a completions request that chat requests do not have, or that have another meaning
-    in chat requests."""
+    """Fields that exist only in completions requests, or that mean something else in chat
+    requests."""
 
     prompt: list[_Id] | list[list[_Id]] | str | list[str] | None = None
     echo: bool | None = False
@@ -52,7 +52,7 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A validated completions request. The fields that chat requests have too are in `common`."""
+    """A validated completions request. `common` has the fields that chat requests have, too."""
 
     prompts: list[Prompt]
     echo: bool
@@ -106,7 +106,8 @@ def _prompt_list(prompt: object) -> list[Prompt]:
 
 
 def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequest:
-    """Return a chat request with those fields of a completions request that both formats have.
+    """Return a chat request with the fields that chat requests and completions requests have in
+    common.
 
     Raises WireError (400) if one of these fields is invalid.
     """
@@ -119,12 +120,9 @@ def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequ
 
 
 def _check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on a completions request before it validates the types of
-    fields.
-
-    Raises WireError (400) if a check fails, or if the body has a field that no engine of this
-    project supports.
-    """
+    """Run vLLM's first checks of a completions request, which come before the validation of the
+    fields' types. Raises WireError (400) if a check fails, or if no engine of this project supports
+    a field of the body."""
     if body.get("prompt") in (None, "") and not body.get("prompt_embeds"):
         raise bad_request(
             "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
@@ -262,8 +260,9 @@ class TextChoice:
 def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offset: int) -> Json:
     """Return the `logprobs` object of a choice in a response of /v1/completions.
 
-    `entries` has one tuple for each token: the token's text, its logprob, and the logprobs of the
-    most likely tokens by their texts. `offset` is the number of characters before the first token.
+    `entries` has one tuple for each token. The tuple contains the token's text, the token's
+    logprob, and a dict with the logprobs of the most likely tokens by text. `offset` is the number
+    of characters before the first token.
     """
     offsets: list[int] = []
     for token, _, _ in entries:

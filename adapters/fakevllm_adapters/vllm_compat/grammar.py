@@ -1,8 +1,8 @@
-"""Grammars for constrained answers. They come from the request field `response_format`, from
+"""Grammars for constrained answers. A grammar comes from the request field `response_format`, from
 `structured_outputs`, or from a tool call that `tool_choice` forces.
 
-The fields have the same meaning as in vLLM. The functions do no I/O and do not compile the grammar.
-Only the engine can tell whether a grammar compiles.
+The fields have the same meaning as in vLLM. The functions do no I/O and compile no grammar. Only
+the engine can tell whether a grammar compiles.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def parse_grammar(
 
     Return None if the request has no `structured_outputs`, and its `response_format` is missing or
     plain text. In all other cases, the two fields together must define exactly one kind of
-    constraint, and it must not be empty. Otherwise WireError (400) is raised. If both fields define
-    a constraint of the same kind, that of `response_format` applies.
+    constraint, and the constraint must not be empty. If they do not, WireError (400) is raised. If
+    both fields define a constraint of the same kind, `response_format` wins.
     """
     constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):
@@ -209,12 +209,13 @@ def _schema_text(schema: str | Json) -> str:
 
 
 def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
-    """Return the grammar for `tool_choice` "required", with which the answer must contain at least
-    one tool call.
+    """Return the grammar for `tool_choice` "required". An answer that matches the grammar contains
+    at least one tool call.
 
-    If the request does not allow parallel calls, the grammar allows only one call, because the app
-    would get only the first one. Raises WireError (400) if the JSON schemas of two tools define the
-    same name in `$defs` differently.
+    If the request does not allow parallel calls, the grammar allows only one call. The app would
+    get only the first call anyway.
+
+    Raises WireError (400) if two tools define the same name in `$defs` differently.
     """
     schema: Json = {
         "type": "array",
@@ -246,7 +247,7 @@ def _call_schema(tool: Tool) -> Json:
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
     """Return the merged `$defs` (named definitions) of the JSON schemas of all tools.
 
-    They must be at the root of the schema for the array of calls, because references such as
+    The definitions must be at the root of the schema for the array of calls. References such as
     `#/$defs/…` start at the root of a schema.
     """
     shared: Json = {}

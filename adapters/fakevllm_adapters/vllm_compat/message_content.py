@@ -38,7 +38,7 @@ def content_text(content: object, model_name: str) -> str:
     """Return the text of a message's content.
 
     The content is a string or a list of parts. As in vLLM, the texts of parts are joined with line
-    breaks. Raises WireError (400) if a part is no text.
+    breaks. Raises WireError (400) if a part is not text.
     """
     if content is None:
         return ""

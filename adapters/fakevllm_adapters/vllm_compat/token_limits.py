@@ -1,9 +1,9 @@
 """Adapt a request's token limits to the model's context, or to the job's maximum length of an
 answer.
 
-vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
-send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
-as many tokens as the context allows. This module does no I/O.
+vLLM refuses a `max_tokens` that exceeds its context. For an app, `max_tokens` is only an upper
+limit. Apps often send a number that is far larger than the context. Such a limit is removed, and
+vLLM then generates as many tokens as the context allows. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ error has status 400."""
 
 
 def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
-    """Return a request body without those token limits that are larger than the context.
+    """Return a request body without the token limits that are larger than the context.
 
     Return the same object if no limit is too large. A completions request always keeps its limits,
     because vLLM generates only 16 tokens without a limit.
@@ -37,7 +37,7 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
     A higher limit is lowered. If a chat request has no limit, the limit `max_new_tokens` is added.
     If a completions request has no limit, the smaller of `max_new_tokens` and 16 is added, because
     vLLM's default is 16. If nothing has to change, the same object is returned. A limit that is not
-    a number is kept, because the engine refuses such a limit.
+    a number is kept: the engine then refuses the request.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}
@@ -53,7 +53,8 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
 
 
 def drop_token_limits(body: Json) -> Json | None:
-    """Return a request body without its token limits, or None if no limit can be removed.
+    """Return a request body without its token limits. Return None if the body has no limit that can
+    be removed.
 
     The limits of a completions request are never removed, because vLLM generates only 16 tokens
     without a limit.

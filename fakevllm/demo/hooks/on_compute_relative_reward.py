@@ -1,5 +1,5 @@
-"""The demo's reward hook. It scores the siblings (the answers that were sampled for one request),
-and returns one reward per sibling.
+"""The demo's reward hook. It scores the siblings and returns one reward per sibling. Siblings are
+the answers that were sampled for one request.
 
 Only the differences between the rewards of one request's siblings influence the training.
 """

@@ -187,7 +187,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
-    """Return the statistics of the proxy. Their learning curve is that of one run: the newest run
+    """Return the statistics of the proxy. The learning curve is that of one run: the newest run
     whose id begins with `run`. If there is no such run, return a response with status 404. If
     `ends_only` is set, only the ends of the curve are read."""
     ledger = proxy.ledger
@@ -248,8 +248,8 @@ def _task_conflict(task_ids: list[str]) -> WireError:
 
 def _parse_tasks(raw: bytes) -> list[Task]:
     """Parse the body of a request to register tasks. Raises WireError (400) if the body is not
-    valid, or if it contains a value that the ledger cannot store: NaN, infinity or an unpaired
-    surrogate character."""
+    valid. Raises WireError (400) as well for a value that the ledger cannot store: NaN, infinity or
+    an unpaired surrogate character."""
     try:
         return PutTasks.model_validate(parse_json(raw)).tasks
     except ValidationError as error:

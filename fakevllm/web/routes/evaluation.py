@@ -79,7 +79,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
-    """Return the body of a request. Raises WireError (4xx) if it is not valid."""
+    """Return the body of a request. Raises WireError (4xx) if the body is not valid."""
     raw = await read_body(request.receive, proxy.config.limits.body_bytes)
     try:
         return model.model_validate(parse_json(raw))

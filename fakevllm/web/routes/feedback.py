@@ -17,8 +17,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """Reply with the stored feedback and its state. If the same feedback was sent before, the reply
-    is about that earlier feedback, and `is_repeated` is True."""
+    """Reply with the stored feedback and its state. If the same feedback was sent before,
+    `is_repeated` is True, and the reply is about the earlier feedback."""
 
     object: str = "feedback"
     id: str

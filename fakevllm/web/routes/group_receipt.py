@@ -1,7 +1,8 @@
-"""GET /fakevllm/groups/ID: the receipt of one group, which says how its answer was made.
+"""GET /fakevllm/groups/ID: the receipt of one group. The receipt says how the group's answer was
+made.
 
-A receipt contains no texts of users, because an app with any valid key may request it. It has
-counts of tokens in their place.
+An app with any valid key may request a receipt. Therefore a receipt contains no texts of users. It
+has counts of tokens instead.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ its kin are left out, because they are texts of the app."""
 
 
 class NextGroup(BaseModel):
-    """A later group that refers to the answer of the group that was requested. The later group's
-    request either continues the conversation after that answer, or asks for another answer to the
-    same question."""
+    """A later group whose request refers to the answer of the requested group. The later request
+    either continues the conversation after that answer, or asks for another answer to the same
+    question."""
 
     group_id: str
     kind: str
@@ -63,7 +64,7 @@ class GroupFeedback(BaseModel):
 
 
 class SiblingReceipt(BaseModel):
-    """One sibling of a group, without its text."""
+    """One sibling of a group. The text of the sibling is left out."""
 
     index: int
     served: bool
@@ -180,8 +181,8 @@ async def group_reply(proxy: ProxyComponents, group_id: str) -> GroupReply | Res
 async def _ask_server(
     proxy: ProxyComponents, run_id: str | None, versions: Collection[int]
 ) -> Mapping[int, WeightsReply]:
-    """Return what the server knows about these versions of a run. Versions are missing if the
-    server has another run now, is older, or cannot be reached."""
+    """Return the server's data about these versions of a run. Versions are missing if the server
+    now has another run, is too old, or cannot be reached."""
     status = proxy.link.status
     if status is None or run_id is None or status.run_id != run_id:
         return {}
@@ -215,8 +216,8 @@ def _sibling(sibling: SiblingRecord, calls: Sequence[CallVersions]) -> SiblingRe
 
 
 def _sampling(group: GroupRecord) -> dict[str, Any]:
-    """Return the sampling parameters of a group's request that are numbers. A request that is not
-    a JSON object has none."""
+    """Return the sampling parameters of a group's request. Only parameters that are numbers are
+    included. If the request is not a JSON object, there are none."""
     try:
         body: object = orjson.loads(group.request_json)
     except orjson.JSONDecodeError:

@@ -1,5 +1,5 @@
-"""Endpoint for the model calls of one API format. It decodes a request, finds the task that the
-request belongs to, and passes both to the pipeline, which samples and answers."""
+"""Endpoint for the model calls of one API format. The endpoint decodes a request and finds the task
+of the request. Then it passes both to the pipeline, which samples and answers."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return a GroupDraft for the request. It collects what the ledger will record about the
-    request's group, and begins with the request's task and its place in the conversation. This
-    function also decides whether the request gets siblings, and stores the decision in
+    """Return a GroupDraft for the request. The draft collects what the ledger will record about the
+    request's group. It begins with the request's task and the request's place in the conversation.
+    This function also decides if the request gets siblings, and stores the decision in
     `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
@@ -137,13 +137,13 @@ async def _decode(
     app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    """Return the decoded request. Its field `exchange`, the parsed body, is None if the body is not
-    valid JSON or cannot be translated into the engine's format.
+    """Return the decoded request. Its field `exchange` is the parsed body. The field is None if the
+    body is not valid JSON, or if it cannot be translated into the engine's format.
 
     Raises WireError in two cases. First, the request names a policy. Second, the request continues
-    a response that only the ledger has, and cannot be translated. Such a request must not be
-    relayed to the engine untranslated: the engine may have a response with the same id that belongs
-    to another key.
+    a response that only the ledger has, and cannot be translated. The second kind of request must
+    not be relayed to the engine. The engine may have a response with the same id that belongs to
+    another key.
     """
     raw, body = checked.raw, checked.body
     if checked.removed:
@@ -194,7 +194,8 @@ def _open_exchange(
     proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
 ) -> Exchange:
     """Parse a request body in the format of its app, and return the exchange. `alias` is the model
-    name in the request if that is not the served model's own name. Raises NotTranslated."""
+    name in the request. It is None if the request has the served model's own name. Raises
+    NotTranslated."""
     engine = proxy.link.engine
     named = engine if alias is None else replace(engine, model=alias)
     return adapter.open(body, named, history)
@@ -233,9 +234,9 @@ async def _prior_history(
     `previous_response_id`.
 
     Return None if the request continues no answer, or an answer that only the engine has. Raises
-    WireError (404) in three cases: the answer was deleted, it was not made for the key with the
-    fingerprint `app_key`, or the conversation is too long. The proxy checks this itself, because an
-    engine does not check keys and would continue the answer of any key.
+    WireError (404) in three cases. The answer was deleted, the answer was made for another key than
+    `app_key` (a fingerprint), or the conversation is too long. The proxy checks the key, because an
+    engine checks no keys and would continue the answer of any key.
     """
     if not adapter.has_previous_response:
         return None

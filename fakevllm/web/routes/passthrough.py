@@ -1,8 +1,8 @@
-"""Relay other routes than model calls, such as /tokenize, to the engine. Only paths on an
+"""Relay other requests than model calls, such as /tokenize, to the engine. Only paths on an
 allow-list are relayed.
 
-While the engine boots, requests for these routes wait, as model calls do. Requests for health,
-metrics and load are answered at once.
+While the engine boots, requests for these routes wait, in the same way as model calls. Requests for
+health, metrics and load are answered at once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def fetch_when_ready(
     """Call `attempt`, which sends the request to the engine, and return its response. While the
     engine is unavailable, retry as for a model call, unless the request's path is in NEVER_WAIT.
 
-    Raises WireError if the engine stays unavailable, and ClientDisconnected if the client
+    Raises WireError if the engine stays unavailable. Raises ClientDisconnected if the client
     disconnects.
     """
     async with CancelOnDisconnect(request.receive):
@@ -98,16 +98,16 @@ async def relay_to_engine(
 
 
 def _with_served_name(proxy: ProxyComponents, checked: CheckedBody) -> bytes:
-    """Return the request body. If it names an alias of the served model, the alias is replaced by
-    the model's own name. Raises WireError (503) if the server has not reported its model yet."""
+    """Return the request body, with the served model's name in place of an alias. Raises WireError
+    (503) if the server has not reported its model yet."""
     model = checked.body.get("model") if checked.body is not None else None
     served = proxy.model_names.served_name(model) if isinstance(model, str) else None
     return checked.raw if served is None else rewrite_body(checked.raw, model=served)
 
 
 def error_response(error: WireError) -> Response:
-    """Return the error as an HTTP response. If the error says after how many seconds to retry, the
-    response has a `Retry-After` header."""
+    """Return the error as an HTTP response. If the error contains a number of seconds to wait
+    before a retry, the response has a `Retry-After` header."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, headers, "application/json")
 
@@ -156,8 +156,9 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _without_policies(body: bytes) -> bytes:
-    """Return the engine's list of models without policies. The first model is the served one, which
-    stays whatever its name is. If there are no policies, the list is returned unchanged."""
+    """Return the engine's list of models without policies. The first model is the served model. It
+    stays in the list, even if its name looks like a policy's name. If there are no policies, the
+    list is returned unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]

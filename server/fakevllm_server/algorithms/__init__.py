@@ -8,9 +8,9 @@
     staleness.py         removal of calls that were sampled with outdated weights
     loss_sequences.py    grouping of calls into sequences, and the weight of each call in the loss
 
-A call is one model call: a prompt with the sampled response. An episode is one run of an agent,
-which makes one or more calls and gets one reward. A group is a set of episodes for the same request
-or task. To add an advantage estimator, write its function and add it to ESTIMATORS.
+A call is one model call: a prompt with the sampled response. An episode is one run of an agent. It
+has one or more calls and gets one reward. A group is a set of episodes for the same request or
+task. To add an advantage estimator, write its function and add it to ESTIMATORS.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from fakevllm_server.types.number_arrays import FloatArray, float_array, repeate
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One episode (a run of an agent on a task) with its final reward. Advantage estimators read
-    lists of these objects."""
+    """One episode with its final reward. An episode is a run of an agent on a task. Advantage
+    estimators read lists of these objects."""
 
     group_id: str
     """Episodes of one group are compared with each other."""

@@ -68,9 +68,9 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     has length 0, so it does not count in the baseline. The result has one list per episode, with
     one advantage per trained token.
 
-    Under the paper's assumption that the squared norm of an episode's gradient grows in proportion
-    to its length, this baseline minimizes the variance of the gradient. Source: Hao et al., arXiv
-    2505.23585.
+    This baseline minimizes the variance of the gradient under the paper's assumption. The
+    assumption is that the squared norm of an episode's gradient is proportional to the episode's
+    length. Source: Hao et al., arXiv 2505.23585.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:

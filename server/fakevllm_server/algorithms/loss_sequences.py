@@ -34,14 +34,15 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """Return the number of the unit (the sequence in the loss) to which each call belongs. `calls`
-    are the calls of one episode in the order in which they were made.
+    """Return the number of each call's unit. A unit is one sequence in the loss. `calls` are the
+    calls of one episode in the order in which they were made.
 
     Units are numbered from 0. If `loss_unit` is `call`, each call is a unit. If `loss_unit` is
     `episode`, all calls are one unit. If `loss_unit` is `timeline`, a call joins a unit if its
-    prompt begins with all tokens (prompt and response) of the unit's latest call. If this holds for
-    several units, the call joins the longest. If two calls continue the same call, the first of
-    them joins its unit, and the second begins a new unit. Otherwise tokens would be counted twice.
+    prompt begins with all tokens (prompt and response) of the unit's latest call. If several units
+    qualify, the call joins the longest unit. If two calls continue the same call, the first call
+    joins the unit, and the second call begins a new unit. Otherwise the common tokens would be
+    counted twice.
     """
     if loss_unit == "call":
         return list(range(len(calls)))
@@ -64,8 +65,9 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
     """Return the weight that each token of a call has in the loss. `num_calls` is the number of
-    trained calls in the call's episode. If `loss_unit` is `episode`, the weight is 1 / `num_calls`,
-    so that an episode weighs as much as one call. Otherwise the weight is 1."""
+    trained calls in the call's episode. If `loss_unit` is `episode`, the weight is 1 / `num_calls`.
+    An episode then has the same total weight as one call. For any other `loss_unit`, the weight is
+    1."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
@@ -82,8 +84,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit (sequence in the loss) of one call, and the factors with which each of its tokens
-    counts in the step's loss and in the step's metrics."""
+    """The unit of one call, and the factors by which the call's tokens count in the step's loss and
+    in the step's metrics. A unit is one sequence in the loss."""
 
     unit: int
     """Number of the call's unit within the step."""

@@ -1,5 +1,5 @@
-"""The advantage estimator ReMax, whose baseline is the reward of an answer that was sampled at
-temperature 0 for the same request."""
+"""The advantage estimator ReMax. Its baseline is the reward of a greedy answer, which is an answer
+that was sampled at temperature 0 for the same request."""
 
 from __future__ import annotations
 

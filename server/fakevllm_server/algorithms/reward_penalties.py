@@ -1,5 +1,5 @@
-"""Penalties that change the rewards before the advantages are computed, and the check whether all
-rewards are equal."""
+"""Penalties that change the rewards before the advantages are computed. The module also checks if
+all rewards are equal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """Return the KL penalty of each token: coef · (ℓ_old − ℓ_ref). `Outcome.penalties` expects
-    these values, which are later subtracted from the reward.
+    """Return the KL penalty of each token: coef · (ℓ_old − ℓ_ref). These values are the `penalties`
+    of an `Outcome`. They are later subtracted from the reward.
 
     ℓ_old is the token's log-probability under the old policy (`log_probs`), and ℓ_ref is its
     log-probability under the reference policy (`reference_log_probs`). The difference ℓ_old − ℓ_ref
@@ -49,7 +49,8 @@ def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
     number ≤ 0 to add to the episode's reward.
 
     The penalty depends on the number of tokens of the episode's longest answer. All penalties are 0
-    if the job sets no overlong buffer (`overlong_buffer_len`) or no maximum answer length.
+    if the job does not set an overlong buffer (`overlong_buffer_len`), or does not set a maximum
+    answer length.
     """
     buffer, longest = job.overlong_buffer_len, job.max_answer_length
     if buffer is None or longest is None:

@@ -1,4 +1,5 @@
-"""Remove stale calls from a group. A call is stale if it was sampled with weights that are too old.
+"""Remove stale calls from a group. A call is stale if the weights that sampled it are too old by
+now.
 
 The age of weights is counted in weight versions, not in seconds. Therefore calls do not become
 stale while training pauses.

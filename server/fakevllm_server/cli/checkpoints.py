@@ -221,9 +221,9 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
 
 
 def _change_message(archive: RunArchive, newest_step: int) -> str | None:
-    """Return a message for the user if older checkpoints are not compared in the search for the
-    best checkpoint, because the reward hooks or the job changed. Return None if all are
-    compared."""
+    """Return a message for the user if some older checkpoints are left out of the search for the
+    best checkpoint. They are left out if the reward hooks or the job changed after them. Return
+    None if all checkpoints are compared."""
     changes = [(step, what) for step, what in archive.reward_changes() if step <= newest_step]
     if not changes:
         return None

@@ -1,5 +1,5 @@
-"""Exit codes of `fakevllm-server`: 2 after a user's mistake, which is reported in one line on
-stderr, and 130 after Ctrl-C."""
+"""Exit codes of `fakevllm-server`. The code is 2 after a user's mistake, which is reported in one
+line on stderr. It is 130 after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class RunArchive:
         raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {hint}.")
 
     def best(self) -> CheckpointInfo:
-        """Return the best checkpoint, which is the one with the highest mean reward. Only the
-        checkpoints since the latest change of the reward hooks or the job are compared.
+        """Return the best checkpoint, which is the checkpoint with the highest mean reward. Only
+        the checkpoints since the latest change of the reward hooks or the job are compared.
 
         Raises ConfigError if there is no checkpoint.
         """
@@ -127,8 +127,8 @@ class RunArchive:
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def reward_changes(self) -> list[tuple[int, str]]:
-        """Return the steps at which the reward hooks or the job changed, each with a text that says
-        what changed."""
+        """Return the steps at which the reward hooks or the job changed. Each step has a text that
+        names the change."""
         return self._read(reads.reward_changes)
 
     def last_step(self) -> int:
@@ -137,11 +137,12 @@ class RunArchive:
         return self._read(reads.log_position).last_step
 
     def release_state(self) -> ReleaseState:
-        """Return which versions are released, evaluated, rejected and pinned."""
+        """Return the state of releases: the released, evaluated, rejected and pinned versions."""
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return the checkpoints of versions that training has left."""
+        """Return the side checkpoints. They belong to versions that training has left by going back
+        to an earlier version."""
         return self._read(reads.side_checkpoints)
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
@@ -178,9 +179,9 @@ class RunArchive:
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
         """Return the model that the run trains.
 
-        `moved_to` is the model's present folder or hub name. If it is None, the model is expected
-        where it was when the run was started. Raises ConfigError if the model does not exist or
-        differs from the run's model.
+        `moved_to` is the model's present folder or hub name. If `moved_to` is None, the model is
+        expected at its place when the run was started. Raises ConfigError if the model does not
+        exist or differs from the run's model.
         """
         known = read_recorded_model(self.run_dir)
         if known is None:
@@ -227,10 +228,10 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """A planned restore: it will return a run to one of its checkpoints, and discard all later
+    """A planned restore. It will return a run to one of its checkpoints, and discard all later
     training.
 
-    The run directory stays locked until `close` is called, so that no server can start before.
+    The run directory stays locked until `close` is called. No server can start before.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -263,8 +264,8 @@ class CheckpointRestore:
 
     @property
     def is_unnecessary(self) -> bool:
-        """Whether the restore would discard nothing, because nothing was trained after the
-        checkpoint."""
+        """True if nothing was trained after the checkpoint. The restore would then discard
+        nothing."""
         return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
     def apply(self) -> None:
@@ -295,8 +296,8 @@ async def export(
     """Export a checkpoint as a model folder to the path `to`. A separate trainer process does the
     export.
 
-    The folder gets its final name when it is complete. Raises BackendError if the trainer fails,
-    and OSError if the disk fails. After an error, `export.log` in the run directory has the
+    The folder gets its final name when it is complete. Raises BackendError if the trainer fails.
+    Raises OSError if the disk fails. After an error, `export.log` in the run directory has the
     trainer's log.
     """
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
-"""Decide which model the engine loads for a job: the model that the job names, or that of the
-server's flag `--model`.
+"""Decide which model the engine loads for a job. The model is named by the job, or by the server's
+flag `--model`.
 
-If the server has `--models-dir`, a job may name `--model` itself or a folder below `--models-dir`.
-If the server has only `--model`, this model is loaded, whatever the job names. If the server has
-neither flag and requires no API keys, a job may name any model. If it has neither flag and requires
-API keys, a job that names a model is refused, because clients on other machines may send jobs.
+* With `--models-dir`, a job may name `--model` itself, or a folder below `--models-dir`.
+* With only `--model`, this model is loaded. The model that the job names is ignored.
+* With neither flag and without API keys, a job may name any model.
+* With neither flag and with API keys, a job that names a model is refused. Clients on other
+  machines may send jobs in this case.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fakevllm_runtime.errors import ConfigError
 def choose_model(
     job_model: str | None, model: str | None, models_dir: Path | None, *, has_keys: bool
 ) -> str | None:
-    """Return the folder or name of the model for a job, or None if neither the job nor the server
-    names a model.
+    """Return the folder or name of the model for a job. Return None if neither the job nor the
+    server names a model.
 
     `job_model` is the job's setting `model`. `model` and `models_dir` are the server's flags.
-    `has_keys` says whether the server requires API keys. Raises ConfigError if the job may not use
+    `has_keys` is True if the server requires API keys. Raises ConfigError if the job may not use
     the model that it names.
     """
     if models_dir is None:
@@ -49,8 +50,8 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _find_below(models_dir: Path, name: str) -> Path | None:
-    """Return the resolved model folder that a job names, or None if there is no such folder below
-    `models_dir`. Symbolic links that lead out of `models_dir` are not followed."""
+    """Return the resolved model folder that a job names. Return None if `models_dir` has no such
+    folder. Symbolic links that lead out of `models_dir` are not followed."""
     root = models_dir.resolve()
     for path in (root / name, Path(name)):
         folder = _resolve(path)

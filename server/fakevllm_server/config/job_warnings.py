@@ -1,8 +1,8 @@
 """Warnings about settings of a training job that have no effect on this server. This module does no
 I/O.
 
-A client sends the job, which says how to train. The server's own flags say which engines, which
-model and which machine are used. If a flag and the job disagree about a setting, the flag wins.
+A client sends the job, which says how to train. The server's own flags decide about the engines,
+the model and the machine. If a flag and the job disagree about a setting, the flag wins.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
 
 
 def _single_answer_warning(job: TrainJob) -> list[str]:
-    """Return a list with one warning if the job samples only one answer for each request, because a
-    single answer has no other answers to be compared with. Return [] if the job's algorithm (ReMax)
+    """Return a list with one warning if the job samples only one answer for each request. A single
+    answer has no other answers to be compared with. Return [] if the job's algorithm (ReMax)
     compares the single answer with a greedy answer."""
     if job.num_repeat > 1 or job.algorithm in NEEDS_GREEDY:
         return []
@@ -40,8 +40,8 @@ def _single_answer_warning(job: TrainJob) -> list[str]:
 
 
 def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """Yield a pair (name of the setting, reason) for each setting of a job that a server with this
-    configuration does not use."""
+    """Yield a pair (name of the setting, reason) for each setting of a job that this server does
+    not use because of its configuration."""
     flag, trainer = "backend", config.backend
     if config.trainer is not None or config.rollout is not None:
         flag, trainer = "trainer", config.trainer_name

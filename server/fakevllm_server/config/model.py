@@ -116,7 +116,7 @@ class ServerConfig:
         """Raise ConfigError for flags that have no effect on this server, such as `--engine-arg`
         with `--rollout-url`.
 
-        A flag without effect shows that the user expects other engines than those that the server
+        A flag without effect is usually a mistake: the user expects other engines than the server
         would run. If the flag were ignored, the user would not notice the mistake.
         """
         is_one_process = self.rollout_name == self.trainer_name
@@ -163,7 +163,8 @@ class ServerConfig:
         """Return the additional command-line arguments of the trainer for a job.
 
         If the job needs a reference policy, the verl trainer gets the argument `--keep-reference`.
-        It then copies the initial weights when it starts, before training changes them.
+        With this argument, the trainer copies the initial weights when it starts, before training
+        changes them.
         """
         keeps_reference = job.needs_reference and self.trainer_name == "verl"
         return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
@@ -188,8 +189,8 @@ class ServerConfig:
     def model_for(self, job: TrainJob) -> str | None:
         """Return the folder or name of the model that the engine loads for a job.
 
-        The fake engine (a stand-in that loads no model) ignores the job's model. Raises ConfigError
-        if the job may not use the model that it names.
+        The fake engine ignores the job's model, because it loads no model. Raises ConfigError if
+        the job may not use the model that it names.
         """
         job_model = None if self.trainer_name == "fake" else job.model
         return choose_model(job_model, self.model, self.models_dir, has_keys=bool(self.keys))

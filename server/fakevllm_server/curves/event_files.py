@@ -2,12 +2,12 @@
 
 The file `cursor.json` in the same folder holds the cursor: the position in the journal up to which
 the curves were written. The next process continues at the cursor. A step is written a second time
-in two cases: if it is trained again, or if the process crashed after writing the event file and
-before writing the cursor. In both cases, a START event is written first. It makes TensorBoard
-discard the earlier values of this step and of all later steps.
+in two cases. The step is trained again, or the process crashed after writing the event file and
+before writing the cursor. In both cases, a START event is written first. The START event makes
+TensorBoard discard the earlier values of this step and of all later steps.
 
-From the package `tensorboard`, only the modules for messages and records are imported, because they
-load neither TensorFlow nor torch.
+From the package `tensorboard`, only the modules for messages and records are imported. These
+modules load neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ kind of their values."""
 
 
 class PackageMissing(ConfigError):
-    """Error for a missing package `tensorboard`, without which no event file can be written."""
+    """Error for a missing package `tensorboard`. Without this package, no event file can be
+    written."""
 
 
 class EventFiles:
@@ -83,7 +84,7 @@ class EventFiles:
         """Write `items` (points of curves, and rollbacks of the run) to the event file. Then write
         `cursor` to `cursor.json`.
 
-        Raises PackageMissing if the package `tensorboard` is missing, and OSError if the disk
+        Raises PackageMissing if the package `tensorboard` is missing. Raises OSError if the disk
         fails. After an OSError, the next call writes to a new file.
         """
         if items and self._messages is None:
@@ -162,8 +163,8 @@ class EventFiles:
 def _next_file(folder: Path) -> Path:
     """Return the path of a new event file.
 
-    The new name sorts after the existing names, because TensorBoard reads files in the order of
-    their names.
+    TensorBoard reads files in the order of their names. Therefore the new name sorts after the
+    existing names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [file.suffix[1:] for file in folder.glob("events.out.tfevents.*")]

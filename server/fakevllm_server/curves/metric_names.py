@@ -65,8 +65,8 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names that one metric of fakevllm has in the curves. Which names are used may
-    depend on the other metrics of the step."""
+    """Yield the names that one metric of fakevllm has in the curves. The names may depend on the
+    other metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):
         if not any(
@@ -79,8 +79,8 @@ def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return a step's number of tokens and its tokens per second, under verl's names. Return {} if
     the step's metrics have no token counts.
 
-    The prompts and answers of all trained calls are counted. A prefix that several calls share is
-    counted for each of them, even if the trainer computed the prefix only once.
+    The prompts and answers of all trained calls are counted. If several calls share a prefix, the
+    prefix is counted once for each of them. The trainer may have computed it only once.
     """
     if not {"tokens_computed", "tokens_saved"} <= metrics.keys():
         return {}

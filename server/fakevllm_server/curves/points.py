@@ -1,10 +1,10 @@
-"""The points of a run's TensorBoard curves. They are read from the run log, the part of the journal
-that records steps and evaluations.
+"""The points of a run's TensorBoard curves. They are read from the run log. The run log is the part
+of the journal that records steps and evaluations.
 
-An evaluation is an episode that measures the model and is not trained on. It belongs to the step
-whose weights were served when the episode ended. The mean of a step's evaluations becomes one
-point, when no more evaluations of the step are expected. If steps are trained again after a crash,
-their points are written again, followed by the points of their evaluations.
+An evaluation is an episode that measures the model and is not trained on. An evaluation belongs to
+the step whose weights were served when the episode ended. The mean of a step's evaluations becomes
+one point, when no more evaluations of the step are expected. If steps are trained again after a
+crash, their points are written again. The points of their evaluations follow.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations for which points may still have to be written: those of the last step whose
-    evaluations were written, and those of later steps."""
+    """The evaluations that may still need points. They belong to the last step whose evaluations
+    were written, and to all later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
@@ -119,12 +119,16 @@ class Evaluations:
         self, cursor: Cursor, now: float, *, is_last: bool
     ) -> tuple[list[Point], Cursor]:
         """Return (points, next cursor). There is one point for each step whose evaluations are
-        complete, except for steps of which every evaluation was already written.
+        complete. Steps without a new evaluation get no point.
 
-        The evaluations of a step are complete in three cases: newer weights are served, the last
-        evaluation ended more than QUIET_S seconds before `now`, or the run has ended (`is_last`).
-        If more evaluations of the step arrive later, the step gets a second point, which is the
-        mean of all of them.
+        The evaluations of a step are complete in three cases:
+
+        * Newer weights are served.
+        * The last evaluation ended more than QUIET_S seconds before `now`.
+        * The run has ended (`is_last`).
+
+        If more evaluations of the step arrive later, the step gets a second point. This point is
+        the mean of all evaluations of the step.
         """
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
@@ -194,8 +198,11 @@ def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) ->
 
 
 def _break(entry: LogEntry, at: float) -> Point:
-    """Return a point whose rewards are NaN, which makes TensorBoard interrupt the curves of
-    rewards. It is written before a step whose rewards cannot be compared with earlier rewards."""
+    """Return a point whose rewards are NaN. TensorBoard interrupts the curves of rewards at such a
+    point.
+
+    The point is written before a step whose rewards cannot be compared with earlier rewards.
+    """
     values = curve_values(entry.step, entry.metrics)
     text = (
         f"Step {entry.step}: {entry.changed}. Earlier rewards are not comparable with later ones."

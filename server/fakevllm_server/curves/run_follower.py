@@ -46,9 +46,9 @@ class Curves:
         """Write curves for everything that is new in the journal, and return the number of new
         points.
 
-        `now` is in Unix seconds. `is_last` is true if the run has ended, so that no more
-        evaluations of its last step are expected. Raises ConfigError if the journal cannot be read,
-        and OSError if the curves cannot be written.
+        `now` is in Unix seconds. `is_last` is true if the run has ended. No more evaluations of its
+        last step are then expected. Raises ConfigError if the journal cannot be read. Raises
+        OSError if the curves cannot be written.
         """
         num = 0
         while True:
@@ -70,8 +70,8 @@ class Curves:
     def clear(self) -> None:
         """Delete the curves, so that the next call of `catch_up` writes all of them again.
 
-        Raises PackageMissing, before anything is deleted, if the package `tensorboard` is not
-        installed.
+        Raises PackageMissing if the package `tensorboard` is not installed. Nothing has been
+        deleted then.
         """
         self._files.load()
         self._files.clear()

@@ -1,10 +1,12 @@
-"""The clients that take part in the current batch, and whether they agree to train on the batch.
-The agreement matters only for jobs whose sample-collection method asks for it: their training steps
-start when the clients have agreed.
+"""The clients that take part in the current batch. The module also records which of them agree to
+train on the batch.
+
+The agreement matters only for jobs whose sample-collection method asks for it. A training step of
+such a job starts when the clients have agreed.
 
 A client takes part if it has ended or aborted a training episode since the last step. A client that
-has sent no request for IDLE_LIMIT_S is silent, and the step does not wait for its agreement. A
-silent client may still agree, because its episodes are in the batch.
+has sent no request for IDLE_LIMIT_S seconds is silent. The step does not wait for the agreement of
+silent clients. A silent client may still agree, because its episodes are in the batch.
 
 This module does no I/O, and gets the current time as an argument.
 """
@@ -32,8 +34,8 @@ class Client:
 
 
 class ActiveClients:
-    """The clients that take part in the current batch, and which of them agreed to train on it. A
-    client takes part if it has ended or aborted a training episode since the last step."""
+    """The clients that take part in the current batch, and the clients that agreed to train on it.
+    A client takes part if it has ended or aborted a training episode since the last step."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
@@ -49,7 +51,7 @@ class ActiveClients:
 
     @property
     def all_agreed(self) -> bool:
-        """Whether at least one client takes part, and every client that takes part has agreed."""
+        """True if at least one client takes part, and every client that takes part has agreed."""
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
@@ -57,9 +59,9 @@ class ActiveClients:
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
-        """Add the clients of episodes that were ended before a restart of the server. They count as
-        silent until they agree to a step or end another episode, so that steps do not wait for
-        them."""
+        """Add the clients of episodes that were ended before a restart of the server. Steps do not
+        wait for these clients: they count as silent until they agree to a step or end another
+        episode."""
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
@@ -86,7 +88,7 @@ class ActiveClients:
         return None
 
     def sweep(self, now: float) -> None:
-        """Mark clients as silent that have sent no request for IDLE_LIMIT_S seconds and have not
+        """Mark clients as silent if they have sent no request for IDLE_LIMIT_S seconds and have not
         agreed. A training step does not wait for silent clients."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:

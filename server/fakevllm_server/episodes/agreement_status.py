@@ -1,12 +1,13 @@
 """Decide which engine status is reported to clients that agree to training steps. This module does
 no I/O, and gets the current time as an argument.
 
-A client of AgentJet (the framework whose protocol the server speaks) agrees to a step, waits until
-it sees that the step has begun, and then waits for the status ROLLING. It reads the status every
-five seconds. If a state took less time, the client could miss it and would wait forever. Therefore
-the reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and then at ROLLING, for at least
-HOLD_S seconds each. Only the report is delayed; the engine continues at its own speed. If further
-steps begin during these periods, they are reported as one step.
+The server speaks the protocol of the framework AgentJet. A client of AgentJet first agrees to a
+step and waits until it sees that the step has begun. Then it waits for the status ROLLING. The
+client reads the status every five seconds. If a state were shorter, the client could miss it and
+would wait forever. Therefore the reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and
+then at ROLLING, for at least HOLD_S seconds each. Only the report is delayed. The engine continues
+at its own speed. If further steps begin while the report is delayed, all of them are reported as
+one step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide when a training step is due, and which waiting groups make up its batch. This module does
+"""Decide when a training step is due, and choose the waiting groups for its batch. This module does
 no I/O.
 
 Both decisions depend on the job's sample-collection method. Some methods take the newest
@@ -35,7 +35,7 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class CollectionMethod:
-    """A method of collecting samples: it decides when a training step is due, and which groups the
+    """A method of collecting samples. It decides when a training step is due, and which groups the
     step takes."""
 
     is_due: Callable[[PoolCounts, TrainJob], bool]
@@ -61,12 +61,12 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of collected groups after which a step no longer waits for `batch_size`
-    groups, and trains on the groups that it has. Return None if a step always waits for
-    `batch_size` groups.
+    """Return the number of collected groups after which a step is short. Such a step no longer
+    waits for `batch_size` groups, and trains on the groups that it has. Return None if a step
+    always waits for `batch_size` groups.
 
-    Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
-    and not trained. Otherwise a run in which most groups are tied would never make a step.
+    Tied groups count in this number, although they are dropped and not trained. The rewards of a
+    tied group are all equal. Otherwise a run in which most groups are tied would never make a step.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -80,8 +80,8 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
     """Return the number of batches that the waiting groups would fill, as a fraction. The number is
     at least 1 if a training step is due.
 
-    If the job's sample-collection method takes all groups at once, the number is 1 if a step is
-    due, and 0 otherwise.
+    Some sample-collection methods take all groups at once. For these, the number is 1 if a step is
+    due, and 0 if no step is due.
     """
     method = method_of(job)
     is_due = float(method.is_due(counts, job))
@@ -89,11 +89,11 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
 
 
 def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
-    """Return whether there are enough groups for a training step.
+    """Return True if there are enough groups for a training step.
 
-    Normally that is `batch_size` groups. If the job drops tied groups (groups whose rewards are all
-    equal), fewer groups may be enough, because a run in which most groups are tied would otherwise
-    never make a step.
+    Normally, `batch_size` groups are enough. If the job drops tied groups, fewer groups may be
+    enough. The rewards of a tied group are all equal. Without this rule, a run in which most groups
+    are tied would never make a step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

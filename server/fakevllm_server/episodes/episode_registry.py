@@ -1,12 +1,12 @@
-"""The registry of episodes that clients have claimed: it makes, renews, ends, aborts and expires
+"""The registry of episodes that clients have claimed. It makes, renews, ends, aborts and expires
 claims. This module does no I/O, and gets the current time as an argument.
 
 A claim reserves an episode for one client. When a claim is aborted or expires, the next claim gets
-the same episode with a higher epoch (the number of the claim). The epoch is part of the claim's key
-and of the uuid that the client uses. Therefore a late request of a client whose claim has ended is
-refused and changes nothing, even on routes that get only the uuid.
+the same episode with a higher epoch. The epoch is the number of the claim. The epoch is part of the
+claim's key and of the uuid that the client uses. Therefore a late request is refused and changes
+nothing if its client's claim has ended. This holds even on routes that get only the uuid.
 
-Clients compare the texts of refusals with fixed strings, so the texts must not change.
+The texts of refusals must not change, because clients compare them with fixed strings.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def max_claims(job: TrainJob | None) -> int:
     """Return the maximum number of episodes that may be claimed at a time.
 
     A task has `num_repeat` episodes, and a batch has `batch_size` tasks. The result is normally the
-    number of episodes in a batch. If the job's `max_env_worker` is smaller, the result is the
-    number of episodes of as many whole tasks as fit into `max_env_worker`, but of at least one
+    number of episodes in a batch. The job's `max_env_worker` may be smaller. The result is then the
+    number of episodes of as many whole tasks as fit into `max_env_worker`. It has at least one
     task. Without a job, the result is MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
@@ -76,7 +76,7 @@ class Idempotency:
 
 @dataclass(slots=True)
 class Episode:
-    """One claimed run of an agent. It has one API key, any number of model calls, and one
+    """One claimed run of an agent. The run has one API key, any number of model calls, and one
     reward."""
 
     episode_id: str
@@ -101,8 +101,8 @@ class Episode:
 
     @property
     def warning(self) -> str:
-        """Text that warns the client if the episode ends now, or "" if there is no reason for a
-        warning."""
+        """Warning that the client gets if it ends the episode now. It is "" if there is no reason
+        for a warning."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
@@ -116,8 +116,8 @@ def _idempotency_id(episode: Episode, idempotency: Idempotency) -> tuple[str, st
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
-    """Return the uuid of a claim. It consists of the episode's id and the epoch (the number of the
-    claim), in 32 hex digits.
+    """Return the uuid of a claim. The uuid has 32 hex digits. It consists of the episode's id and
+    the epoch, which is the number of the claim.
 
     >>> claim_uuid("ab" * 14, 2)
     'abababababababababababababab0002'
@@ -149,11 +149,12 @@ class EpisodeRegistry:
 
     @property
     def num_training(self) -> int:
-        """Number of claimed episodes that may be trained on, which are all except evaluations."""
+        """Number of claimed episodes that may be trained on. Evaluation episodes are not
+        counted."""
         return self._num_training
 
     def can_claim(self, num_slots: int) -> bool:
-        """Return whether fewer than `num_slots` episodes are claimed."""
+        """Return True if fewer than `num_slots` episodes are claimed."""
         return len(self._claimed) < num_slots
 
     def claim(
@@ -166,7 +167,7 @@ class EpisodeRegistry:
         idempotency: Idempotency | None = None,
     ) -> Episode:
         """Claim an episode for a client, and return the episode. Take the episode that has waited
-        longest for its next claim or, if none waits, a new one."""
+        longest for its next claim. If no episode waits, take a new episode."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
@@ -186,8 +187,8 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """Return the episode that an identical earlier request has claimed, or None if there is no
-        such claim.
+        """Return the episode that an identical earlier request has claimed. Return None if there is
+        no such claim.
 
         A client repeats a request if the reply was lost. Raises IdempotencyConflict if a different
         request with this idempotency key has claimed an episode.
@@ -205,13 +206,15 @@ class EpisodeRegistry:
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Register open episodes (episodes that wait for the next claim) from before a restart.
-        `episodes` has a pair (id, last epoch) for each of them."""
+        """Register open episodes from before a restart. An open episode waits for its next claim.
+
+        `episodes` has a pair (id, last epoch) for each episode.
+        """
         self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        """Return the claimed episode with this uuid. Return None if the uuid is unknown, or if it
-        belongs to an earlier claim of the episode."""
+        """Return the claimed episode with this uuid. Return None if the uuid is unknown, or if the
+        uuid belongs to an earlier claim of the episode."""
         episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
@@ -259,8 +262,8 @@ class EpisodeRegistry:
         return episode
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
-        """Give the episode up, so that the next client can claim it, and return the episode. Return
-        None and change nothing if the episode is unknown or another client has claimed it."""
+        """Give the episode up and return it. The next client can then claim it. If the episode is
+        unknown, or if another client has claimed it, change nothing and return None."""
         episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None
@@ -268,8 +271,8 @@ class EpisodeRegistry:
         return episode
 
     def sweep(self, now: float) -> list[Episode]:
-        """Reopen the episodes whose claims were idle for longer than their limit, so that other
-        clients can claim them. Return these episodes.
+        """Reopen the episodes whose claims were idle for longer than their limit. Other clients can
+        then claim them. Return these episodes.
 
         An episode with a running call is not idle. The method visits all claimed episodes, so it is
         too slow to be called for each request.

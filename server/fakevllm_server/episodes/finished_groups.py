@@ -1,7 +1,7 @@
-"""The queue of groups (answers to one task, with rewards) that wait to be trained, in order of
-arrival. This module does no I/O.
+"""The queue of groups that wait to be trained, in order of arrival. A group has answers to one
+task, with rewards.
 
-The queue is bounded by the number of groups and by the number of their tokens.
+The numbers of groups and of their tokens are bounded. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group. If the queue already has a group with the same id, replace that group at
-        its position."""
+        """Append a group. If the queue has a group with the same id, put the new group in its
+        place."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
         self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)
@@ -72,7 +72,7 @@ class FinishedGroups:
         return group
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
-        """Drop the stale calls: those sampled by weights that are more than `max_staleness`
+        """Drop the stale calls. A call is stale if its weights are more than `max_staleness`
         versions older than `version`.
 
         Groups that cannot be trained without these calls are dropped too. Return (ids of the

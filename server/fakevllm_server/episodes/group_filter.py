@@ -1,5 +1,4 @@
-"""Decide which groups are pooled, which means that they wait to be trained. This module does no
-I/O.
+"""Decide which groups are pooled. A pooled group waits to be trained. This module does no I/O.
 
 A group is pooled if its rewards can be compared. In a partial group, some siblings (answers of the
 group) have no reward, for example because a hook failed. Only the siblings with rewards are then

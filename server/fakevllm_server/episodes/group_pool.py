@@ -63,12 +63,12 @@ class Pool:
     ) -> None:
         """Create an empty pool for a job.
 
-        No group is pooled that was sampled by a version in `distrusted`. The caller may add
-        versions to this collection, and then calls `drop_distrusted`.
+        `distrusted` has versions of the weights whose groups are not pooled. The caller may add
+        versions to this collection. After that, the caller must call `drop_distrusted`.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
         reason why the id is refused, or None if the id was not used. `rejected` returns the
-        versions of the weights that were rejected, whose groups are not trained.
+        versions of the weights that were rejected. Groups of these versions are not trained.
         """
         self._rejected = rejected
         self._job = job = job or TrainJob()
@@ -114,7 +114,7 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """Tuples (task id, episodes) of the tasks that do not have all their episodes yet."""
+        """Pairs (task id, episodes) of the tasks whose episodes are not all there yet."""
         return iter(self._tasks)
 
     @property
@@ -156,8 +156,8 @@ class Pool:
         return index
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call with the array of prompt ids of the group's earlier calls, if they have
-        the same prompt."""
+        """Return the call with a shared array of prompt ids. If the group's earlier calls have the
+        same prompt, their array is used."""
         return self._open.with_shared_prompt(group_id, call)
 
     def sweep(self, now: float) -> None:
@@ -177,7 +177,8 @@ class Pool:
         parent_id: str | None = None,
         hook_hash: str = "",
     ) -> EndGroupReply:
-        """End an open group. Pool it (keep it for training) if its rewards can be compared.
+        """End an open group. Pool the group if its rewards can be compared. A pooled group is kept
+        for training.
 
         `closed_reason` is None while training continues. After the end of training it is the reason
         for the end, and the group is not pooled. `served` is the index of the sibling whose answer
@@ -221,7 +222,7 @@ class Pool:
         """Add a feedback sample to the groups that wait for training. A feedback sample is an
         earlier answer that is trained once more with an advantage of its own.
 
-        It counts as one group of a training step.
+        The sample counts as one group of a training step.
         """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
@@ -259,14 +260,14 @@ class Pool:
         return None if episodes is None else self._complete(task_id, episodes)
 
     def complete_expired(self, now: float) -> list[CompletedTask]:
-        """Complete the tasks that waited too long for more episodes, with the episodes that they
-        have. Call this method periodically."""
+        """Complete the tasks that waited too long for more episodes. Each task is completed with
+        the episodes that it has. Call this method periodically."""
         expired = self._tasks.pop_expired(now, self._job.partial_after_s)
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks with the episodes that they have, if the job's training steps
-        take incomplete tasks. Otherwise do nothing."""
+        """If the job's training steps take incomplete tasks, complete all waiting tasks with the
+        episodes that they have. Otherwise do nothing."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 
@@ -313,11 +314,10 @@ class Pool:
     def take(self, version: int) -> TakenGroups:
         """Remove the groups of a training step from the pool, and return them in order of arrival.
 
-        First, drop calls whose weights are too old, and then groups that have too few calls left.
+        First, drop calls whose weights are too old. Then drop groups that have too few calls left.
         If the job's sample-collection method takes everything, take all remaining groups. With any
         other method, take no group if too few groups remain for a step. Otherwise take the newest
-        groups, at most `batch_size`, because they were sampled by the weights closest to the
-        current weights.
+        groups, at most `batch_size`. Their weights are closest to the current weights.
 
         `version` is the version of the weights that will be trained.
         """
@@ -340,8 +340,8 @@ class Pool:
         return counts
 
     def take_dropped(self) -> dict[str, str]:
-        """Return the groups that were dropped since the previous call of this method, each id with
-        the reason."""
+        """Return the groups that were dropped since the previous call of this method. The result
+        has the reason for each group id."""
         dropped, self.dropped = self.dropped, {}
         return dropped
 
@@ -360,8 +360,8 @@ class Pool:
         return dict.fromkeys(dropped, REJECTED_VERSION)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add an ended group to the groups that wait for training, and return None. If the group
-        cannot be trained, return the reason instead."""
+        """Add an ended group to the groups that wait for training. Return None, or the reason if
+        the group cannot be trained."""
         if group.is_sampled_by(self._rejected()):
             return REJECTED_VERSION
         reason = why_not_pooled(group, self._job)
@@ -379,7 +379,8 @@ class Pool:
         return reason
 
     def drop_distrusted(self) -> None:
-        """Drop the waiting groups that were sampled by a distrusted version."""
+        """Drop the waiting groups that were sampled by a distrusted version. The engine may have
+        had other weights under the number of such a version."""
         for group in self._finished:
             if group.is_sampled_by(self._distrusted):
                 self._finished.remove(group.group_id)

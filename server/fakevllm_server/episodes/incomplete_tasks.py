@@ -27,7 +27,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTask:
-    """A task that was removed from the waiting tasks before all its episodes had arrived."""
+    """A task that did not get all its episodes in time, and was removed from the waiting tasks."""
 
     task_id: str
     episodes: Sequence[ScoredEpisode]
@@ -35,8 +35,8 @@ class ExpiredTask:
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        """Return the reason why the episodes of this task are not pooled for training as a group,
-        or None if they may be pooled."""
+        """Return the reason why the episodes of this task cannot be pooled as a group. Return None
+        if they may be pooled. Pooled episodes wait for training."""
         if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None
@@ -53,7 +53,7 @@ class CompletedTask:
 
 
 class WaitingTasks:
-    """The tasks that wait for more episodes, because they have fewer than `num_repeat`."""
+    """The tasks that have fewer than `num_repeat` episodes, and wait for more."""
 
     def __init__(self, num_repeat: int) -> None:
         self._num_repeat = num_repeat
@@ -72,9 +72,9 @@ class WaitingTasks:
         """Add an episode to a task. Return all episodes of the task if the task is now complete,
         else None.
 
-        `new_episode` creates the episode from its index in the task. Each new episode restarts the
-        waiting time of its task. The waiting time is counted from the next call of `pop_expired`,
-        because this method does not know the time.
+        `new_episode` creates the episode from its index in the task. Each new episode starts the
+        waiting time of its task again. The waiting time is counted from the next call of
+        `pop_expired`, because this method does not know the time.
         """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)

@@ -1,10 +1,12 @@
-"""Decide whether waiting groups and episodes belong to the job that is started. This module does no
-I/O.
+"""Decide if waiting groups and episodes belong to the job that is started. This module does no I/O.
 
 Groups and episodes that wait for a training step belong to the job for which they were collected.
-Rewards of two jobs cannot be compared: two experiments may use the same task id for different
-tasks, and two models answer differently. Jobs count as the same job if they differ only in how they
-train, for example in learning rate or batch size.
+
+Rewards of two jobs cannot be compared. Two experiments may use the same task id for different
+tasks, and two models answer differently.
+
+Two jobs count as the same job if they differ only in how they train, for example in learning rate
+or batch size.
 """
 
 from __future__ import annotations

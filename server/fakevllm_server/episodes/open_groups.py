@@ -32,7 +32,7 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All groups of proxies that have not ended, because their rewards have not arrived."""
+    """All groups of proxies whose rewards have not arrived. These groups have not ended."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call
@@ -49,8 +49,8 @@ class OpenGroups:
         return group_id in self._groups
 
     def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int:
-        """Add a captured call to its group, which is created if it does not exist. Return the index
-        of the call among the calls of its sibling."""
+        """Add a captured call to its group. If the group does not exist, create it. Return the
+        index of the call among the calls of its sibling."""
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
         calls = group.calls[sibling.index]
         calls.append(call)
@@ -60,8 +60,8 @@ class OpenGroups:
         return len(calls) - 1
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call with the array of prompt ids that an equal earlier prompt of its group
-        has, so that the prompt is kept, encoded and hashed once."""
+        """Return the call with a shared array of prompt ids. If an earlier call of the group has an
+        equal prompt, its array is used. The prompt is then kept, encoded and hashed only once."""
         group = self._groups.get(group_id)
         known = [] if group is None else [own[-1] for own in group.calls.values() if own]
         for other in known:
@@ -74,7 +74,8 @@ class OpenGroups:
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float
     ) -> None:
-        """Add a group from before a restart, as if its last call had ended at `now`."""
+        """Add a group from before a restart. It is treated as if its last call had ended at
+        `now`."""
         for index, sibling_calls in calls.items():
             for call in sibling_calls:
                 self.add(SiblingRef(group_id, index), call, now)
@@ -89,7 +90,7 @@ class OpenGroups:
 
     def pop_expired(self, now: float) -> dict[str, str]:
         """Remove the groups without a call for MAX_OPEN_S seconds. If there are too many groups or
-        tokens, also remove the groups whose last call is oldest.
+        tokens, also remove the groups with the oldest last call.
 
         Return the reason for each removed group id.
         """

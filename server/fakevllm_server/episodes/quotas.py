@@ -10,16 +10,16 @@ the slowest pace of the mixes. In this comparison, tasks that the mix has begun 
 
 Four more rules apply:
 
-* A completed task that is dropped before it is trained no longer counts as completed. Another task
-  of its mix may then take its place.
+* A completed task may be dropped before it is trained. It then no longer counts as completed, and
+  another task of its mix may take its place.
 * Mixes wait only for mixes that are present. A mix is present if it requests claims or has running
   episodes.
-* A mix that was absent continues at the pace of the present mixes. It does not catch up on the
+* A mix that was absent continues at the pace of the present mixes. It does not make up for the
   tasks that it missed.
-* A mix is *unproductive* if many of its tasks in a row were not pooled (not accepted for training).
-  Its pace is then raised to the slowest pace of the other mixes, so that the other mixes do not
-  wait for it. An unproductive mix may begin tasks within its share. It is productive again when one
-  of its tasks is pooled.
+* A mix is *unproductive* if many of its tasks in a row were not pooled. A pooled task is accepted
+  for training. Other mixes do not wait for an unproductive mix: its pace is raised to the slowest
+  pace of the other mixes. It may begin tasks within its share. It is productive again when one of
+  its tasks is pooled.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Mix:
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
-        """Return True if so many consecutive tasks of the mix (a named kind of tasks) were not
-        pooled for training that other mixes should not wait for it.
+        """Return True if other mixes should not wait for this mix, because many of its tasks in a
+        row were not pooled for training. A mix is a named kind of tasks.
 
         `tasks_per_batch` is the mix's share of a batch, in tasks.
         """
@@ -84,20 +84,24 @@ class _Mix:
         return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
-        """Return the number of tasks that the mix (a named kind of tasks) has completed or begun,
-        divided by the mix's share of a batch."""
+        """Return the number of tasks that the mix has completed or begun, divided by the mix's
+        share of a batch. A mix is a named kind of tasks."""
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return whether the mix (a named kind of tasks) requests claims or has running episodes.
-        Other mixes do not wait for a mix that does neither."""
+        """Return True if the mix requests claims or has running episodes. A mix is a named kind of
+        tasks.
+
+        Other mixes wait only for present mixes.
+        """
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 
 
 class MixQuotas:
-    """The quotas and task counts of all mixes (named kinds of tasks), for one run of the engine."""
+    """The quotas and task counts of all mixes, for one run of the engine. A mix is a named kind of
+    tasks."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -111,11 +115,12 @@ class MixQuotas:
         return len(self._mixes)
 
     def may_begin(self, name: str, share: float, lead: float, task_id: str, now: float) -> bool:
-        """Return whether a client may claim an episode of this task, which belongs to the mix
+        """Return True if a client may claim an episode of this task, which belongs to the mix
         `name`.
 
         `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
-        may run ahead of its share. More episodes of a task that has begun may always be claimed.
+        may run ahead of its share. If a task has begun, further episodes of this task may always be
+        claimed.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -136,15 +141,15 @@ class MixQuotas:
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
         """Record the end of an episode. `claimed_task_id` is the task for which the client claimed
-        the episode. `task_id` is the task for which the client submitted the result; it may
-        differ."""
+        the episode. `task_id` is the task for which the client submitted the result. It may differ
+        from `claimed_task_id`."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
             self._open_task(mix, task_id, now).num_ended += 1
             self.abandoned(claimed_task_id, now)
 
     def abandoned(self, task_id: str, now: float) -> None:
-        """Record that an episode of the task no longer runs, and has no result for the task.
+        """Record that an episode of the task no longer runs and has given no result.
 
         If the task has no other episode, the task no longer counts as begun.
         """
@@ -157,11 +162,13 @@ class MixQuotas:
         mix.num_not_pooled += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
-        """Record that the group of a task is complete, and whether the group was pooled (accepted
-        for training).
+        """Record that the group of a task is complete. Also record if the group was pooled, which
+        means accepted for training.
 
-        A task that is not pooled does not count for its mix's share, so that another task may take
-        its place. Episodes of the task that are still running belong to the task's next group.
+        A task that is not pooled does not count for its mix's share. Another task may take its
+        place.
+
+        Episodes of the task that are still running belong to the task's next group.
         """
         mix = self._mix_of_task.get(task_id)
         if mix is None:
@@ -179,14 +186,14 @@ class MixQuotas:
 
     def dropped(self, group_id: str) -> None:
         """Record that a pooled group was dropped. Its task then no longer counts for the share of
-        its mix (a named kind of tasks)."""
+        its mix. A mix is a named kind of tasks."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes (named kinds of tasks) that have no open task and have sent no claim
-        request lately. Call this method periodically."""
+        """Remove the mixes that have no open task and have sent no claim request lately. A mix is a
+        named kind of tasks. Call this method periodically."""
         absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
@@ -194,8 +201,8 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix (a named kind of tasks). Return the mix, with its share
-        set to `share` and its pace raised if the mix was absent."""
+        """Record a claim request of a mix (a named kind of tasks). Return the mix. Its share is set
+        to `share`. If the mix was absent, its pace is raised."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share
@@ -216,14 +223,14 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the task with this id. If no episode of it has been claimed or ended yet, begin
-        the task for `mix`, a named kind of tasks."""
+        """Return the task with this id. If no episode of the task has been claimed or ended yet,
+        begin the task for `mix`, which is a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has no running episode and no ended episode. Return True if the task
-        was closed."""
+        """Close the task if it has neither a running episode nor an ended episode. Return True if
+        the task was closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

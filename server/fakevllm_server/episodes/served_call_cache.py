@@ -14,8 +14,8 @@ MAX_TOKENS = 1_000_000
 
 
 class ServedCalls:
-    """A cache with one model call for each recent passive group (the answers to one request of an
-    app). It is the call whose answer the app received."""
+    """A cache with one model call for each recent passive group. A passive group is the answers to
+    one request of an app. The cached call is the call whose answer the app received."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -34,8 +34,8 @@ class ServedCalls:
             self._num_tokens -= _length(oldest)
 
     def find(self, group_id: str | None) -> RecordedCall | None:
-        """Return the model call of this group whose answer the app received, or None if it is not
-        cached."""
+        """Return the model call of this group whose answer the app received. Return None if the
+        call is not cached."""
         return None if group_id is None else self._calls.get(group_id)
 
 

@@ -37,8 +37,8 @@ class IllegalTransition(Exception):
 
 
 class EngineLifecycle:
-    """The engine's status, the training step for which groups are being collected, and the version
-    of the weights that the engine serves."""
+    """The engine's status. It also has the training step for which groups are being collected, and
+    the version of the weights that the engine serves."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
@@ -58,8 +58,8 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """Number of the first step that can train a group that ends now. While a step runs, that is
-        the step after it."""
+        """Number of the first step that can train a group that ends now. While a step runs, this is
+        the following step."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
@@ -82,22 +82,22 @@ class EngineLifecycle:
         return now - self._since
 
     def seconds_rolling(self, now: float) -> float:
-        """Return the total number of seconds that the engine has been in the state ROLLING, the
-        only state in which clients may claim episodes.
+        """Return the total number of seconds that the engine has been in the state ROLLING. Clients
+        may claim episodes only in this state.
 
         Quotas use this number as a clock that stops in all other states.
         """
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Return True if the state ROLLING_POST, in which claimed episodes get time to end, is
-        over.
+        """Return True if the state ROLLING_POST is over. In this state, claimed episodes get time
+        to end.
 
-        It is over when no claimed episode is left, or after POST_DEADLINE_S seconds.
+        The state is over when no claimed episode is left, or after POST_DEADLINE_S seconds.
         """
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Return the version number for the next weights. It is always higher than the current
-        number, even if the next weights are those of a restored checkpoint."""
+        """Return the version number for the next weights. The number is always higher than the
+        current number. This holds even if the next weights come from a restored checkpoint."""
         return self.version + 1

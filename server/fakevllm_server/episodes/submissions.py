@@ -25,8 +25,8 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, with a hash of the request's body. The hash shows whether a later
-    request with the same key is the same request."""
+    """The reply to a request, with a hash of the request's body. The hash shows if a later request
+    with the same key is really the same request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -62,8 +62,8 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """Remove the model calls from all cached replies except the newest MAX_WITH_CALLS that have
-        calls, to save memory."""
+        """To save memory, remove the model calls from old cached replies. Only the newest
+        MAX_WITH_CALLS replies with calls keep them."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)
@@ -80,8 +80,8 @@ def hash_of(request: BaseModel) -> bytes:
     """Return a hash of all fields of a request that can change its effect.
 
     The hash leaves out the metadata, which has no effect and may be nested too deeply for
-    serialization. It also leaves out the digest of the reward hooks, because older proxies do not
-    send it.
+    serialization. The hash also leaves out the digest of the reward hooks, because older proxies do
+    not send this digest.
     """
     exclude = {"metadata": True, "hook_hash": True, "workflow_output": {"metadata"}}
     body = request.model_dump_json(exclude=exclude)

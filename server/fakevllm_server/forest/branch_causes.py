@@ -2,13 +2,13 @@
 
 A session is a conversation of an app, and its calls are the model calls of this conversation.
 Normally a call *extends* an earlier call: its prompt begins with the prompt and the response of
-that call, so both share these tokens in training. A call *drifts* if its prompt should repeat
-tokens of an earlier call, but an app, a chat template or a parser has changed these tokens. Drift
-only costs additional compute.
+that call. Both calls then share these tokens in training. A call *drifts* if its prompt should
+repeat tokens of an earlier call, but some of the tokens have changed. An app, a chat template or a
+parser may have changed them. Drift only costs additional compute.
 
 The cause is searched in the token ids first. If the vocabulary can decode ids, the cause is then
-searched in the text. If no cause is found, it is `unknown`. This module only counts causes, and
-never changes tokens.
+searched in the text. If the search finds no cause, the cause is `unknown`. This module only counts
+causes, and never changes tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fakevllm_server.forest.consecutive_nodes import first_difference
 
 
 class Cause(StrEnum):
-    """The relation between a call's prompt and the earlier calls of its session: whether the prompt
-    extends an earlier call, and if not, why not."""
+    """The relation between a call's prompt and the earlier calls of its session. Either the prompt
+    extends an earlier call, or the cause says why it does not."""
 
     FIRST = "first"
     """The session has no earlier call."""
@@ -85,8 +85,8 @@ the largest number of tokens with the prompt are compared, and of these the newe
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """One model call of a session (a conversation of an app), with the fields that `find_causes`
-    reads."""
+    """One model call of a session, with the fields that `find_causes` reads. A session is a
+    conversation of an app."""
 
     session: Hashable
     group: Hashable
@@ -101,9 +101,9 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return for each call a Cause: the reason why its tokens extend, or branch off from, the
-    earlier calls of its session. The calls of each session must be in the order in which they were
-    made.
+    """Return a Cause for each call. A Cause says that the call's tokens extend an earlier call of
+    its session, or why they branch off. The calls of each session must be in the order in which
+    they were made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
     of tokens that are decoded and compared as text. Once this number is exceeded, each further call
@@ -141,9 +141,9 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position in the prompt at which the last message begins, which is the
-        beginning of the answer. `message_start` is the token id that begins every message. Return
-        None if `message_start` is None or does not occur."""
+        """Return the position of the answer's beginning in the prompt. The last message of the
+        prompt begins there. `message_start` is the token id that begins every message. Return None
+        if `message_start` is None or does not occur."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
@@ -233,8 +233,8 @@ class _Session:
         `shared` is the number of equal tokens at the beginning of both. `extends` is true if
         `prompt` begins with all tokens of another earlier call.
 
-        The cause is `unknown` if the first difference is inside the earlier call's answer, or in
-        the template text that begins the answer.
+        The cause is `unknown` if the first difference is inside the earlier call's answer. It is
+        also `unknown` if the first difference is in the template text that begins this answer.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -255,9 +255,10 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Compare the two texts with increasing tolerance: for other token ids, special tokens, white
-    space, formatting of tool calls, and reasoning. Return the Cause of the first comparison that
-    finds no difference, or None if all comparisons find a difference."""
+    """Compare the two texts with increasing tolerance. The differences are, in this order: other
+    token ids, special tokens, white space, formatting of tool calls, and reasoning. Return the
+    Cause of the first comparison that finds no difference, or None if all comparisons find a
+    difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,

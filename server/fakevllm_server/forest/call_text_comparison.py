@@ -1,8 +1,8 @@
 """Compare the texts of two calls, ignoring changes that chat templates and parsers make.
 
-Each comparison normalizes both texts, and then tests whether the later text begins with the earlier
-text. The comparisons are ordered by tolerance. Each comparison ignores all kinds of changes that
-the previous one ignores, and one more kind.
+Each comparison normalizes both texts. Then it tests if the later text begins with the earlier text.
+The comparisons are ordered by tolerance. Each comparison ignores the same kinds of changes as the
+previous comparison, and one more kind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Known properties of the tokenizer: how to decode ids, and which ids are special. If
-    properties are not known, `find_causes` finds the causes of fewer branches."""
+    """Known properties of the tokenizer: how to decode ids, and which ids are special. With unknown
+    properties, `find_causes` finds the causes of fewer branches."""
 
     decode: Decode | None = None
     """Function from ids to text. The text includes special tokens."""
@@ -81,9 +81,9 @@ class TextPair:
         return re.sub("|".join(map(re.escape, self.special)), _MARK, text)
 
     def _mark_turns(self, text: str) -> str:
-        """Replace each special token by a mark, which separates the parts of the text. If a line
-        with a role name follows a special token, replace the line break after the role name by a
-        mark too."""
+        """Replace each special token by a mark. Marks separate the parts of the text. If a line
+        with a role name follows a special token, also replace the line break after the role name by
+        a mark."""
         return _ROLE.sub(rf"{_MARK}\1{_MARK}", self._mark_special_tokens(text))
 
     def _without_special_tokens(self, text: str) -> str:

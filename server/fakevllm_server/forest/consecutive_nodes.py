@@ -1,5 +1,5 @@
-"""Slices, which are ranges [start, end) of consecutive node numbers, and the search for the first
-difference of two token sequences. A path in a forest is a sequence of slices."""
+"""Slices, and the search for the first difference of two token sequences. A slice is a range
+[start, end) of consecutive node numbers. A path in a forest is a sequence of slices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def append_slice(path: Slices, start: int, end: int) -> Slices:
 
 
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
-    """Return the first position in [start, end) at which the two arrays differ, or `end` if there
-    is no difference.
+    """Return the first position in [start, end) at which the two arrays differ. Return `end` if
+    they do not differ there.
 
-    The search compares blocks of the arrays, so it costs about as much as copying them.
+    The search compares blocks of the arrays. Therefore it costs about the same as copying the
+    arrays.
     """
     if one[start:end] == other[start:end]:
         return end

@@ -1,10 +1,10 @@
 """Divide calls into pieces whose forests fit a token budget.
 
 A piece is a set of model calls that go through the model together. The forest of a piece has one
-node for each distinct prefix of its calls, so a common prefix is computed once in each piece. For
-example, let N calls share a prompt of P tokens, and let each have a response of R tokens. One piece
-with all calls has P + NR nodes. If the calls are divided into m pieces, these have mP + NR nodes in
-total.
+node for each distinct prefix of its calls. Therefore a common prefix is computed once in each
+piece. For example, let N calls share a prompt of P tokens, and let each have a response of R
+tokens. One piece with all calls has P + NR nodes. If the calls are divided into m pieces, these
+have mP + NR nodes in total.
 
 `pack` finds the pieces in three stages:
 
@@ -41,10 +41,10 @@ def pack(
     token is a node, and a common prefix of a piece's calls is counted once.
 
     Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
-    calls alone has more tokens. The largest piece comes first, so that an out-of-memory error
-    occurs in the first piece. `groups` has the group of each call. The calls of a group stay in one
-    piece if they follow each other in depth-first order and fit. Raises ValueError if `max_tokens`
-    is below 1.
+    calls alone has more tokens. The largest piece comes first. An out-of-memory error then occurs
+    in the first piece. `groups` has the group of each call. The calls of a group stay in one piece
+    if two conditions hold. They follow each other in depth-first order, and they fit into one
+    piece. Raises ValueError if `max_tokens` is below 1.
 
     Compute the denominators of a loss from the whole batch, not from one piece.
 
@@ -85,9 +85,9 @@ def _length(forest: Forest, call: int) -> int:
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
     """Return (order, shared). `order` has the indices of the calls, in depth-first post-order of
-    their last nodes. `shared` has one number for each call in this order: the length of the longest
-    prefix that the call shares with any earlier call in the order. The directly preceding call
-    always shares this longest prefix."""
+    their last nodes. `shared` has one number for each call in this order. The number is the length
+    of the longest prefix that the call shares with any earlier call in the order. The directly
+    preceding call always shares this longest prefix."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -102,8 +102,8 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return the number of nodes that two paths share at their beginning: the path of a call, and
-    the path from the root to the node `last`."""
+    """Return the number of nodes that two paths have in common at their beginning. One path is that
+    of a call. The other path leads from the root to the node `last`."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -143,15 +143,16 @@ def _cheapest_runs(
     """Divide the sorted calls into consecutive runs at the lowest cost. Each run is an index range
     [first, last). The runs are returned in ascending order.
 
-    shared[i] is the number of tokens that call i shares with the preceding call, and new[i] is the
+    shared[i] is the number of tokens that call i shares with the preceding call. new[i] is the
     number of its other tokens. The run [i, j) has shared[i] + new[i] + … + new[j - 1] nodes. This
     must be at most `max_tokens`. If call i alone has more tokens than `max_tokens`, its length is
     the limit.
 
     The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
     cheapest division of the first j calls is computed from the cheapest divisions of fewer calls.
-    Its last run [i, j) has the cheapest start i among those for which the run fits. The smallest
-    start that fits never decreases as j grows, so a monotonic queue of starts makes each step fast.
+    Among the starts i for which the last run [i, j) fits, the cheapest is chosen. The smallest
+    start that fits never decreases as j grows. Therefore a monotonic queue of starts makes each
+    step fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -190,9 +191,9 @@ def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls into pieces (sets of calls that go through the model together) of
-    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
-    last). Return a list of runs for each piece."""
+    """Combine small runs of calls into pieces of at most `max_tokens` nodes, by first-fit
+    decreasing bin packing. A piece is a set of calls that go through the model together. A run is
+    an index range [first, last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

@@ -1,16 +1,19 @@
-"""Find the log-probabilities that must be computed for a forest, and the calls that use each of
-them.
+"""Find the log-probabilities that must be computed for a forest, and the calls that use each
+log-probability.
 
-An *edge* is one token that is predicted from one node, at one temperature, from one set of allowed
-tokens. The log-probability of an edge is computed once, and is used by all calls that contain the
-edge. The loss still has one term for each token of each call, so it equals the loss without
-sharing. The backward pass adds up the gradients of all terms that use an edge. Merging these terms
-into one, for example by summing advantages, would be wrong, because a clipped loss is not linear in
-the advantage.
+An *edge* is the prediction of one token. It starts at one node, and has one temperature and one set
+of allowed tokens.
+
+The log-probability of an edge is computed once, and is used by all calls that contain the edge. The
+loss still has one term for each token of each call, so it equals the loss without sharing. The
+backward pass adds up the gradients of all terms that use an edge. It would be wrong to merge these
+terms into one term, for example by summing advantages, because a clipped loss is not linear in the
+advantage.
 
 Edges are computed for whole ranges of consecutive nodes. The number of Python steps therefore grows
-with the number of trained spans and of segments (parts of the forest without a branch). It grows
-with the number of tokens only if neighbouring tokens have different sets of allowed tokens.
+with the number of trained spans and with the number of segments, which are parts of the forest
+without a branch. It grows with the number of tokens only if neighbouring tokens have different sets
+of allowed tokens.
 """
 
 from __future__ import annotations
@@ -85,9 +88,9 @@ class TrainedSpans:
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
         """Yield the nodes of the trained tokens in order of position, as tuples (kind, begin, end).
-        Each tuple stands for a range [begin, end) of consecutive nodes whose tokens are predicted
-        by heads (rows of logits) of the same kind. The kind of a head is (temperature, set of
-        allowed tokens)."""
+        Each tuple stands for a range [begin, end) of consecutive nodes. The tokens of these nodes
+        are predicted by heads (rows of logits) of the same kind. The kind of a head is
+        (temperature, set of allowed tokens)."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -144,7 +147,7 @@ above 1 only inside a segment, so no other link has a head among these nodes."""
 
 class _EdgeIndex:
     """A lookup from predicted nodes to edges, which are the predictions of these nodes' tokens. The
-    heads (rows of logits) of all its edges have the same temperature and the same set of allowed
+    heads (rows of logits) of these edges all have the same temperature and the same set of allowed
     tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
@@ -175,10 +178,10 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the heads (rows of logits) and edges (predicted tokens) for some links, and return
-        the lookup from predicted nodes to the new edges. A link is a tuple (predicting node,
-        predicted node, number of consecutive node pairs). The links must be sorted and must not
-        overlap. `kind` is the temperature and the set of allowed tokens of all new heads."""
+        """Add the heads (rows of logits) and edges (predicted tokens) for some links. Return the
+        lookup from predicted nodes to the new edges. A link is a tuple (predicting node, predicted
+        node, number of consecutive node pairs). The links must be sorted and must not overlap.
+        `kind` is the temperature and the set of allowed tokens of all new heads."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []
@@ -247,8 +250,9 @@ def _links(
     """Yield the links that predict the nodes of `runs`. A link is a tuple (predicting node,
     predicted node, number of consecutive node pairs).
 
-    The first node of a segment (a range of nodes without a branch) is predicted by its parent,
-    which is in another segment. Each other node is predicted by the node with the preceding number.
+    A segment is a range of nodes without a branch. The first node of a segment is predicted by its
+    parent, which is in another segment. Every other node is predicted by the node with the
+    preceding number.
     """
     for start, end in runs:
         index = bisect_left(segment_starts, start)

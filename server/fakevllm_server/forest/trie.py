@@ -33,7 +33,7 @@ class CallTokens:
     """The tokens of one model call, and the positions that are trained.
 
     The caller keeps all other data of the call, such as advantage and log-probabilities, under the
-    call's index. The constructor raises ValueError in three cases: the trained spans are invalid,
+    call's index. The constructor raises ValueError in three cases. The trained spans are invalid,
     the number of allowed sets differs from the number of tokens, or the temperature of a trained
     call is not positive and finite.
     """
@@ -199,7 +199,8 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment (a range of nodes without a branch) of the trie while the trie is built."""
+    """A segment of the trie while the trie is built. A segment is a range of nodes without a
+    branch."""
 
     source: array[int]
     """Ids of a call that contains this run."""
@@ -222,8 +223,8 @@ class _Run:
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert the token ids of a call into the trie. `children` has the runs (ranges of nodes
-    without a branch) at the root of the trie, by their first token."""
+    """Insert the token ids of a call into the trie. `children` has the runs at the root of the
+    trie, by their first token. A run is a range of nodes without a branch."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])

@@ -18,7 +18,7 @@ _OF_OWNER = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
 
 
 class CallReader:
-    """Reads captured calls, and keeps their prompts in memory (see PromptReader)."""
+    """A reader of captured calls. It keeps their prompts in memory (see PromptReader)."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db

@@ -3,7 +3,7 @@ log-probabilities), and facts as JSON.
 
 The first bytes of all numbers are compressed as one stream, then the second bytes, and so on. Token
 ids then take about half of their bytes, because their high bytes are nearly always equal. The low
-bytes of log-probabilities are random, and are stored as they are.
+bytes of log-probabilities are random, and are stored without compression.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compress_numbers(data: bytes) -> bytes:
 
 def decompress_numbers(compressed: bytes) -> bytes:
     """Return the data that `compress_numbers` has compressed. Raises ValueError if it is damaged.
-    Some damage is not detected, and gives other data."""
+    Some damage is not detected. The returned data are then wrong."""
     parts: list[bytes] = []
     for _ in range(WIDTH):
         part, compressed = _inflated(compressed)
@@ -57,7 +57,7 @@ def compress_facts(text: str) -> bytes:
 
 def decompress_facts(compressed: bytes) -> str:
     """Return the facts that `compress_facts` has compressed. Raises ValueError if they are damaged.
-    Some damage is not detected, and gives another text."""
+    Some damage is not detected. The returned text is then wrong."""
     text, rest = _inflated(compressed, _TYPICAL_FACTS)
     if rest:
         raise ValueError("more bytes than were compressed")

@@ -1,7 +1,8 @@
 """The one thread that writes the journal, in group commits.
 
 While a transaction is being flushed to disk, further changes arrive. They are written together in
-the next transaction. Therefore many concurrent requests need hardly more flushes than a few.
+the next transaction. Therefore many concurrent requests need only slightly more flushes than a few
+requests.
 
 If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile the
 changes are queued in memory, and are not in the file yet. Clients get no acknowledgement for them.
@@ -35,8 +36,8 @@ _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the journal: a function that changes rows, with a label. It is always applied
-    within one transaction."""
+    """A change of the journal: a function that changes rows, with a label. A change is always
+    applied within one transaction."""
 
     label: str
     """Kind of the change. Tests use it to end the process at a certain change."""
@@ -54,8 +55,7 @@ class _Waiter:
 
 
 class JournalWriter:
-    """The queue of changes that wait to be written to the journal, and the thread that writes
-    them."""
+    """The queue of changes for the journal, and the thread that writes them."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class JournalWriter:
 
     @property
     def written_position(self) -> int:
-        """Number of the newest change that is on disk. All changes that were queued before it are
-        on disk too."""
+        """Number of the newest change that is on disk. All changes that were queued before this
+        change are on disk too."""
         return self._num_written
 
     @property
@@ -113,7 +113,8 @@ class JournalWriter:
             return self._num_put
 
     async def wait_written(self, position: int, limit_s: float | None = None) -> None:
-        """Wait until the change with the number `position`, and all changes before it, are on disk.
+        """Wait until the change with the number `position` is on disk. All earlier changes are then
+        on disk too.
 
         Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """
@@ -210,7 +211,7 @@ class JournalWriter:
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
     """Wake the asyncio tasks that wait for a write. The tasks may belong to several event loops.
-    Each event loop gets one callback, which wakes all tasks of this loop."""
+    Each event loop gets one callback. The callback wakes all tasks of this loop."""
     futures = [waiter.written for waiter in waiters]
     for loop in {future.get_loop() for future in futures}:
         own = [future for future in futures if future.get_loop() is loop]

@@ -50,8 +50,8 @@ def m006_prompts(db: Connection) -> None:
 
 
 def m007_releases(db: Connection) -> None:
-    """Add the history of releases, and checkpoints of versions that training has left. Both are
-    empty for earlier runs."""
+    """Add the history of releases, and the side checkpoints. A side checkpoint belongs to a version
+    that training has left by going back. Both are empty for earlier runs."""
     db.exec_driver_sql(
         """
         CREATE TABLE side_checkpoints (

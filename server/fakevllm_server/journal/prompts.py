@@ -1,11 +1,11 @@
-"""Store the long prompts of captured calls. Calls with the same prompt share one row, and each
-prompt stores only what it adds to an earlier one (see fakevllm_runtime/contents.py). Pieces are
-compressed.
+"""Store the long prompts of captured calls. Calls with the same prompt share one row. A prompt
+stores only the parts that differ from an earlier prompt (see fakevllm_runtime/contents.py). Pieces
+are compressed.
 
-Triggers count the calls of each prompt and the prompts of each piece. They delete a prompt with its
-last call, and a piece with its last prompt. So a call may be deleted by any statement, and what
-another call needs stays. Ids are never used twice, because the recent contents in memory refer to
-them.
+Triggers count the calls of each prompt and the prompts of each piece. When its last call is
+deleted, a trigger deletes a prompt. When its last prompt is deleted, a trigger deletes a piece. So
+any statement may delete a call, and the data of other calls stay. Ids are never used twice, because
+the recent contents in memory refer to ids.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _StoredPrompt:
 
 
 class RecentPrompts:
-    """The latest prompts, in memory. Their rows may have been deleted since."""
+    """The latest prompts, in memory. Their rows may have been deleted in the meantime."""
 
     def __init__(self) -> None:
         self._contents = ContentStore(compress=compress_numbers, decompress=decompress_numbers)
@@ -70,7 +70,8 @@ class RecentPrompts:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Forget the prompts if the block fails, because their rows are then rolled back."""
+        """Run a block. If the block fails, forget the prompts, because their rows are then rolled
+        back."""
         try:
             yield
         except BaseException:
@@ -99,8 +100,8 @@ class RecentPrompts:
         return prompt.id
 
     def _candidates(self, prompt_ids: bytes, key: str) -> list[_StoredPrompt]:
-        """Return the latest prompt of the same group or episode, then the latest prompts that begin
-        alike."""
+        """Return the latest prompt of the same group or episode. After it come the latest prompts
+        with the same beginning."""
         own = self._by_key.get(key)
         head = prompt_ids[:HEAD_BYTES]
         alike = (
@@ -119,8 +120,8 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read the newest prompts of the file, which an earlier process has stored, without those
-        that are damaged."""
+        """Read the newest prompts of the file, which an earlier process has stored. Damaged prompts
+        are left out."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
             try:
                 content = self._contents.load(db, slices_json)
@@ -136,8 +137,9 @@ def recent_prompts(db: Connection) -> RecentPrompts:
 
 
 class PromptReader:
-    """Reads prompts. It keeps the latest prompt in memory, because siblings have the same one, and
-    all pieces, because prompts share them. Use one reader for one read of the journal."""
+    """Reads prompts. It keeps two things in memory: the latest prompt, because siblings have the
+    same prompt, and all pieces, because prompts share pieces. Use one reader for one read of the
+    journal."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -166,8 +168,8 @@ class PromptReader:
 
 
 def forget_unused(db: Connection, prompt_id: int) -> None:
-    """Delete a prompt if no call has it. Use this for a call that turned out to be in the journal
-    already, after its prompt was stored a second time."""
+    """Delete a prompt if no call has it. Use this function if a call was stored again, and turns
+    out to be in the journal already. Its prompt may then be stored without a call."""
     db.exec_driver_sql(_FORGET_UNUSED, (prompt_id,))
 
 

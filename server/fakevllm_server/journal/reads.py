@@ -50,8 +50,8 @@ class PlannedBatch:
 
 @dataclass(slots=True)
 class PendingWork:
-    """Everything that the server had acknowledged and not trained before a restart: claimed
-    episodes, open groups, samples and pooled groups, with their captured calls."""
+    """Everything that the server had acknowledged and not trained before a restart. It consists of
+    claimed episodes, open groups, samples and pooled groups, with their captured calls."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
     """Claimed episodes, with their calls."""
@@ -77,8 +77,8 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the run log (the log of trained steps and dropped groups): number of the last
-    entry, number of the last step, and highest weight version."""
+    """The end of the run log, which is the log of trained steps and dropped groups. It has the
+    number of the last entry, the number of the last step, and the highest weight version."""
 
     last_seq: int
     version: int
@@ -98,8 +98,8 @@ class ServedWeights:
 def pending_work(db: Connection, now: float) -> PendingWork:
     """Read all acknowledged work that is not trained yet.
 
-    Claims of episodes from before a restart count as active at `now`, so that they do not expire at
-    once.
+    Claims of episodes from before a restart count as active at `now`. Therefore they do not expire
+    at once.
     """
     pending = PendingWork()
     calls = CallReader(db)
@@ -137,7 +137,8 @@ def pending_work(db: Connection, now: float) -> PendingWork:
 def waiting_clients(db: Connection) -> list[str]:
     """Return the uuids of clients with ended episodes that wait to be trained.
 
-    A client is not included if it only aborted episodes, or if all of its groups were dropped.
+    Clients that only aborted episodes are not included, and neither are clients whose groups were
+    all dropped.
     """
     ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
     query = (
@@ -186,7 +187,7 @@ def served_weights(db: Connection) -> ServedWeights | None:
     both are 0.
 
     Return None if a rollback has discarded the step of these weights for good, and no other weights
-    have been served since.
+    have been served after that.
     """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
     served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
@@ -198,7 +199,7 @@ def served_weights(db: Connection) -> ServedWeights | None:
 
 
 def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
-    """Return up to `limit` entries of the run log, namely those whose number is above `after`."""
+    """Return up to `limit` entries of the run log whose number is above `after`."""
     query = "SELECT entry_json FROM entries WHERE seq > ? ORDER BY seq LIMIT ?"
     return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, after, limit)]
 
@@ -252,7 +253,7 @@ def step_sources(db: Connection, last: int) -> list[tuple[list[str], str]]:
 
 def reward_changes(db: Connection) -> list[tuple[int, str]]:
     """Return the steps whose rewards cannot be compared with earlier rewards, oldest first. Each
-    step comes with a text that says what changed. Steps that were rolled back are left out."""
+    step comes with a text that names the change. Steps that were rolled back are left out."""
     query = (
         "SELECT step, json_extract(entry_json, '$.changed') FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step) "
@@ -268,8 +269,8 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def releases(db: Connection) -> list[ReleaseRow]:
-    """Return the history of releases, oldest first. A journal that only an older server has opened
-    has none."""
+    """Return the history of releases, oldest first. If only older servers have opened the journal,
+    there is no history."""
     if not _has_releases(db):
         return []
     query = (
@@ -302,8 +303,8 @@ def _release(row: Sequence[Any]) -> ReleaseRow:
 
 
 def version_changes(db: Connection, after: int) -> list[VersionChange]:
-    """Return the entries of the run log that made a version of the weights, oldest first, from the
-    entry after the one with the number `after`."""
+    """Return the entries of the run log that made a version of the weights, oldest first. Only
+    entries with a number above `after` are returned."""
     query = (
         "SELECT seq, version, step, kind = 'step', kind = 'restored' AND "
         "COALESCE(json_extract(entry_json, '$.reason'), '') <> '', "
@@ -318,8 +319,8 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
 
 
 def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
-    """Return the checkpoints of versions that training has left, by version. A journal that only an
-    older server has opened has none."""
+    """Return the side checkpoints by version. A side checkpoint belongs to a version that training
+    has left by going back. If only older servers have opened the journal, there are none."""
     if not _has_releases(db):
         return []
     query = (
@@ -365,7 +366,8 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 
 
 def groups_trained_after(db: Connection, step: int) -> list[str]:
-    """Return the ids of the groups that were trained in steps after `step` or are planned for them.
+    """Return the ids of the groups in steps after `step`. They were trained in such a step, or are
+    planned for such a step.
 
     Trained groups are read from the run log, because old rows of the table `groups` are deleted.
     """
@@ -392,7 +394,8 @@ def last_pruned(db: Connection) -> int:
 
 
 def answering_versions(db: Connection) -> list[int]:
-    """Return the versions that answer apps as policies, the one that was pinned last at the end."""
+    """Return the versions that answer apps as policies. The version that was pinned last comes
+    last."""
     return json.loads(meta(db, ANSWERING) or "[]")
 
 
@@ -403,8 +406,8 @@ def training_limit(db: Connection) -> int | None:
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return the value that is stored under a key in the table `meta` (facts about the run), or
-    None if there is none."""
+    """Return the value of a key in the table `meta`, which has facts about the run. Return None if
+    there is no value."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 

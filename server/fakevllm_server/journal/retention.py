@@ -1,5 +1,5 @@
-"""Delete old rows of the journal: replies to old requests, and groups that no checkpoint and no
-client will need again.
+"""Delete old rows of the journal. These are replies to old requests, and groups that no checkpoint
+and no client will need again.
 
 The run log stays complete. Rows are deleted in small rounds, so that no request has to wait long
 for a round. Each round examines more rows than were added since the previous round, so the deletion

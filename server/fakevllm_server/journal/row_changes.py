@@ -44,7 +44,8 @@ _CALL_ROWS = "call_rows"
 
 
 def claimed(episode: Episode) -> Change:
-    """Store a new claim of an episode. It replaces the earlier claim of the same episode."""
+    """Store a new claim of an episode. The new claim replaces the earlier claim of the same
+    episode."""
     idempotency = episode.idempotency
     row = (
         episode.episode_id,
@@ -67,7 +68,7 @@ def claimed(episode: Episode) -> Change:
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Return episodes to the open state, in which clients can claim them, because their claims were
+    """Return episodes to the open state, in which clients can claim them. Their claims were
     aborted, given up or expired. Delete the captured calls of these claims."""
 
     def apply(db: Connection) -> None:
@@ -94,7 +95,7 @@ def episode_ended(
 ) -> Change:
     """Store the end of a claimed episode, with its reward.
 
-    If the episode completed the group of its task, `group` is this group, and `members` are all
+    If the episode completed the group of its task, `group` is this group. `members` are then all
     samples of the group, including this episode. If the episode was an evaluation, `evaluated` is
     the entry for the run log.
     """
@@ -125,8 +126,9 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """Store one of two things: the end of a passive group (the answers to one request of an app),
-    or a feedback sample (an answer of an earlier group that is trained again) with its `calls`."""
+    """Store the end of a passive group, or a feedback sample with its `calls`. A passive group is
+    the answers to one request of an app. A feedback sample is an answer of an earlier group that is
+    trained again."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
@@ -195,8 +197,8 @@ def unplanned(step: int) -> Change:
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Store that a step and its groups were trained, together with the step's checkpoint if it
-    saved one."""
+    """Store that a step and its groups were trained. If the step saved a checkpoint, store the
+    checkpoint too."""
 
     def apply(db: Connection) -> None:
         update_batch = "UPDATE batches SET state = ? WHERE step = ?"
@@ -217,7 +219,7 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
     """Delete the rows of the checkpoints of `steps`. Also delete the captured calls of the steps up
-    to `oldest_kept`. They are not needed any more, because a run that continues from a kept
+    to `oldest_kept`. These calls are not needed any more. A run that continues from a kept
     checkpoint does not train these steps again."""
     rows = [(step,) for step in steps]
 
@@ -252,8 +254,8 @@ def rolled_back(entry: LogEntry) -> Change:
 
 def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
     """Roll the run back to the end of the step in `entry`, and discard all later steps for good.
-    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept
-    beside those of the run.
+    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept as
+    side checkpoints, beside the checkpoints of the run.
 
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
@@ -269,14 +271,18 @@ def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
 
 
 def release_decided(row: ReleaseRow) -> Change:
-    """Append a decision that changes nothing else to the history of releases."""
+    """Append a decision to the history of releases. The decision has no other effect on the
+    journal."""
     return Change("release", lambda db: put_release(db, row))
 
 
 def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
-    """Append a decision with which training goes back to an earlier version, and discard all steps
-    after the common step, as `abandoned` does. Some of their checkpoints are kept beside those of
-    the run, and all other checkpoints beside them are deleted."""
+    """Append a decision with which training goes back to an earlier version. Discard all steps
+    after the common step, in the same way as `abandoned`.
+
+    Some checkpoints of the discarded steps are kept as side checkpoints, beside the checkpoints of
+    the run. All other side checkpoints are deleted.
+    """
     kept = json.dumps(sorted(back.kept))
 
     def apply(db: Connection) -> None:
@@ -310,7 +316,7 @@ def published(version: int, step: int) -> Change:
 
 
 def entry_logged(entry: LogEntry) -> Change:
-    """Store an entry of the run log that changes nothing else."""
+    """Store an entry of the run log. The entry has no other effect on the journal."""
     return Change("log", lambda db: put_entry(db, entry))
 
 
@@ -324,7 +330,8 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
-    """Keep the checkpoints of some versions after `step` beside those of the run."""
+    """Keep the checkpoints of some versions after `step` as side checkpoints, beside the
+    checkpoints of the run."""
     db.exec_driver_sql(
         "INSERT OR REPLACE INTO side_checkpoints "
         "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
@@ -334,7 +341,7 @@ def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
 
 
 def abandon(db: Connection, entry: LogEntry, step: int) -> None:
-    """Discard the steps after `step`, whose groups are `entry.lost`."""
+    """Discard the steps after `step`. Their groups are `entry.lost`."""
     db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (step,))
     db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (step,))
     for group_id in entry.lost:
@@ -346,7 +353,7 @@ def abandon(db: Connection, entry: LogEntry, step: int) -> None:
 
 
 def delete_trained_calls(db: Connection, step: int) -> None:
-    """Delete the captured calls of the steps up to `step`, so that these steps are not trained
+    """Delete the captured calls of the steps up to `step`. These steps can then not be trained
     again."""
     pruned = reads.last_pruned(db)
     db.exec_driver_sql(
@@ -436,7 +443,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
     """Store the group of a task, and assign the samples in `members` to the group.
 
-    If the group is not pooled (not kept for training), its captured calls are deleted.
+    If the group is not pooled, its captured calls are deleted. A pooled group is kept for training.
     """
     put_group(db, group)
     for sample in members:
@@ -456,8 +463,8 @@ def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
 
 
 def delete_unscored(db: Connection, group_id: str) -> None:
-    """Delete the captured calls of a group that belong to none of the group's samples, because the
-    request that ended the group does not mention the sibling."""
+    """Delete the captured calls of a group that belong to none of the group's samples. They belong
+    to siblings that were missing in the request that ended the group."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

@@ -1,6 +1,6 @@
 """The values that the journal stores, and the conversion of captured calls to rows and back.
 
-The conversion is exact: what is read equals what was written, bit by bit.
+The conversion is exact: the call that is read equals the call that was written, bit by bit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class CorruptCall(Exception):
 
 
 class CallRows:
-    """The conversion of captured calls to rows. It remembers the last prompt, because the calls of
-    a group usually share one, and hashing a long prompt costs more than the rest."""
+    """The conversion of captured calls to rows. The object remembers the last prompt, because the
+    calls of a group usually share one prompt. Hashing a long prompt costs more than all other work
+    of the conversion."""
 
     def __init__(self) -> None:
         self._prompt_ids: Sequence[int] | None = None
@@ -54,7 +55,7 @@ class CallRows:
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return one captured call as CallRows does."""
+    """Return one captured call in the same form as CallRows."""
     return CallRows().row(call)
 
 
@@ -96,7 +97,7 @@ def parse_call_row(row: CallRow) -> RecordedCall:
 
 
 def _shortest(logprobs: array[float]) -> bytes:
-    """Return log-probabilities as float32 if this loses nothing, else as float64. Most engines
+    """Return log-probabilities as float32 if no precision is lost, else as float64. Most engines
     compute in float32. A float32 has as many bytes as a token id."""
     short = array("f", logprobs)
     return short.tobytes() if array("d", short) == logprobs else logprobs.tobytes()
@@ -137,8 +138,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling (one answer of a group) or an episode with its reward. The captured calls of the
-    sample are stored under the same `owner`."""
+    """A sibling or an episode with its reward. A sibling is one answer of a group. The captured
+    calls of the sample are stored under the same `owner`."""
 
     owner: str
     index: int
@@ -148,8 +149,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. If it is not pooled (not kept for training), it also
-    has the reason."""
+    """A group that has ended, with its state. If the group is not pooled, the row also has the
+    reason. A pooled group is kept for training."""
 
     group_id: str
     state: GroupState
@@ -198,7 +199,7 @@ class ReleaseRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReturn:
-    """The return of training to an earlier version."""
+    """The data of a return of training to an earlier version."""
 
     step: int
     """Step of the version."""

@@ -1,8 +1,8 @@
 """Run one SQL statement of the journal on the connection of Python's sqlite3.
 
-SQLAlchemy takes 50 to 200 µs for a statement, and SQLite a few. Use these functions for statements
-that run for each call or each group. They run in the transaction of the SQLAlchemy connection, and
-raise the errors of sqlite3.
+SQLAlchemy takes 50 to 200 µs for a statement. SQLite itself takes a few µs. Use these functions for
+statements that run for each call or each group. The statements run in the transaction of the
+SQLAlchemy connection. Errors are those of sqlite3.
 """
 
 from __future__ import annotations

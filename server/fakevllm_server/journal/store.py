@@ -1,8 +1,9 @@
-"""The server's journal, a SQLite file: queue changes, wait until they are on disk, and read rows.
+"""The server's journal, which is a SQLite file. The module queues changes, waits until they are on
+disk, and reads rows.
 
-`put` never blocks. It gives each change a position in the queue of the writer thread. Before the
-server acknowledges a request, it waits until the request's change is on disk. A read returns only
-changes that are on disk.
+`put` never blocks. It gives each change a position in the queue of the writer thread. The server
+acknowledges a request only after the request's change is on disk. A read returns only changes that
+are on disk.
 """
 
 from __future__ import annotations
@@ -54,10 +55,8 @@ runs of the server."""
 
 
 class Journal:
-    """The journal of one run, with its writer thread and its database connections.
-
-    Call `close` when the journal is no longer used.
-    """
+    """The journal of one run, with its writer thread and its database connections. Call `close`
+    after the last use."""
 
     def __init__(self, path: Path) -> None:
         """Open the journal file, create the file if it does not exist, and apply migrations.
@@ -84,7 +83,7 @@ class Journal:
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for the writer thread, and return the queue position of the last of them.
+        """Queue changes for the writer thread. Return the queue position of the last change.
 
         The changes are written in the given order, possibly in separate transactions. Without any
         changes, return the position of the newest change in the queue.
@@ -96,8 +95,8 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """Position of the newest change on disk. All changes that were queued before it are on disk
-        too."""
+        """Position of the newest change on disk. All changes that were queued before this change
+        are on disk too."""
         return self._writer.written_position
 
     async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
@@ -108,14 +107,14 @@ class Journal:
         await self._writer.wait_written(position, limit_s)
 
     async def write(self, *changes: Change) -> None:
-        """Queue changes and wait, without a time limit, until they are on disk.
+        """Queue changes, and wait until they are on disk. The wait has no time limit.
 
         Raises JournalError if the writer has stopped.
         """
         await self.wait_written(self.put(*changes), None)
 
     async def flush(self) -> None:
-        """Wait until the queue of changes is empty, so that the next read returns all changes.
+        """Wait until the queue of changes is empty. The next read then returns all changes.
 
         Raises JournalError if the disk is slow or the writer has stopped.
         """
@@ -155,8 +154,11 @@ class Journal:
     def look_up(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function that reads one row by its key with one `execute`, and return its
-        result. This takes microseconds, because one statement needs no transaction."""
+        """Run a query function, and return its result. The function reads one row by its key with
+        one `execute`.
+
+        This takes microseconds, because one statement needs no transaction.
+        """
         with self._read_lock:
             return query(self._look_up_db, *arguments, **named)
 
@@ -198,8 +200,7 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close the database connections, and return the ConfigError that the caller is to
-        raise."""
+        """Close the database connections, and return a ConfigError. The caller must raise it."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(

@@ -1,4 +1,4 @@
-"""The journal's SQL tables. Each class of this module describes the table with the same name.
+"""The journal's SQL tables. Each class of this module describes the table of the same name.
 
 `migrations.py` creates the tables. A test checks that the classes and the created tables agree.
 Rows of four tables change their state as follows:
@@ -64,7 +64,7 @@ class Episodes(_Row, table=True):
 
 class Calls(_Row, table=True):
     """A captured LLM call with its tokens. After training, the row is kept while the call may have
-    to be trained again, which ends when a few newer checkpoints exist."""
+    to be trained again. This time ends when a few newer checkpoints exist."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
@@ -96,8 +96,8 @@ class Calls(_Row, table=True):
 
 
 class Prompts(_Row, table=True):
-    """A long prompt. Calls with the same prompt share the row. Triggers count its calls, and delete
-    the row with the last of them."""
+    """A long prompt. Calls with the same prompt share the row. Triggers count the calls of a
+    prompt, and delete the row together with the last call."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -108,8 +108,8 @@ class Prompts(_Row, table=True):
 
 
 class Pieces(_Row, table=True):
-    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers
-    count its prompts, and delete the row with the last of them."""
+    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers count the
+    prompts of a piece, and delete the row together with the last prompt."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -119,7 +119,8 @@ class Pieces(_Row, table=True):
 
 
 class Samples(_Row, table=True):
-    """An ended episode, or one sibling (answer) of an ended group, with its reward."""
+    """An ended episode with its reward, or one sibling (answer) of an ended group with its
+    reward."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
@@ -194,8 +195,9 @@ class Checkpoints(_Row, table=True):
 
 
 class SideCheckpoints(_Row, table=True):
-    """The checkpoint of a version that training has left, such as a rejected one. Its steps are not
-    part of the run any more, and their numbers were given to other steps."""
+    """The checkpoint of a version that training has left by going back to an earlier version. The
+    steps of this version are not part of the run any more. Their numbers were given to other steps.
+    """
 
     __tablename__ = "side_checkpoints"  # pyright: ignore[reportAssignmentType]
 
@@ -209,8 +211,8 @@ class SideCheckpoints(_Row, table=True):
 
 
 class Publications(_Row, table=True):
-    """Weights that the rollout engine has served, with the step that made them and their
-    version."""
+    """Weights that the rollout engine has served. A row has their version and the step that made
+    them."""
 
     version: int = Field(primary_key=True)
     step: int

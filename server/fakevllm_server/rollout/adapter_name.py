@@ -1,8 +1,8 @@
 """Send calls of the served weights to the engine's newest adapter, and show the model's name in the
 answers.
 
-An engine that holds LoRA adapters knows the served weights by the name of an adapter, which changes
-with each version. Apps know them by the name of the model.
+An engine with LoRA adapters knows the served weights by the name of an adapter, which changes with
+each version. Apps know the served weights by the name of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AdapterName:
 
     def request(self, body: Json) -> Json | None:
         """Return a request body with the adapter's name. Return None if the request names other
-        weights. A request that names none is meant for the served weights."""
+        weights. A request without a model name is meant for the served weights."""
         if body.get("model") not in (None, "", self.model):
             return None
         return body | {"model": self.adapter}
@@ -45,8 +45,8 @@ class AdapterName:
     async def answer(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the chunks of the engine's answer, with the model's name in place of the adapter's.
 
-        Only these bytes change. Texts of the model cannot contain them, because quotes within a
-        JSON string are escaped.
+        Only the bytes of the name change. Texts of the model cannot contain these bytes, because
+        quotes within a JSON string are escaped.
         """
         old, new = _field(self.adapter), _field(self.model)
         rest = b""
@@ -66,7 +66,7 @@ def _field(name: str) -> bytes:
 
 
 def _num_begun(data: bytes, pattern: bytes) -> int:
-    """Return how many of the last bytes may be the beginning of `pattern`.
+    """Return the number of last bytes that may be the beginning of `pattern`.
 
     >>> _num_begun(b'{"id":1,"mod', b'"model":"a"')
     4

@@ -89,7 +89,7 @@ class EngineFailed(Exception):
 
 
 class NotWritable(Exception):
-    """Error for a request body that cannot be written as JSON, because it has integers beyond 64
+    """Error for a request body that cannot be written as JSON. The body has integers beyond 64
     bits. Nothing was sent to the engine."""
 
 
@@ -164,8 +164,8 @@ class EngineClient:
         self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
-        """Return True if the engine answers `/health` with a status below 500, so that it can
-        answer calls."""
+        """Return True if the engine can answer calls. It then answers `/health` with a status below
+        500."""
         if self._http.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
@@ -188,8 +188,8 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` is a function that decides, for each error response of the
-        engine, whether to raise Refused. Other error responses are sent to the client. Raises
+        sent unchanged. `raises_refused` is a function. It returns True for an error response of the
+        engine if Refused must be raised. Other error responses are sent to the client. Raises
         EngineFailed if the engine fails before anything was sent to the client.
         """
         async with self._send_raw(method, path, body, headers) as response:
@@ -209,13 +209,13 @@ class EngineClient:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
         Answer fields that only the capture requested are hidden from the client. `on_finished` runs
-        before the last byte is sent, so that the call is recorded before the client sees the end of
-        the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
+        before the last byte is sent. Therefore the call is recorded before the client sees the end
+        of the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
         same errors are raised.
 
         `plain` returns the request body without the fields that the capture adds. If the engine
         refuses the body with these fields (status 400), the plain body is sent instead. If the
-        engine answers it, the call is recorded as untrainable. Raises NotWritable if the body
+        engine then answers, the call is recorded as untrainable. Raises NotWritable if the body
         cannot be written.
         """
         is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
@@ -248,15 +248,15 @@ class EngineClient:
         raises_refused: ErrorPredicate | None = None,
         version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
-        """Forward a call that samples several siblings, and send each sibling's answer as soon as
-        it is complete, as a part of one response.
+        """Forward a call that samples several siblings. Send the answer of a sibling as soon as it
+        is complete. Each answer is one part of the response.
 
         `first_index` is the index of the first sibling. `on_complete` runs before the answer of a
         choice is sent. `version_of` returns the version of the weights for the headers of an
-        answer, or None. If the engine fails after a part was sent, the response ends without the
-        answers that were not complete. Raises CannotShare if no part was sent and the siblings need
-        calls of their own, WireError for an error event of the engine, and otherwise the same
-        errors as `capture`.
+        answer, or None. If the engine fails after a part was sent, the response ends. The answers
+        that were not complete are missing. Raises CannotShare if no part was sent and the siblings
+        need calls of their own. Raises WireError for an error event of the engine. In all other
+        cases, the errors are the same as for `capture`.
         """
         if self.endpoint.is_bundled:
             body = shared.complete_body
@@ -304,7 +304,7 @@ class EngineClient:
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
         """Return an iterator over the response to a shared call, without the prompt in front of it.
-        Raises CannotShare for a response without parts that is not a stream either."""
+        Raises CannotShare for a response that has no parts and is not a stream."""
         await _read_prompt(response, shared)
         if response.content_type == _EVENT_STREAM:
             return await self._first_chunk_checked(response)
@@ -359,9 +359,9 @@ class EngineClient:
     def _send(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a POST request, as `_request` does. If it is meant for the served weights, and these
-        are an adapter of the engine, this adapter answers. Raises NotWritable if the body cannot be
-        written."""
+        """Send a POST request in the same way as `_request`. A request for the served weights is
+        sent to the engine's adapter, if the served weights are an adapter. Raises NotWritable if
+        the body cannot be written."""
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:
@@ -371,7 +371,7 @@ class EngineClient:
     def _send_raw(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request whose body is the client's own bytes, as `_send` does."""
+        """Send a request in the same way as `_send`. Its body is the client's own bytes."""
         name = self._adapter_name
         addressed = None if name is None or not body else name.raw_request(body)
         if addressed is None:
@@ -395,7 +395,7 @@ class EngineClient:
         """Send a request to the engine, and yield the response. `name` is the name of the adapter
         to which the request was sent instead of the model.
 
-        Raises EngineFailed in three cases: the connection fails, the status is not a final HTTP
+        Raises EngineFailed in three cases. The connection fails, the status is not a final HTTP
         status, or the engine answers with an error and its health check fails.
         """
         if self._http.closed:
@@ -452,7 +452,7 @@ async def _read_prompt(
 
 
 def stream_error(body: Json) -> WireError:
-    """Return the WireError for an error event, with which the engine ended a stream."""
+    """Return the WireError for an error event with which the engine ended a stream."""
     match body:
         case {"error": {"code": int(code)}} if 400 <= code < 600:
             return WireError(code, body)
@@ -474,15 +474,15 @@ async def _complete(
     shared: SharedCapture, ended: Sequence[EndedChoice]
 ) -> Sequence[CompleteChoice]:
     """Return the answers of choices that have ended. Long answers are put together in a worker
-    thread, because the event loop must go on with the streams of other apps."""
+    thread. The event loop must continue to serve the streams of other apps."""
     if sum(choice.num_bytes for choice in ended) < MIN_THREAD_BYTES:
         return shared.complete(ended)
     return await asyncio.to_thread(shared.complete, ended)
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
-    """Return the reason why the engine did not answer a call: the reason in the engine's response
-    header or, without this header, a reason derived from the HTTP status.
+    """Return the reason why the engine did not answer a call. The reason is in a header of the
+    engine's response. Without this header, the reason is derived from the HTTP status.
 
     Status 503 means here that the engine is overloaded. If the engine's health check also fails,
     EngineFailed is raised before this function is called.
@@ -497,7 +497,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Return an iterator over a response's body. The model has the name that apps know."""
+    """Return an iterator over a response's body. The adapter's name in the body is replaced by the
+    model name that apps know."""
     name = response.adapter_name if isinstance(response, _Response) else None
     return _raw_chunks(response) if name is None else name.answer(_raw_chunks(response))
 
@@ -561,8 +562,8 @@ async def _send_stream(
 ) -> None:
     """Send a stream to the client.
 
-    If the engine fails during the stream, the stream ends with an error event, so that the client
-    does not take the incomplete answer for a complete one.
+    If the engine fails during the stream, the stream ends with an error event. The client then does
+    not mistake the incomplete answer for a complete one.
     """
     await start_stream(send, status, headers)
     error = internal_error().body
@@ -576,11 +577,11 @@ async def _send_stream(
 
 
 def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Return an answer in the client's format: translated by `exchange`, or unchanged if `exchange`
-    is None.
+    """Return an answer in the client's format. The answer is translated by `exchange`. If
+    `exchange` is None, the answer is returned unchanged.
 
-    Raises Refused if the answer cannot be translated. EngineFailed is not raised, because it would
-    cause a retry, which would sample a second answer.
+    Raises Refused if the answer cannot be translated. EngineFailed is not raised in this case. It
+    would cause a retry, and the retry would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)

@@ -1,11 +1,11 @@
 """Decide from a call's sampling parameters whether the call may be trained on.
 
-The trainer computes the probability of a token with a softmax at the call's temperature, over the
-whole vocabulary or over a set of tokens that the engine reports. A call must not be trained on if
-its tokens were sampled from another distribution. This happens in two cases:
+The trainer computes the probability of a token with a softmax at the call's temperature. The
+softmax is over the whole vocabulary, or over a set of tokens that the engine reports. A call must
+not be trained on if its tokens were sampled from another distribution. This happens in two cases:
 
-* a parameter changed the proportions between tokens (penalties, logit bias, ...);
-* a parameter restricted the vocabulary, and the engine does not report the remaining set (top-p,
+* A parameter changed the proportions between tokens (penalties, logit bias, ...).
+* A parameter restricted the vocabulary, and the engine does not report the remaining set (top-p,
   grammars, ...).
 
 The module does no I/O.
@@ -63,8 +63,7 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
     None if they may be trained on.
 
     `sampling` contains the engine's defaults, overridden by the request's parameters that are not
-    null. `reports_allowed` is True if the engine reports, for each token, the set that it was
-    sampled from.
+    null. `reports_allowed` is True if the engine reports the set from which each token was sampled.
     """
     if sampling_temperature(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
@@ -74,7 +73,7 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
 
 
 def truncations(sampling: Json) -> list[str]:
-    """Return the names of the sampling parameters in use that exclude tokens from sampling, such as
+    """Return the names of the used sampling parameters that exclude tokens from sampling, such as
     `top_p`."""
     fields = _active_fields(sampling, _TRUNCATING)
     if _object(sampling.get("response_format")).get("type", "text") != "text":

@@ -1,9 +1,9 @@
 """The folders of a run's checkpoints.
 
-A checkpoint is written to a folder with a temporary name, flushed to disk, renamed, and then
-recorded in the journal (the run's SQLite file). A folder that is not in the journal is incomplete
-and is deleted at the next start. A folder named `*.tmp` is a checkpoint that is being written or
-deleted.
+A checkpoint is written in four steps. It is written to a folder with a temporary name, flushed to
+disk, renamed, and then recorded in the journal (the run's SQLite file). A folder that is not in the
+journal is incomplete and is deleted at the next start. A folder named `*.tmp` is a checkpoint that
+is being written or deleted.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class CheckpointFolders:
         """Write the checkpoint of a training step. Return the name of its folder and the SHA-256
         digest of its files.
 
-        `save` is a function that writes the trainer's files into a given folder. `suffix` tells the
-        name of the folder from the one of another checkpoint of the same step that is kept. Raises
-        OSError if the disk fails or is full.
+        `save` is a function that writes the trainer's files into a given folder. If another
+        checkpoint of the same step is kept, `suffix` makes the name of the new folder different.
+        Raises OSError if the disk fails or is full.
         """
         temporary = self._folder / f"{folder_name(step)}{suffix}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -82,7 +82,7 @@ class CheckpointFolders:
     def delete(self, name: str) -> None:
         """Delete an entry of the folder `checkpoints`.
 
-        The entry is renamed first, so that a crash leaves no partly deleted checkpoint under the
+        The entry is renamed first. Therefore a crash leaves no partly deleted checkpoint under the
         original name. If the deletion fails, an error is logged, and the next start of the server
         deletes the entry.
         """

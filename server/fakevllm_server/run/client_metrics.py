@@ -1,8 +1,8 @@
-"""The metrics that clients send when they end an episode (field `log_metrics`).
+"""The metrics that clients send when they end an episode. They are in the field `log_metrics`.
 
 Each metric is averaged over the episodes that end between two training steps, and is logged with
-the later step. Until then the values are kept in memory only: if the server dies, they are lost.
-The module does no I/O.
+the later step. Until then the values are only in memory. If the server dies, they are lost. The
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ClientMetrics:
         """Add the metrics of one episode, and return the names of the metrics that were refused.
 
         If a metric is a list of values, its mean is used. A metric is refused if its name is too
-        long, or if there are MAX_NAMES other metrics already.
+        long. A new name is also refused if there are already MAX_NAMES metrics.
         """
         refused: list[str] = []
         for name, value in metrics.items():
@@ -42,8 +42,8 @@ class ClientMetrics:
         return refused
 
     def take(self) -> dict[str, float]:
-        """Return the mean of each metric, and remove all values, so that the next step starts
-        without any.
+        """Return the mean of each metric, and remove all values. The next step then starts without
+        values.
 
         >>> metrics = ClientMetrics()
         >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})

@@ -1,5 +1,5 @@
-"""The run directory. Only the user who runs the server can read it, and only one server at a time
-can use it."""
+"""The run directory. Only the user who runs the server can read the directory. Only one server at a
+time can use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ID_CHARS = 100
 
 
 class RunInUse(ConfigError):
-    """Error that another server has locked the run directory."""
+    """Error that is raised if another server has locked the run directory."""
 
 
 class RunFolder:
@@ -32,8 +32,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
 
-        Raises RunInUse if another server has locked the directory, and ConfigError if the directory
-        cannot be created or opened.
+        Raises RunInUse if another server has locked the directory. Raises ConfigError if the
+        directory cannot be created or opened.
         """
         self.path = path
         self._model_file = path / "model.json"
@@ -69,8 +69,8 @@ class RunFolder:
 
     def record_model(self, trainer: str, model: ModelIdentity) -> None:
         """Write the trainer and the model to `model.json`. `check_model` compares them at later
-        starts. An existing file is kept, unless an older server wrote it with a fingerprint that
-        does not include the weights.
+        starts. An existing file is kept. There is one exception: the fingerprint in a file of an
+        older server may not include the weights. Such a file is replaced.
 
         Call this method only after the engine has started. Otherwise a model that cannot be loaded
         would be recorded, and the directory could not be used for another model.
@@ -115,8 +115,8 @@ class RunFolder:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace the text of a file atomically: after a crash or on a full disk, the file has either
-    the old or the new text.
+    """Replace the text of a file atomically. The file always has either the old or the new text,
+    even after a crash or on a full disk.
 
     Raises OSError if the file cannot be written.
     """

@@ -1,8 +1,9 @@
-"""Reads a group with its tokens from the journal (the server's SQLite file), for display.
+"""Read a group with its tokens for display. The group is in the journal, which is the server's
+SQLite file.
 
-The captured calls of a group stay in the journal while the group may have to be trained again,
-which ends when a few newer checkpoints exist. The calls of evaluations and of dropped groups are
-not kept.
+The captured calls of a group stay in the journal while the group may have to be trained again. This
+time ends when a few newer checkpoints exist. The calls of evaluations and of dropped groups are not
+kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STEP_ENTRY = (
 def read_group_view(db: Connection, name: str) -> GroupView | None:
     """Return the group with this name, for display. Return None if the journal has no such group.
 
-    `name` is the id of a group, of a sibling (one answer of a group) or of an episode. For a
+    `name` is the id of a group, of an episode, or of a sibling (one answer of a group). For a
     sibling or an episode, the returned view contains only this sibling or episode. Raises
     CorruptCall if a call cannot be read.
     """
@@ -52,8 +53,8 @@ def read_group_view(db: Connection, name: str) -> GroupView | None:
 
 
 def _add_outcome(db: Connection, view: GroupView) -> None:
-    """Add the outcome of a group to its view: the state and, if a training step used the group, the
-    version of the step's weights and the advantages."""
+    """Add the state of a group to its view. If a training step used the group, also add the
+    advantages and the version of the step's weights."""
     query = "SELECT state, reason, step FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (view.group_id,)).one_or_none()
     if row is None:

@@ -81,7 +81,7 @@ class RunLog:
             )
 
     def discard_client_metrics(self) -> None:
-        """Discard those metrics of clients that were not logged with a training step yet."""
+        """Discard the metrics of clients that were not logged with a training step yet."""
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
@@ -89,8 +89,9 @@ class RunLog:
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
-        """Return the origin of the rewards of the next step (reward hooks and job), and whether it
-        has changed. Call this method once for each step, before `record_step`.
+        """Return the origin of the rewards of the next step, and True if the origin has changed.
+        The origin consists of the reward hooks and the job. Call this method once for each step,
+        before `record_step`.
 
         `hooks` are the digests of the hooks that gave the rewards, one for each group. An empty
         digest means that the hooks are unknown. `job` is the digest of the job.
@@ -160,8 +161,9 @@ class RunLog:
         return self._read_batches(step)
 
     async def record_reload(self, version: int) -> None:
-        """Record that the weights of the last step get another version. Call this method before
-        they are served under it, so that no call is sampled by a version that is not recorded."""
+        """Record that the weights of the last step get another version. Call this method before the
+        weights are served as this version. Otherwise calls could be sampled by a version that is
+        not recorded."""
         entry = LogEntry(seq=0, kind="restored", step=self.last_step, version=version)
         self.version = max(self.version, version)
         await self._journal.write(row_changes.entry_logged(self._next(entry)))
@@ -169,19 +171,19 @@ class RunLog:
     def record_abandoned(
         self, step: int, version: int, reason: str, kept: Collection[int] = ()
     ) -> None:
-        """Record that the run continues from the end of `step`, and that the batches of later steps
-        are discarded for good. The checkpoints of the versions in `kept` are kept beside those of
-        the run.
+        """Record that the run continues from the end of `step`. The batches of later steps are
+        discarded for good. The checkpoints of the versions in `kept` are kept as side checkpoints,
+        beside the checkpoints of the run.
 
-        Groups that were trained in later steps or planned for them are not trained again.
+        Groups of later steps, whether trained or only planned, are not trained again.
         """
         entry = self._next(self._abandon(step, version, reason, self._lost_after(step)))
         self._journal.put(row_changes.abandoned(entry, kept))
 
     async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
         """Queue a decision with which training goes back to an earlier version, and return its
-        position in the journal's queue. The batches of the steps that are left are discarded for
-        good, and the restored weights get the next version. All changes of the journal must be on
+        position in the journal's queue. The batches of the abandoned steps are discarded for good,
+        and the restored weights get the next version. All earlier changes of the journal must be on
         disk."""
         # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
         lost = await asyncio.to_thread(self._lost_after, back.common_step)
@@ -224,8 +226,8 @@ class RunLog:
             self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Return a log entry for an evaluation (an episode that is not trained) that ends now.
-        `now` is in Unix seconds.
+        """Return a log entry for an evaluation that ends now. An evaluation is an episode that is
+        not trained. `now` is in Unix seconds.
 
         The entry belongs to the training step whose weights are served. The caller must write the
         entry to the journal together with the end of the episode, before any later entry. Return
@@ -256,11 +258,11 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by the short name of the reason (the
-        part before the first colon).
+        """Number of groups that were dropped during the run, by reason. The reason is a short name,
+        which ends before the first colon of the full reason.
 
-        Only drops that are on disk are counted. The numbers are read from the journal only if it
-        was written since the last read, because clients poll them several times a second.
+        Only drops that are on disk are counted. Clients poll the numbers several times a second.
+        Therefore the journal is read only if it was written since the last read.
         """
         position = self._journal.written_position
         if self._drops is None or self._drops[0] != position:

@@ -93,9 +93,9 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
 
     `text` is the current text of the file, or None if there is no file. An unreadable text is
     replaced. `now` is in Unix seconds. If the settings equal those of the previous start, no entry
-    is added; the previous entry gets the time of the new start. The text also has the experiment
-    name of the run, which is that of its first start. If the file is from an older server, the name
-    is the newest name in the file.
+    is added. Instead, the previous entry gets the time of the new start. The text also has the
+    experiment name of the run, which is the name of its first start. If the file is from an older
+    server, the name is the newest name in the file.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
@@ -126,7 +126,7 @@ def model_of(text: str | None) -> str | None:
 
 
 def has_starts(text: str | None) -> bool:
-    """Return whether the text of `run.json` has an entry of an engine start."""
+    """Return True if the text of `run.json` has an entry of an engine start."""
     return bool(_parse_starts(text))
 
 
@@ -134,8 +134,8 @@ def experiment_of(text: str | None) -> str | None:
     """Return the experiment name of a run from the text of its `run.json`. Return None for a run
     without a name.
 
-    The file of an older server has no name of the run. It has the job of each engine start, which
-    may have a name.
+    The file of an older server does not name the run. It has the job of each engine start, and such
+    a job may have a name.
     """
     starts = _parse_starts(text)
     if not starts:
@@ -149,8 +149,8 @@ def experiment_of(text: str | None) -> str | None:
 
 
 def _name(model: str | None) -> str | None:
-    """Return the name of a model for `run.json`: the last part of the path of a model folder,
-    `demo` for the demo model, and the hub name for any other model."""
+    """Return the name of a model for `run.json`. For a model folder, the name is the last part of
+    the path. For the demo model, it is `demo`. For any other model, it is the hub name."""
     if model == str(DEMO_MODEL_DIR):
         return "demo"
     if model is None or not Path(model).is_dir():

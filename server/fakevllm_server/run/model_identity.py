@@ -1,8 +1,8 @@
-"""Identify models: the fingerprints of a model, and the file `model.json`, which names the model of
-a run.
+"""Identify models by fingerprints. The file `model.json` names the model of a run.
 
 A run continues only with the model with which it began. A copy of the model in another folder
-counts as the same model. A model with other weights does not, even if it has the same size.
+counts as the same model. A model with other weights counts as another model, even if it has the
+same size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordedModel:
     fingerprint: str | None
 
     def is_same_model(self, other: ModelIdentity) -> bool:
-        """Return whether `other` is the model of this run. Raises ConfigError if a model folder
+        """Return True if `other` is the model of this run. Raises ConfigError if a model folder
         cannot be read.
 
         An older server recorded a fingerprint that does not cover the values of the weights. In

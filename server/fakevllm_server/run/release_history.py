@@ -1,8 +1,9 @@
-"""What follows from the history of releases: which version answers apps, which one is evaluated,
-and which ones are rejected. This module does no I/O.
+"""Compute the state of releases from their history: the version that answers apps, the version that
+is evaluated, and the rejected versions. This module does no I/O.
 
-The history is a list of decisions. Each decision changes the state. Nothing else does, except that
-the versions which answer apps as policies are kept beside the decisions.
+The history is a list of decisions. Each decision changes the state. Only decisions change the
+state. There is one exception: the versions that answer apps as policies are kept beside the
+decisions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fakevllm_server.run.version_lineage import MODEL, VersionLineage
 
 @dataclass(slots=True)
 class ReleaseState:
-    """The state after some decisions."""
+    """The state of releases after some decisions."""
 
     candidate: int | None = None
     rejected: set[int] = field(default_factory=set[int])
@@ -32,14 +33,18 @@ class ReleaseState:
 
     @property
     def released(self) -> int:
-        """Version that answers apps."""
+        """Number of the version that answers apps."""
         return self._released[-1]
 
     @property
     def pinned(self) -> set[int]:
-        """Versions whose checkpoints are kept: the released one, the one that would answer apps if
-        that one were rejected, the candidate, and those that the latest decision with a list of
-        versions names."""
+        """Versions whose checkpoints are kept. They are:
+
+        * the released version
+        * the version that would answer apps if the released version were rejected
+        * the candidate
+        * the versions in the latest decision that has a list of versions
+        """
         candidate = [] if self.candidate is None else [self.candidate]
         # An app's version is kept whatever the decisions are.
         return {*self._released[-2:], *candidate, *self._pinned, *self.answering}
@@ -49,7 +54,7 @@ class ReleaseState:
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Change the state by a decision."""
+        """Apply a decision to the state."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:
@@ -85,8 +90,8 @@ class ReleaseState:
 def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
     """Return the versions that a rejection or a rollback rejects.
 
-    These are only versions from before the decision: what is trained after it does not descend from
-    them.
+    Only versions from before the decision are rejected. Versions that are trained later do not
+    descend from the rejected versions.
     """
     if row.is_rollback:
         assert row.restored is not None, "a rollback names the restored version"

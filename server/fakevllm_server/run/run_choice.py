@@ -1,12 +1,12 @@
 """Decide in which folder of the server's run directory a job's run is. This module does no I/O.
 
 The run directory itself is the folder of one run, called the run at the top. Each other run has a
-folder of its own below `runs`. The run directory of an older server, whose only run is the run at
-the top, therefore stays valid.
+folder of its own below `runs`. An older server had only one run, whose folder is the run directory
+itself. Its run directory therefore stays valid.
 
 A job without an experiment name belongs to the run at the top. A job with an experiment name
 belongs to the run of that name. If there is no run of that name, a new run begins. A run has one
-model: a job with the same name and another model belongs to another run.
+model. A job with the same name and another model belongs to another run.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ def choose_run(
     """Return the run to which a job belongs.
 
     `fingerprint` is the fingerprint of the job's model. `top` is the run whose folder is the run
-    directory itself, or None if no run was started there yet. `trains_other_model` is a function
-    that gets the relative folder of a run, and returns whether the run trains another model than
-    the job. The function returns False if no run was started in the folder, or if the run has no
-    model.
+    directory itself, or None if no run was started there yet. `trains_other_model` is a function.
+    Its argument is the relative folder of a run. It returns True if the run trains another model
+    than the job. It returns False if no run was started in the folder, or if the run has no model.
 
     >>> choose_run("a", None, None, lambda folder: False).folder
     '.'
@@ -92,7 +91,7 @@ def slug(experiment_name: str) -> str:
 
 
 def is_run_folder(relative: str) -> bool:
-    """Return whether `relative` has the form of a relative path that `choose_run` returns."""
+    """Return True if `relative` has the form of the relative paths that `choose_run` returns."""
     parent, _, name = relative.partition("/")
     return relative == TOP or (parent == RUNS and _FOLDER_NAME.fullmatch(name) is not None)
 

@@ -1,5 +1,5 @@
-"""The runs in one run directory of a server: which run is current, and in which folder a job's run
-is.
+"""The runs in one run directory of a server. The module knows which run is current, and in which
+folder a job's run is.
 
 The file `current_run` names the folder of the current run, with which a restarted server continues.
 A run directory without this file has only one run, whose folder is the run directory itself.
@@ -34,8 +34,8 @@ class RunDirectory:
     def current(self) -> str:
         """Folder of the current run, relative to the run directory.
 
-        If the folder that the file `current_run` names was deleted, the current run is the one
-        whose folder is the run directory itself.
+        If the file `current_run` names a folder that was deleted, the run directory itself is the
+        folder of the current run.
         """
         try:
             recorded = (self._path / "current_run").read_text().strip()

@@ -32,9 +32,10 @@ class RunSummary:
 
 def list_runs(run_dir: Path) -> list[RunSummary]:
     """Return all runs in a run directory. The run whose folder is the run directory itself comes
-    first; the others follow, sorted by name.
+    first. The other runs follow, sorted by name.
 
-    A symbolic link that leads out of the run directory is no run, because the server opens none.
+    A symbolic link that leads out of the run directory does not count as a run, because the server
+    does not open it.
     """
     root, below = run_dir.resolve(), run_dir / RUNS
     names = sorted(path.name for path in below.iterdir()) if below.is_dir() else []

@@ -7,8 +7,8 @@ tokens are not trained.
   allow training.
 * `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
-* Forced tokens, which were the only tokens that a grammar allowed at their position, are not
-  eligible.
+* Forced tokens are not eligible. A forced token was the only token that a grammar allowed at its
+  position.
 
 The functions do no I/O.
 """
@@ -35,8 +35,8 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
     trained.
 
     `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
-    samples (answers that are trained again after later feedback) are not counted, because their
-    tokens were counted with their original groups.
+    samples are answers that are trained again after later feedback. They are not counted, because
+    their tokens were counted with their original groups.
     """
     groups = [group for group in groups if not group.is_sample]
     ids = {group.group_id for group in groups}
@@ -80,8 +80,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return the reason why a call must not be trained on, as a short name for use in a metric's
-    name. Return None if the call may be trained on.
+    """Return a short name for the reason why a call must not be trained on. The name is used in a
+    metric's name. Return None if the call may be trained on.
 
     `call.untrainable` has the full text of the reason.
 
@@ -130,14 +130,14 @@ def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, Recorde
 
 
 def _num_unscored(groups: Sequence[FinishedGroup]) -> int:
-    """Return the number of eligible tokens in the episodes without a reward. Eligible tokens are
-    those that could be trained on."""
+    """Return the number of eligible tokens in the episodes without a reward. Tokens are eligible if
+    they could be trained on."""
     episodes = [episode for group in groups for episode in group.episodes]
     return sum(_num_eligible(episode) for episode in episodes if episode.reward is None)
 
 
 def _num_eligible(episode: ScoredEpisode) -> int:
-    """Return the number of eligible tokens in an episode. Eligible tokens are those that could be
+    """Return the number of eligible tokens in an episode. Tokens are eligible if they could be
     trained on."""
     return sum(call.num_trained for call in episode.calls if untrainable_reason(call) is None)
 

@@ -81,12 +81,11 @@ class Checkpointer:
     async def save_if_due(
         self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
     ) -> SavedCheckpoint | None:
-        """Save a checkpoint if one is due: after every `save_freq` steps, after the last step, and
-        after the step that follows a failed save.
+        """Save a checkpoint if one is due. A checkpoint is due after every `save_freq` steps, after
+        the last step, and after the step that follows a failed save.
 
-        Return the checkpoint, or None if none was saved. A full disk does not end the run, because
-        the save is tried again after the next step. If the trainer dies, the trainer's error is
-        raised.
+        Return the checkpoint, or None if none was saved. A full disk does not end the run: the save
+        is tried again after the next step. If the trainer dies, the trainer's error is raised.
         """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
@@ -108,7 +107,7 @@ class Checkpointer:
         """Write a checkpoint folder, and return its record for the journal.
 
         The checkpoint becomes valid when the caller writes the record to the journal. Raises
-        OSError if the disk fails, and BackendError if the trainer fails.
+        OSError if the disk fails. Raises BackendError if the trainer fails.
         """
         beside = {saved.folder for saved in self._journal.read(reads.side_checkpoints)}
         suffix = f"-v{version}" if folder_name(step) in beside else ""
@@ -117,9 +116,9 @@ class Checkpointer:
         return SavedCheckpoint(step, folder, version, digest, mean)
 
     def forget_rewards(self) -> None:
-        """Leave the steps so far out of the next checkpoint's mean reward. Call this method when
-        the reward hooks or the job changed, because the rewards of later steps cannot be compared
-        with earlier ones."""
+        """Leave all steps until now out of the next checkpoint's mean reward. Call this method when
+        the reward hooks or the job changed. Rewards before and after such a change cannot be
+        compared."""
         self._rewards = []
 
     async def steps_were_discarded(self) -> None:
@@ -153,9 +152,8 @@ def best_checkpoint(
     """Return the checkpoint with the highest mean reward, or None if there are no checkpoints. If
     several checkpoints have the highest reward, return the newest of them.
 
-    `changes` are the steps at which the reward hooks or the job changed. Only checkpoints that were
-    saved after the latest of these changes are compared, because earlier rewards may be on another
-    scale.
+    `changes` are the steps at which the reward hooks or the job changed. Only checkpoints after the
+    latest of these changes are compared, because earlier rewards may be on another scale.
     """
 
     def rank(saved: SavedCheckpoint) -> tuple[float, int]:
@@ -181,7 +179,8 @@ def best_before_change(
 
 
 def last_change(changes: Sequence[int], step: int) -> int:
-    """Return the latest of the steps in `changes` that is not after `step`, or 0 if there is none.
+    """Return the latest step in `changes` that is not after `step`. Return 0 if there is no such
+    step.
 
     >>> last_change([11, 31], 30), last_change([11, 31], 31), last_change([11, 31], 10)
     (11, 31, 0)

@@ -28,7 +28,7 @@ is None if there is no change."""
 
 class Acknowledger:
     """Processes each client request once. A request that is sent again gets the reply to the first
-    one."""
+    request."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -43,15 +43,15 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to a request. Process the request only if it was not processed before.
+        """Return the reply to a request. A new request is processed. A request that is sent again
+        is not processed again, and gets the same reply.
 
-        A request that is sent again gets the reply to the first one. For a new request, `decide`
-        returns the reply and the change to write, and the method returns when the change is on
-        disk.
+        For a new request, `decide` returns the reply and the change to write. The method returns
+        when the change is on disk.
 
         Set `is_new` if the request ends an episode that has not ended yet. No reply to such a
         request can be stored, so no stored reply is looked up. Raises IdempotencyConflict if `key`
-        was used with another body, and JournalError if the change is not written in time.
+        was used with another body. Raises JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)
         known = None if is_new else await self._find(key, body_hash, reply_type)
@@ -69,8 +69,8 @@ class Acknowledger:
         return reply
 
     async def _find(self, key: str, body_hash: bytes, reply_type: type[Reply]) -> Reply | None:
-        """Return the reply to an earlier request with the same key and body, or None if there was
-        no request with this key. Raises IdempotencyConflict if the bodies differ."""
+        """Return the reply to an earlier request with the same key and body. Return None if no
+        request had this key. Raises IdempotencyConflict if the bodies differ."""
         cached = self._cache.find(key)
         if cached is not None:
             if cached.body_hash != body_hash:

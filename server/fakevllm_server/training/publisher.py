@@ -38,8 +38,9 @@ class Publisher:
         steps: StepRunner,
         distrust: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Create the publisher. `distrust` is awaited with each version under whose number the
-        engine had other weights, so that no answer of it is trained."""
+        """Create the publisher. The engine may have had other weights under the number of a
+        version. `distrust` is awaited with each such version, so that no answer of this version is
+        trained."""
         self._job = job
         self._engine = engine
         self._backend = backend
@@ -71,14 +72,14 @@ class Publisher:
             await self._catch_up()
 
     def _refuse(self, reason: str) -> None:
-        """Train nothing, for a reason that the user must fix, and go on serving."""
+        """Stop training for a reason that the user must fix. The engine continues to serve."""
         self.refusal = reason
         log.error("%s", self.refusal_message)
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users: why nothing is trained, and how to fix the cause. None if a trainer
-        trains."""
+        """Message for users. It says why nothing is trained, and how to fix the cause. The message
+        is None if training is possible."""
         if self.refusal is None:
             return None
         return (
@@ -89,8 +90,9 @@ class Publisher:
     async def publish(self, version: int) -> None:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
-        If the engine has other weights afterwards, they are loaded once more, as the next version.
-        Raises BackendError if that does not help; the rollout engine is then stopped.
+        If the engine then has other weights, the trainer's weights are loaded once more, as the
+        next version. Raises BackendError if the second attempt also fails. The rollout engine is
+        then stopped.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -111,17 +113,18 @@ class Publisher:
 
     async def _publish(self, version: int) -> None:
         """Give the engine the trainer's weights as `version`. If the run log does not have this
-        version, it is recorded first."""
+        version, record the version first."""
         if version > self._log.version:
             await self._log.record_reload(version)
         await self._backend.publish(version)
 
     async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
         """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.
-        The steps after it are not trained again. `record` records this in the journal.
+        The steps after this step are not trained again. `record` is called to record the return in
+        the journal.
 
-        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded then, and the
-        trainer must be started again, because a part of its weights may have changed.
+        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded in this case.
+        A part of the trainer's weights may have changed, so the trainer must be started again.
         """
         self._steps.is_in_sync = False
         await self._backend.trainer.restore(folder)
@@ -134,8 +137,8 @@ class Publisher:
         await self.publish(self._log.version)
 
     async def _problem(self, version: int) -> str | None:
-        """Return what is wrong with the weights that the engine serves as `version`. Return None if
-        nothing is known to be wrong."""
+        """Return the problem with the weights that the engine serves as `version`. Return None if
+        no problem is known."""
         if self.refusal is not None:
             return None
         result = await self._probe.run(version)
@@ -152,9 +155,9 @@ class Publisher:
         self._next_trusted = version + 1
 
     async def _give_up_engine(self, version: int, problem: str) -> None:
-        """Stop a rollout engine that does not take the trainer's weights, so that a new one is
-        started. If that has happened to the engine before it, keep this one for the apps, and train
-        nothing."""
+        """Stop a rollout engine that does not take the trainer's weights, so that a new engine is
+        started. If the previous engine was stopped for the same reason, keep this engine for the
+        apps, and train nothing."""
         await self._distrust_version(version)
         if self._was_lost:
             return self._refuse(f"{problem}, also after a restart of the engine")

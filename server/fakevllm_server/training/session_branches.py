@@ -1,11 +1,13 @@
 """Count the calls that branch, and find out why. A call branches if it does not continue where an
 earlier call of its session ended.
 
-A session is a sequence of model calls, each of which should continue the call before. An episode
-that a client has claimed is one session, with its calls in the order in which they were made. In a
-passive group (the answers to one request of an app), all calls share one prompt, which is the next
-turn of a conversation. The proxy reports the previous turn, and its call is
-`FinishedGroup.follows`. A group without a known previous turn is not examined.
+A session is a sequence of model calls. Normally, each call continues the previous call. There are
+two kinds of sessions:
+
+* An episode that a client has claimed is one session, with its calls in order of time.
+* In a passive group (the answers to one request of an app), all calls share one prompt. This prompt
+  is the next turn of a conversation. The proxy reports the previous turn, and its call is
+  `FinishedGroup.follows`. A group without a known previous turn is not examined.
 
 The functions do no I/O.
 """
@@ -26,16 +28,17 @@ would delay the record of the step."""
 def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
-    """Return metrics about calls that branch, which means that they do not continue an earlier call
-    of their session (a sequence of model calls).
+    """Return metrics about calls that branch. Such a call does not continue an earlier call of its
+    session. A session is a sequence of model calls.
 
     `branch_<cause>` is the number of calls with a cause. `branch_rate` is the share of branching
-    calls among all calls except the first of each session. It is absent if no session has more than
-    one call. The module `forest.branch_causes` defines the causes and the metric `drift_rate`.
+    calls. The first call of each session is not counted. The metric is absent if no session has
+    more than one call. The module `forest.branch_causes` defines the causes and the metric
+    `drift_rate`.
 
     Some causes are found only by a comparison of texts, which needs a vocabulary. Without a
-    vocabulary, such calls count as `unknown`. At most about MAX_TOKENS tokens are compared as text;
-    after this, such calls count as `not_read`.
+    vocabulary, such calls count as `unknown`. At most about MAX_TOKENS tokens are compared as text.
+    Further calls count as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
@@ -57,8 +60,8 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Return two calls for each group whose previous turn of the conversation is known: the call of
-    the previous turn, and the first call of the group."""
+    """Return pairs of calls: the call of the previous turn, and the first call of the group. Only
+    groups whose previous turn of the conversation is known are included."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

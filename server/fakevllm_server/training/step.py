@@ -47,7 +47,7 @@ CHANGED = (
 
 
 class StepFailed(Exception):
-    """Error for a training step that failed although the engine is alive."""
+    """Error for a training step that failed although the engine still runs."""
 
 
 class StepRunner:
@@ -66,8 +66,8 @@ class StepRunner:
     ) -> None:
         """Create a runner without planned steps. `job_hash` is the digest of the job's identity.
 
-        `load_vocabulary` returns the vocabulary with which the causes of branching calls are found.
-        It runs in a thread, so it may be slow.
+        `load_vocabulary` returns the vocabulary that is needed to find the causes of branching
+        calls. It runs in a thread, so it may be slow.
         """
         self._job = job
         self._job_hash = job_hash
@@ -95,8 +95,8 @@ class StepRunner:
         training if the log-probabilities of trainer and engine differ too much in several
         consecutive steps.
 
-        If the earlier steps reach this limit, record that training stopped, because the earlier
-        process may have ended before it recorded this.
+        If the earlier steps reach this limit, record that training stopped. The earlier process may
+        have ended before it recorded the stop.
         """
         for entry in self._log.steps_since_stop():
             self._mismatch_stop.observe(entry.step, entry.metrics, limit)
@@ -116,7 +116,7 @@ class StepRunner:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether steps that a crash has undone wait to be trained again."""
+        """True if a crash has undone some steps, and these steps wait to be trained again."""
         return self._is_replaying and self.has_planned
 
     def is_due(self, now: float) -> bool:
@@ -133,27 +133,27 @@ class StepRunner:
         self.is_in_sync = True
 
     def steps_were_discarded(self) -> None:
-        """Forget the planned batches, and what is known about the steps after the last one of the
-        run log. Call this method after the journal recorded that training went back to an earlier
-        version."""
+        """Forget the planned batches, and all data about steps after the last step of the run log.
+        Call this method after the journal recorded that training went back to an earlier version.
+        """
         self._planned.clear()
         self._num_failed, self._retry_at = 0, 0.0
         self._mismatch_stop = MismatchStop()
         self._count_earlier_steps(self._job.max_mismatch_k3)
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return a batch from the journal without its stale calls, which were sampled by weights
-        that are too old.
+        """Return a batch from the journal without its stale calls. The weights that sampled a stale
+        call are too old by now.
 
         The journal stores the groups with all of their calls. When the batch was first taken from
-        the pool, the stale calls were removed, so they must be removed again.
+        the pool, the stale calls were removed. Therefore they must be removed again.
         """
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
 
     async def run(self) -> int | None:
-        """Make the next training step, and return the version of the new weights, which are not
+        """Make the next training step. Return the version of the new weights, which are not
         published yet.
 
         Return None if no step was made. If the trainer dies, the trainer's error is raised, and the
@@ -322,11 +322,11 @@ class StepRunner:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Return metrics about the share of the groups' sampled tokens that is trained, and about the
-    reasons why the other tokens are not trained.
+    """Return metrics about the share of the groups' sampled tokens that is trained. Other metrics
+    count the tokens that are not trained, by reason.
 
-    The trained tokens of feedback samples (answers that are trained again after later feedback) are
-    counted separately, as `feedback_tokens`.
+    Feedback samples are answers that are trained again after later feedback. Their trained tokens
+    are counted separately, as `feedback_tokens`.
     """
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:

@@ -15,7 +15,7 @@ DROPPED = "dropped_"
 
 
 def formatted(metrics: Mapping[str, float], name: str, spec: str) -> str:
-    """Format the metric `name` by a format spec, or return a dash if the step did not measure this
+    """Format the metric `name` by a format spec. Return a dash if the step did not measure this
     metric.
 
     >>> metrics = {"x": 0.25, "y": math.nan}
@@ -85,8 +85,8 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the part of the log line about shared prefixes: how many tokens the trainer did not
-    have to compute again.
+    """Return the part of the log line about shared prefixes. It has the number of tokens that the
+    trainer did not have to compute again.
 
     The speed-up is measured only in some steps.
     """
@@ -99,8 +99,8 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _mismatch(metrics: Mapping[str, float]) -> list[str]:
-    """Return the parts of the log line about the difference between trainer and rollout engine, and
-    about an update that was not made."""
+    """Return two parts of the log line: the difference between trainer and rollout engine, and a
+    note if no update was made."""
     parts: list[str] = []
     if "token_fidelity" in metrics:
         parts.append(f"fidelity {metrics['token_fidelity']:.6g}")

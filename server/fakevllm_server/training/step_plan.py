@@ -1,8 +1,8 @@
-"""Convert finished groups to the calls that a training step uses. Each call gets its advantage and
+"""Convert finished groups to the calls that a training step uses. Each call gets its advantage, and
 its weight in the loss.
 
-The functions do no I/O. If the job shuffles rewards for a control run, the job's seed determines
-the shuffled order.
+The functions do no I/O. In a control run, the job may shuffle rewards. The job's seed then
+determines the shuffled order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An episode of a step that has a reward, and whose advantage is not computed yet."""
+    """An episode of a step. It has a reward, but its advantage is not computed yet."""
 
     index: int
     outcome: Outcome
@@ -72,7 +72,8 @@ def plan_step(
     `penalties` has one row for each call of `trainable_calls`. A row has one number for each
     trained token of the call. This number is subtracted from the token's reward. If `penalties` is
     None, nothing is subtracted. If `is_inverted`, the rewards count with the opposite sign. Raises
-    ValueError if the groups lack something that the job's algorithm needs, such as a greedy answer.
+    ValueError if the groups lack something that the job's algorithm needs, for example a greedy
+    answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
@@ -115,11 +116,11 @@ def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> T
 def with_excluded_counts(
     metrics: Mapping[str, float], excluded: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the metrics of a training step, extended by the numbers of groups and calls that the
-    pool left out of training.
+    """Return the metrics of a training step with further counts: the numbers of groups and calls
+    that the pool left out of training.
 
-    The metric `tie_rate` includes the groups that the pool dropped because all their rewards were
-    equal.
+    The metric `tie_rate` includes tied groups that the pool dropped. The rewards of a tied group
+    are all equal.
     """
     tied_before = excluded.get("tied_groups", 0)
     num_groups = metrics["groups"] + tied_before
@@ -140,10 +141,10 @@ def _advantages(
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
     """Return True if the calls of the group belong in the loss.
 
-    In a normal run, all do. A tied group, in which all rewards are equal, usually has advantage 0,
-    but counts in the denominators of the loss, as in verl. A control run with `frozen` trains
-    nothing. A control run with `shuffled` trains no feedback samples: it shuffles the rewards
-    within each group, and a feedback sample is the only answer of its group.
+    In a normal run, the calls of all groups do. The rewards of a tied group are all equal, so it
+    usually has advantage 0. But it counts in the denominators of the loss, as in verl. A control
+    run with `frozen` trains nothing. A control run with `shuffled` trains no feedback samples. The
+    rewards are shuffled within each group, and a feedback sample is the only answer of its group.
     """
     if job.control == "frozen":
         return False
@@ -158,7 +159,8 @@ def _entries(
     *,
     is_inverted: bool,
 ) -> Iterator[_Entry]:
-    """Yield the episodes of a group that have a reward, even those without trainable calls.
+    """Yield the episodes of a group that have a reward. Episodes without trainable calls are
+    included.
 
     The rewards of all these episodes count in the group's baseline.
     """
@@ -218,8 +220,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all advantages are equal, as with most algorithms. Otherwise return
-    them unchanged."""
+    """If all advantages are equal, return a single number. This is the case with most algorithms.
+    Otherwise return them unchanged."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -255,7 +257,7 @@ def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     """Return metrics of prompt and answer lengths over all calls, including calls that are not
     trained.
 
-    Each turn of a conversation is one call.
+    Each turn of a conversation counts as one call.
     """
     calls = [call for group in groups for episode in group.episodes for call in episode.calls]
     if not calls:
@@ -281,8 +283,9 @@ def _advantage_spread(calls: Sequence[Call]) -> dict[str, float]:
     """Return mean, maximum and minimum of the advantages of all trained tokens, by metric name.
     Return {} if there are no trained tokens.
 
-    The tokens are summed call by call. One sum over all tokens of a large step would hold the
-    interpreter's lock (GIL), and with it the server's event loop, for 100 ms.
+    The tokens are summed call by call. One sum over all tokens of a large step would take 100 ms.
+    It would hold the interpreter's lock (GIL) for this time, and the server's event loop would
+    stand still.
     """
     calls = [call for call in calls if call.num_trained]
     if not calls:

@@ -32,9 +32,9 @@ class MismatchStop:
         it. `limit` is the job's `max_mismatch_k3`. If it is None, no step is counted.
 
         A step that trained tokens without problems resets the count to 0. Other steps leave the
-        count unchanged, such as a step without a measurement. So does a step that has only feedback
-        samples, because their tokens were sampled by older weights. A step that is trained again
-        after a rollback counts once.
+        count unchanged. Examples are a step without a measurement, and a step that has only
+        feedback samples, because their tokens were sampled by older weights. A step that is trained
+        again after a rollback counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
@@ -73,9 +73,11 @@ problem, and the pauses start at FIRST_S again."""
 
 
 class RestartBackoff:
-    """Pauses before restarts of a failed engine. Each pause is twice as long as the pause before,
-    up to MAX_S seconds. The pauses start at FIRST_S again in two cases: after a completed training
-    step, and if an engine ran for PROVEN_AFTER_S seconds before it failed.
+    """Pauses before restarts of a failed engine. Each pause is twice the previous pause, up to
+    MAX_S seconds.
+
+    The pauses start at FIRST_S again in two cases: a training step is completed, or an engine ran
+    for PROVEN_AFTER_S seconds before it failed.
 
     >>> backoff = RestartBackoff()
     >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]

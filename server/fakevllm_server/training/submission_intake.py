@@ -1,9 +1,9 @@
 """Accept calls, groups, episodes and feedback samples from clients.
 
-Each request is decided in memory, then written to the journal (the server's SQLite file), and only
-then acknowledged. Requests are accepted in every state of the engine, even while a training step
-runs. The time at which a call arrives does not matter for training: a call is too old only if the
-weights that sampled it are too old.
+Each request is handled in three steps. It is decided in memory, written to the journal (the
+server's SQLite file), and then acknowledged. Requests are accepted in every state of the engine,
+even while a training step runs. The time at which a call arrives does not matter for training. Only
+the age of the weights that sampled the call matters.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ not notice so short a delay."""
 
 
 class Intake:
-    """Owns the episodes and the pool of groups of one run. It writes every change of them to the
-    journal (the run's SQLite file)."""
+    """Owns the episodes and the pool of groups of one run. Every change of the episodes or the pool
+    is written to the journal, which is the run's SQLite file."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Intake:
 
     def resume(self, job: TrainJob | None, now: float, identity: JobIdentity | None = None) -> None:
         """Restore the episodes and the pool of groups from the journal, for training by `job`.
-        `identity` says which job it is, or is None if that is unknown.
+        `identity` is the identity of the job, or None if it is unknown.
 
         This method is called when the server starts and when an engine starts. No request is in
-        progress then.
+        progress at these times.
         """
         pending = self._journal.read(reads.pending_work, now)
         self.job_hash = "" if identity is None else identity.digest
@@ -104,14 +104,14 @@ class Intake:
 
     @property
     def known_groups(self) -> list[str]:
-        """Ids of the groups that the server knows: those begun in other runs, those that ended
-        since the engine's start, and the open groups. At most MAX_REMEMBERED ids are returned, with
-        the open groups at the end."""
+        """Ids of the groups that the server knows. These are groups that were begun in other runs,
+        groups that ended since the engine's start, and open groups. At most MAX_REMEMBERED ids are
+        returned. The open groups come last."""
         known = dict.fromkeys([*self._groups_of_other_runs, *self.pool.known_groups])
         return list(known)[-MAX_REMEMBERED:]
 
     def refuse_groups(self, group_ids: Sequence[str]) -> None:
-        """Refuse these groups, which were begun in another run, from now on and after a restart. A
+        """Refuse these groups from now on, even after a restart. They were begun in another run. A
         group that is open in this run can still be completed.
 
         A proxy may complete a group after the run has changed. Without the refusal, answers of two
@@ -122,17 +122,17 @@ class Intake:
         self._journal.put(row_changes.meta_set(GROUPS_OF_OTHER_RUNS, value))
 
     async def distrust(self, version: int) -> None:
-        """Drop the groups that this version sampled, now and in future, also after a restart. Call
-        this method if the engine had other weights under this number."""
+        """Drop all groups that this version sampled. This includes future groups, even after a
+        restart. Call this method if the engine had other weights under this version number."""
         self._distrusted.add(version)
         self.pool.drop_distrusted()
         value = json.dumps(sorted(self._distrusted))
         await self._journal.write(row_changes.meta_set(DISTRUSTED_VERSIONS, value))
 
     def drop_waiting(self, reason: str) -> int:
-        """Drop everything that waits to be trained, and reopen every claimed episode for other
-        clients. Return the number of dropped groups. Each episode of an incomplete task counts as
-        one group.
+        """Drop all groups and samples that wait to be trained. Reopen every claimed episode for
+        other clients. Return the number of dropped groups. In this number, each episode of an
+        incomplete task counts as one group.
 
         Call this method while no engine runs, before another job is started. The caller must flush
         the journal before and after the call, and then call `resume`.
@@ -179,11 +179,11 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """Find the claim that an identical earlier request has made, and return its episode. Return
-        None if there is no such claim, or if it is no longer valid.
+        """Return the episode that an identical earlier request has claimed. Return None if there is
+        no such claim, or if the claim is no longer valid.
 
         The time until the claim expires starts again. Raises IdempotencyConflict if the idempotency
-        key was used with a different request, and JournalError if the journal cannot be written.
+        key was used with a different request. Raises JournalError if the journal cannot be written.
         """
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
@@ -203,9 +203,9 @@ class Intake:
         episodes of the task become a group.
 
         `closed_reason` is the reason why training has ended, or None while training continues.
-        Raises EpisodeRefused if the client has not claimed the episode, IdempotencyConflict if a
-        different request has ended the episode before, and JournalError if the end cannot be
-        written to the journal.
+        Raises EpisodeRefused if the client has not claimed the episode. Raises IdempotencyConflict
+        if a different request has ended the episode before. Raises JournalError if the end cannot
+        be written to the journal.
         """
 
         def decide() -> Decision[EndEpisodeReply]:
@@ -261,7 +261,7 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a model call of a sibling, one of the answers to an app's request.
+        """Record a model call of a sibling. A sibling is one of the answers to an app's request.
 
         If the journal's queue is full, the call is ignored and not trained. If the disk is slow,
         this method returns before the call is on disk, and a crash may then lose the call. In both
@@ -288,9 +288,10 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
-        """End a passive group, which has the answers to one request of an app, with their rewards.
+        """End a passive group with its rewards. A passive group is the answers to one request of an
+        app.
 
-        Raises IdempotencyConflict if a different request has ended the group before, and
+        Raises IdempotencyConflict if a different request has ended the group before. Raises
         JournalError if the end cannot be written to the journal.
         """
 
@@ -332,7 +333,7 @@ class Intake:
         answer that is trained again because of later feedback. The request contains its calls and
         its advantage.
 
-        Raises IdempotencyConflict if a different request has added the sample before, and
+        Raises IdempotencyConflict if a different request has added the sample before. Raises
         JournalError if the sample cannot be written to the journal.
         """
         name, advantage = request.sample_id, request.advantage
@@ -365,9 +366,10 @@ class Intake:
         return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """If a claimed episode has damaged calls, let other clients claim the episode again, as if
-        its claim had expired. If a sample (an ended episode) has damaged calls, and waits for other
-        samples of its task, drop the sample.
+        """Give up claimed episodes and samples with damaged calls.
+
+        Other clients can claim such an episode again, as if its claim had expired. A sample is an
+        ended episode. A damaged sample is dropped if it waits for other samples of its task.
 
         Return the reason for each dropped sample, by the sample's owner.
         """
@@ -378,8 +380,9 @@ class Intake:
         return dict.fromkeys(self._drop_samples(samples, reads.CORRUPT), reads.CORRUPT)
 
     def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
-        """Drop samples (ended episodes) whose task is incomplete. Each sample is recorded as a
-        group of its own. Return the ids of these groups, which are the owners of the samples."""
+        """Drop samples (ended episodes) whose task is incomplete. The journal records each sample
+        as a group of its own. Return the ids of these groups, which are the owners of the samples.
+        """
         for sample in samples:
             group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))
@@ -420,8 +423,8 @@ class Intake:
         return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """Return `reply` with the group's captured calls. If it has none, the calls are read from
-        the journal. Calls that were deleted from the journal are left out."""
+        """Return `reply` with the group's captured calls. If the group has no calls in memory, the
+        calls are read from the journal. Calls that were deleted from the journal are left out."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
@@ -431,9 +434,9 @@ class Intake:
     async def _write(self, *change: Change) -> None:
         """Write a change to the journal, and wait until it is on disk.
 
-        Without a change, wait until all earlier changes are on disk. A repeated request needs this:
-        the first request may have queued its change and been cancelled before the change was
-        written.
+        Without a change, wait until all earlier changes are on disk. A repeated request needs this
+        wait. The first request may have been cancelled after it had queued its change, and before
+        the change was on disk.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

@@ -1,5 +1,5 @@
-"""Read a model folder's tokenizer. It is needed to find out why model calls do not continue earlier
-calls of their session.
+"""Read a model folder's tokenizer. The tokenizer is used to find out why a model call does not
+continue an earlier call of its session.
 
 The tokenizer is read with the package `tokenizers`, which every real engine on this machine depends
 on. Without the package or the folder's file `tokenizer.json`, only token ids are compared.

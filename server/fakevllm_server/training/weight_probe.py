@@ -1,8 +1,9 @@
 """Check after each publish that the rollout engine samples with the trainer's weights.
 
-The engine and the trainer compute the log-probabilities of one known prompt. With equal weights
-these differ by rounding only. A larger difference means that the engine has old weights, or only a
-part of the new ones. The probe does not notice a smaller difference, which does no harm.
+The engine and the trainer compute the log-probabilities of one known prompt. With equal weights,
+the two results differ only by rounding. A larger difference means that the engine has old weights,
+or only a part of the new weights. The probe does not notice a smaller difference, which does no
+harm.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ProbeResult:
 
     @property
     def is_same(self) -> bool:
-        """Whether rounding explains the difference."""
+        """True if rounding alone explains the difference."""
         return self.difference <= self.limit
 
     def __str__(self) -> str:
@@ -66,10 +67,11 @@ class ProbeResult:
 def limit_of(dtype: str, num_layers: int) -> float:
     """Return the largest mean difference that rounding explains, in nats per token.
 
-    One operation has a relative error of about u, the unit roundoff of its type, and √n times that
-    of float32 for a sum of n products. Errors of different operations have different signs, so
-    after N operations they add up to √N times that. Engine and trainer round independently (√2). A
-    log-probability is the difference of a logit and a mean of logits (√2 at most).
+    Let u be the unit roundoff of a type. One operation has a relative error of about u. A sum of n
+    products adds √n times the unit roundoff of float32. Errors of different operations have
+    different signs, so the errors of N operations add up to √N times that. Engine and trainer round
+    independently (√2). A log-probability is the difference of a logit and a mean of logits (√2 at
+    most).
 
     >>> [round(limit_of("bfloat16", layers), 2) for layers in (4, 28)]
     [0.3, 0.79]
@@ -84,8 +86,8 @@ def limit_of(dtype: str, num_layers: int) -> float:
 def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
     """Compare an engine's reply with the trainer's log-probabilities of the same tokens.
 
-    Return None if nothing can be compared: if the numbers of tokens differ, if there is no token,
-    or if the trainer's own log-probabilities are not finite.
+    Return None if nothing can be compared. This is the case if the numbers of tokens differ, if
+    there is no token, or if the trainer's own log-probabilities are not finite.
     """
     is_comparable = len(reply.log_probs) == len(expected) > 0
     if not is_comparable or not all(map(math.isfinite, expected)):
@@ -98,7 +100,8 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 
 class WeightProbe:
-    """The probe of one backend. It asks both engines, and says once if one cannot answer."""
+    """The probe of one backend. It asks both engines. If an engine cannot answer, one log line says
+    so."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -141,7 +144,7 @@ class WeightProbe:
         return result
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
-        """Run no more probes, and say once why."""
+        """Run no more probes, and log the reason once."""
         self._is_off = True
         log.log(
             level,
@@ -152,7 +155,7 @@ class WeightProbe:
 
     async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
         """Return the engine's reply, and the trainer's log-probabilities of the same tokens. Return
-        None if the engine has none."""
+        None if the engine cannot reply."""
         reply = await self._backend.probe()
         if reply is None:
             return None

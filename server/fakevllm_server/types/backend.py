@@ -2,9 +2,9 @@
 
 The server has one Backend, which consists of a Rollout and a Trainer. The Rollout samples: it
 answers vLLM's HTTP requests. The Trainer updates the weights from batches. Rollout and Trainer are
-objects in the server's process. Inside the process of one of this project's own engines, a
-TokenEngine samples and a TrainEngine trains; `backends/http/engine_server.py` serves them over
-HTTP.
+objects in the server's process. This project's own engines have processes of their own. Inside such
+a process, a TokenEngine samples and a TrainEngine trains. `backends/http/engine_server.py` serves
+them over HTTP.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PolicyName = Literal["trained", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call to train on: its prompt, its sampled response, and its advantage.
+    """One LLM call to train on. It has the prompt, the sampled response, and the advantage.
 
     >>> call = Call("g", [1, 2], [3], [-0.5], version=0, temperature=1.0, advantage=1.2, weight=1.0)
     >>> Call.from_wire(call.to_wire()) == call
@@ -70,7 +70,7 @@ class Call:
         """For each response token, whether it is trained. A trained token counts in the loss and in
         the loss's denominators.
 
-        A forced token, the only token that could be sampled at its position, is not trained.
+        A forced token is not trained. It was the only token that could be sampled at its position.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -78,8 +78,8 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Tokens that were forced are not counted: at
-        their position, a grammar or `allowed_token_ids` allowed only one token."""
+        """Number of response tokens that are trained. Forced tokens are not counted: at their
+        position, a grammar or `allowed_token_ids` allowed only one token."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -105,7 +105,7 @@ class Call:
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:
-        """Return the call from the JSON object that `to_wire` made of it."""
+        """Return the call from the JSON object that `to_wire` returns."""
         arrays: dict[str, Any] = {
             "prompt_ids": unpack_ids(wire["prompt_ids"]),
             "response_ids": unpack_ids(wire["response_ids"]),
@@ -131,7 +131,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address at which an engine answers vLLM's HTTP, and the model that it serves."""
+    """The address at which an engine answers vLLM's HTTP requests, and the model that the engine
+    serves."""
 
     socket: Path | None
     """Path of the engine's Unix socket, or None if the engine is reached over TCP at `url`."""
@@ -168,13 +169,13 @@ class BackendError(Exception):
 
 
 class ActionFailed(BackendError):
-    """Error for an action, such as a training step, whose failure a running engine reported. The
-    engine continues to run and to answer calls."""
+    """Error for an action, such as a training step, that failed in a running engine. The engine
+    continues to run and to answer calls."""
 
 
 class BackendRefused(BackendError):
-    """Error for an engine that cannot start or cannot take its job, and would fail again after a
-    retry. The user must fix the cause, which the message names."""
+    """Error for an engine that cannot start or cannot take its job. A retry would fail again. The
+    message names the cause, which the user must fix."""
 
 
 class Rollout(Protocol):
@@ -193,18 +194,18 @@ class Rollout(Protocol):
         ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Load the weights in a folder, which has the form that `load_weights` takes, beside the
-        weights that the engine serves. A call whose model has this name is sampled with them. If
-        the policy is loaded already, nothing happens.
+        """Load the weights in a folder, beside the weights that the engine serves. The folder has
+        the same form as for `load_weights`. A call whose model has this name is then sampled with
+        these weights. If the policy is loaded already, nothing happens.
 
-        Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed if the name
-        was given to another version before, if the engine holds too many policies, or if the
-        weights do not fit the model.
+        Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed in three
+        cases: the name was given to another version before, the engine holds too many policies, or
+        the weights do not fit the model.
         """
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Its running requests end normally. If it is not loaded, nothing
+        """Remove a policy. Its running requests end normally. If the policy is not loaded, nothing
         happens."""
         ...
 
@@ -222,8 +223,8 @@ class Rollout(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine has died or hangs. Return a message that says what happened and, if
-        it is known, why."""
+        """Wait until the engine has died or hangs. Return a message that says what happened. If the
+        cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -234,7 +235,8 @@ class Trainer(Protocol):
 
     async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None:
-        """Prepare the trainer for a job. Raises BackendRefused for a job that it cannot train."""
+        """Prepare the trainer for a job. Raises BackendRefused if the trainer cannot train the
+        job."""
         ...
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
@@ -247,8 +249,8 @@ class Trainer(Protocol):
         """Return the log-probabilities of each call's trained response tokens under the weights
         `policy`.
 
-        They are computed under the distribution from which the tokens were sampled: at the call's
-        temperature, and over the set of tokens that were allowed at each position. Only jobs with
+        They are computed for the distribution from which the tokens were sampled. This means the
+        call's temperature, and the set of allowed tokens at each position. Only jobs with
         `use_kl_in_reward` need this method. A trainer without it refuses such a job in `boot`.
         """
         ...
@@ -259,8 +261,8 @@ class Trainer(Protocol):
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        """Write the LoRA adapters to a folder in peft's layout: the trained ones, or for
-        `reference` adapters that change nothing.
+        """Write the trained LoRA adapters to a folder in peft's layout. With the policy
+        `reference`, write adapters that change nothing instead.
 
         Call this method only for jobs that train adapters. Raises BackendRefused if the trainer has
         no adapters.
@@ -280,8 +282,8 @@ class Trainer(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the trainer has died or hangs. Return a message that says what happened and,
-        if it is known, why."""
+        """Wait until the trainer has died or hangs. Return a message that says what happened. If
+        the cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -328,7 +330,7 @@ class Backend(Protocol):
         ...
 
     async def probe(self) -> ProbeReply | None:
-        """Return what `Rollout.probe` returns for the rollout engine."""
+        """Return the result of `Rollout.probe` of the rollout engine."""
         ...
 
     async def close_rollout(self) -> None:
@@ -337,8 +339,8 @@ class Backend(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until one of the engines has died. Return a message that says what happened and, if
-        it is known, why."""
+        """Wait until one of the engines has died. Return a message that says what happened. If the
+        cause is known, the message names it."""
         ...
 
     async def close(self) -> None: ...
@@ -394,13 +396,13 @@ class TokenEngine(Protocol):
 
     async def probe(self) -> ProbeReply:
         """Return the log-probabilities of the known prompt under the weights that `generate` uses.
-        No sampled answer changes by this call."""
+        This call does not change any sampled answer."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        If `add_special_tokens` is True, they include the special tokens that the tokenizer puts
+        If `add_special_tokens` is True, the ids include the special tokens that the tokenizer puts
         around a text.
         """
         ...
@@ -423,8 +425,8 @@ class TrainEngine(Protocol):
     async def boot(self, job: TrainJob) -> str | None:
         """Prepare the engine for a job.
 
-        Return one line for the log that describes what is trained, or None. Raises BackendRefused
-        for a job that the engine cannot train.
+        Return a log line that describes what is trained, or None. Raises BackendRefused for a job
+        that the engine cannot train.
         """
         ...
 

@@ -37,8 +37,8 @@ def are_ids(values: Sequence[object]) -> bool:
 
 
 def checked_ids(values: Sequence[object]) -> IdArray:
-    """Return values that were parsed from JSON as an array of ids. Raises ValueError if one of them
-    is not an id, as `are_ids` defines it.
+    """Return `values` as an array of ids. They were parsed from JSON. Raises ValueError if a value
+    is not an id (see `are_ids`).
 
     For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
     text.
@@ -71,7 +71,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One LLM call: the tokens and their log-probabilities, as the engine reported them."""
+    """One LLM call. It has the tokens and their log-probabilities, as the engine reported them."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
@@ -96,8 +96,8 @@ class RecordedCall:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. A token that was the only one a grammar
-        allowed is not counted."""
+        """Number of response tokens that are trained. Tokens that were the only token that a
+        grammar allowed are not counted."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -111,10 +111,11 @@ class RecordedCall:
         return min((span.version for span in self.versions), default=0)
 
     def to_wire(self, prompt: int | None = None) -> CapturedCall:
-        """Return the call in the form that the proxy gets, without the sets of allowed tokens.
+        """Return the call in the form that is sent to the proxy. This form has no sets of allowed
+        tokens.
 
-        `prompt` is the index of the call's prompt among prompts that are sent apart, or None if the
-        prompt is sent with the call.
+        `prompt` is the index of the call's prompt among prompts that are sent separately. It is
+        None if the prompt is sent with the call.
         """
         return CapturedCall(
             prompt_ids=pack_ids(self.prompt_ids) if prompt is None else "",
@@ -130,7 +131,7 @@ class RecordedCall:
 
     @staticmethod
     def from_wire(call: CapturedCall) -> RecordedCall:
-        """Return the call from the form that `to_wire` made of it.
+        """Return the call from the form that `to_wire` returns.
 
         Raises ValueError if the fields of the call contradict each other. Also raises ValueError if
         tokens were sampled from restricted sets (`shaped`), because `to_wire` leaves these sets
@@ -165,8 +166,8 @@ class RecordedCall:
 def with_prompts_apart(
     calls: Sequence[Sequence[RecordedCall]],
 ) -> tuple[list[list[CapturedCall]], list[bytes]]:
-    """Return calls in the form that the proxy gets, and their different prompts, to which the calls
-    refer by index."""
+    """Return two lists: the calls in the form that is sent to the proxy, and their prompts. Equal
+    prompts are in the list only once. A call refers to its prompt by index."""
     indices: dict[int, int] = {}
     prompts: list[Sequence[int]] = []
 
@@ -183,8 +184,8 @@ def with_prompts_apart(
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """One sample of a group: an episode, or one answer to an app's request. It has its captured
-    calls and, if it was scored, its reward."""
+    """One sample of a group. It is an episode, or one answer to an app's request. It has its
+    captured calls. If it was scored, it also has its reward."""
 
     index: int
     """Index of the episode, unique within its group."""
@@ -233,8 +234,8 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """Whether the group is a feedback sample: an answer of an earlier group that is trained
-        once more because of later feedback."""
+        """True if the group is a feedback sample. A feedback sample is an answer of an earlier
+        group that is trained once more because of later feedback."""
         return self.advantage is not None
 
     @property

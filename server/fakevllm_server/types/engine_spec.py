@@ -62,13 +62,13 @@ class EngineSpec:
         """Return a path for a Unix socket that no process has used before.
 
         Sockets that earlier engines of this role left in the run directory are deleted. The new
-        path is in the run directory or, if that path would be too long, in a new temporary folder.
-        Pass the path to `remove_socket` when the engine has ended.
+        path is in the run directory. If this path would be too long, the new path is in a new
+        temporary folder. Pass the path to `remove_socket` when the engine has ended.
 
-        Each start gets a new path for the following reason. If a server is killed while its engine
-        starts, the engine may open its socket later. With a fixed path, the next server could
-        mistake this old engine for its own. It would load the trained weights into the old engine,
-        and later the new engine would open the path and answer apps with the initial weights.
+        Each start needs a new path, because a server may be killed while its engine starts. This
+        engine may open its socket later. With a fixed path, the next server could mistake this old
+        engine for its own, and load the trained weights into it. Later the new engine would open
+        the path and answer apps with the initial weights.
         """
         run_dir = self.run_dir.resolve()
         for old_socket in run_dir.glob(f"{self.role}-*.sock"):

@@ -1,8 +1,7 @@
-"""The known prompt, with which the server checks that an engine samples with the weights that it
-was given.
+"""The known prompt. With it, the server checks that an engine samples with the right weights.
 
-An engine returns the log-probabilities of the prompt's own tokens. The trainer computes them too,
-and equal weights give nearly equal numbers: see `training/weight_probe.py`.
+The engine returns the log-probabilities of the prompt's own tokens, and so does the trainer. With
+equal weights, the numbers are nearly equal (see `training/weight_probe.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Arrays of token ids and of floats, which stand for lists of numbers.
+"""Arrays of token ids and of floats. They are used in place of lists of numbers.
 
-The calls that wait for a step have millions of tokens. In a list, each token is an object: the
-garbage collector visits all of them, and freeing them takes as long as making them. Both hold the
-interpreter's lock (GIL), and with it the server's event loop, for hundreds of milliseconds. An
-array is one block of memory. The module does no I/O.
+The calls that wait for a step have millions of tokens. In a list, each token is an object. The
+garbage collector visits all objects, and freeing them takes the same time as making them. Both hold
+the interpreter's lock (GIL) for hundreds of milliseconds, and the server's event loop stands still
+meanwhile. An array is one block of memory. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ else:  # Python 3.11 has no array[int]
 
 
 class _EqualsLists:
-    """The comparison and the text that an array has in common with a list."""
+    """The base class of the arrays. It makes an array equal to a list, and gives it the same text
+    as a list."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -65,8 +66,8 @@ def id_array(ids: Iterable[int]) -> IdArray:
 
 
 def ids_from_bytes(raw: bytes) -> IdArray:
-    """Return the ids whose int32 numbers are the bytes of `raw`. Raises ValueError if `raw` has
-    half a number or a negative one.
+    """Return the ids in `raw`, which contains int32 numbers. Raises ValueError if a number is
+    incomplete or negative.
 
     >>> ids_from_bytes(bytes([1, 0, 0, 0]))
     [1]
@@ -84,5 +85,5 @@ def float_array(values: Iterable[float]) -> FloatArray:
 
 
 def repeated(value: float, times: int) -> FloatArray:
-    """Return an array that has one number several times."""
+    """Return an array that contains one number several times."""
     return cast(FloatArray, FloatArray("d", array("d", [value]) * times))

@@ -1,10 +1,9 @@
-"""Training steps in which the rewards reach the trainer with the opposite sign, for a test of the
-release gate.
+"""Invert the rewards of some training steps, for a test of the release gate.
 
 `FAKEVLLM_INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of
-version 39 to 48. Versions are never reused, so a step that is repeated after a return to earlier
-weights is not inverted again. `fakevllm demo --plant-bad-step` sets the environment variable.
-Without it, nothing is inverted.
+version 39 to 48. Training may return to earlier weights and repeat a step. Version numbers are
+never reused, so the repeated step has another version and is not inverted.
+`fakevllm demo --plant-bad-step` sets the environment variable. Without it, nothing is inverted.
 """
 
 from __future__ import annotations

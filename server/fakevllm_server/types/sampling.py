@@ -1,4 +1,5 @@
-"""Parameters for sampling, and sampled tokens. The HTTP layer and an engine exchange them."""
+"""Parameters for sampling, and sampled tokens. The HTTP layer and an engine exchange these
+objects."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Sampling:
 def effective_temperature(temperature: float) -> float:
     """Return the temperature that an engine really uses if a request asks for `temperature`.
 
-    A lower temperature than MIN_TEMPERATURE is raised to it, because logits would overflow.
+    A temperature below MIN_TEMPERATURE is raised to MIN_TEMPERATURE, because logits would overflow.
     Temperature 0 is not raised, because it means greedy sampling.
     """
     return 0.0 if temperature == 0 else max(temperature, MIN_TEMPERATURE)

@@ -1,7 +1,8 @@
-"""Token masks: for each token of a response, the set of tokens from which it was sampled.
+"""Token masks. A mask is the set of tokens from which one token of a response was sampled.
 
 A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. If the
-trainer normalises over the same part, it computes the probability with which the engine sampled.
+trainer normalises over the same part, it computes the same probability that the engine sampled
+with.
 
 A set is stored as bytes, called a packed set. The first four bytes are the number of tokens in the
 set, in little-endian order. The rest is a bitmap with one bit for each token id, compressed with
@@ -101,8 +102,8 @@ class TokenMasks:
 
     @property
     def is_forced(self) -> list[bool]:
-        """For each token of the response, whether it was forced, which means that no other token
-        was allowed at its position.
+        """For each token of the response, True if it was forced. No other token was allowed at the
+        position of a forced token.
 
         Nothing can be learned from a forced token.
         """
@@ -130,8 +131,8 @@ class TokenMasks:
         """Parse the masks in an engine's answer. `wire` is the JSON value of the masks, and `ids`
         are the token ids of the response.
 
-        Return None if `wire` is malformed, if it lacks a set for a position, or if a token is not
-        in the set for its position.
+        Return None in three cases: `wire` is malformed, it lacks a set for a position, or a token
+        is not in the set for its position.
         """
         try:
             allowed = TokenMasks.from_wire(wire)
@@ -146,7 +147,7 @@ class TokenMasks:
 
     @staticmethod
     def from_wire(wire: Json) -> TokenMasks:
-        """Return the masks from the JSON object that `to_wire` made of them.
+        """Return the masks from the JSON object that `to_wire` returns.
 
         Raises ValueError, TypeError or KeyError if `wire` has any other form.
         """

@@ -1,5 +1,5 @@
-"""Record which weight versions may have sampled which call, for engines that do not report the
-versions.
+"""Record for each call the weight versions that may have sampled it. This is needed for engines
+that do not report the versions.
 
 While the weights change, new calls wait and are not refused. If a running call does not end within
 a time limit, the weights change while it runs. The call is then recorded with the old and the new
@@ -35,8 +35,8 @@ class CallStamp:
 
     @property
     def known_version(self) -> int | None:
-        """The version that sampled all tokens of the call so far. None if the call may have tokens
-        of another version."""
+        """The version that sampled all tokens of the call so far. It is None if the call may have
+        tokens of another version."""
         is_certain = len(self.versions) == 1 and not (self.is_doubtful or self.overlaps_swap)
         return self.versions[0] if is_certain else None
 
@@ -102,10 +102,10 @@ class WeightGate:
     ) -> AsyncGenerator[None]:
         """Keep the gate closed while the `with` block changes the engine's weights to `version`.
 
-        First wait until no call is running, but at most `bound_s` seconds. Then await the function
-        `prepare`. Then the block starts. If the wait or `prepare` fails, the weights are unchanged,
-        and the gate returns to its earlier state. If the block fails, the gate stays closed,
-        because the engine's weights are unknown.
+        Three things happen in order. First, wait until no call is running, but at most `bound_s`
+        seconds. Then await the function `prepare`. Then run the block. If the wait or `prepare`
+        fails, the weights are unchanged, and the gate returns to its earlier state. If the block
+        fails, the gate stays closed, because the engine's weights are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()
@@ -130,10 +130,11 @@ class WeightGate:
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
-        """Mark the calls that run during the `with` block, in which an engine that reports the
-        versions itself takes the weights of `version`. The gate stays open.
+        """Mark the calls that run during the `with` block. In this block, an engine changes to the
+        weights of `version`. Use this method for an engine that itself reports the versions of
+        calls. The gate stays open.
 
-        If the block fails, it is not known which weights the engine has, so calls are marked until
+        If the block fails, it is unknown which weights the engine has. Calls are then marked until
         a later block succeeds.
         """
         self._is_swapping = True
@@ -147,7 +148,8 @@ class WeightGate:
         """Serve the weights in the adapter `name` as `version` from now on. The gate stays open.
 
         Running calls go on with the adapter that they began with. A call that is about to be sent,
-        or is sent once more, may get the new one, so all of them are recorded with both versions.
+        or is sent once more, may get the new adapter. Therefore all running calls are recorded with
+        both versions.
         """
         for stamp in self._running:
             stamp.versions.append(version)
@@ -160,7 +162,7 @@ class WeightGate:
         self._open.set()
 
     async def _wait_until_idle(self, bound_s: float) -> None:
-        """Wait until no call runs, or until `bound_s` seconds have passed."""
+        """Wait until no call runs, but at most `bound_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
                 await self._idle.wait()

@@ -1,4 +1,4 @@
-"""The server's ASGI app: its state, its routes and its access checks."""
+"""The server's ASGI app. It consists of the server's state, the routes and the access checks."""
 
 from __future__ import annotations
 

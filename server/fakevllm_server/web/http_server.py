@@ -1,5 +1,5 @@
-"""HTTP server of the swarm server's process: its socket, its limit on open files, and its
-shutdown."""
+"""HTTP server of the swarm server's process. The module handles its socket, its limit on open
+files, and its shutdown."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def serve(
 ) -> None:
     """Run the server until SIGINT or SIGTERM.
 
-    With `until_stdin_closes`, the server also stops when its standard input closes, which happens
-    if its parent process dies. If the parent process already listens on a socket, `listen_fd` is
-    the socket's file descriptor. If `listen_fd` is None, the server binds the configured host and
-    port. Raises ConfigError if the address or the run directory cannot be used, and SystemExit if
-    the journal can no longer be written.
+    With `until_stdin_closes`, the server also stops when its standard input closes. This happens if
+    its parent process dies. If the parent process already listens on a socket, `listen_fd` is the
+    socket's file descriptor. If `listen_fd` is None, the server binds the configured host and port.
+    Raises ConfigError if the address or the run directory cannot be used. Raises SystemExit if the
+    journal can no longer be written.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

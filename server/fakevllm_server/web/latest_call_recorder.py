@@ -1,9 +1,9 @@
 """Keep the latest answered model call in memory, so that an admin can inspect it.
 
 The module is used only if the server was started with `--keep-latest-call`. Only one call is kept.
-However, every running call is recorded until it ends, because it may become the latest answered
-call. A running call takes up to two MiB of memory: `MAX_BYTES` for its request and `MAX_BYTES` for
-its response.
+Every running call is recorded until it ends, because it may become the latest answered call. A
+running call takes up to two MiB of memory: `MAX_BYTES` for its request and `MAX_BYTES` for its
+response.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class LatestCall:
         return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
     def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
-        """Return an ASGI app that does the same as `app`, the endpoint of a wire format, and keeps
-        its latest answered call in this object."""
+        """Return an ASGI app that wraps `app`, the endpoint of a wire format. The returned app
+        behaves in the same way, and also keeps the latest answered call in this object."""
 
         async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()

@@ -1,5 +1,5 @@
-"""One run that the server has open: its folder, journal, run log, checkpoints, intake and
-curves."""
+"""One run that the server has open. It consists of the run's folder, journal, run log, checkpoints,
+intake and curves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class OpenRun:
         """Open a run, and restore everything that waits in its journal to be trained. The engine
         must be offline, and is not changed.
 
-        Raises ConfigError if the folder or the journal cannot be used. The folder is then unlocked.
+        Raises ConfigError if the folder or the journal cannot be used. The folder is unlocked in
+        this case.
         """
         self.relative = relative
         """Path of the run's folder, relative to the server's run directory."""
@@ -84,12 +85,12 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Compare a new job with the job with which the run's engine was started last. Return the
-        names of the settings that make the new job count as another job. `identity` is the identity
-        of the new job. All changes of the journal must be on disk.
+        """Compare a new job with the job of the last start of the run's engine. Return the names of
+        the settings that make the new job count as another job. `identity` is the identity of the
+        new job. All changes of the journal must be on disk.
 
-        An older server stored no identity of its job. Such a job is taken to have the model and the
-        experiment name of the new job.
+        An older server stored no identity of its job. Such a job is assumed to have the model and
+        the experiment name of the new job.
         """
         previous = self._read_identity()
         job_yaml = self.journal.read(reads.meta, JOB)
@@ -117,7 +118,7 @@ class OpenRun:
 
     @property
     def engine_runs(self) -> bool:
-        """Whether an engine was started and not stopped, according to the journal."""
+        """True if, according to the journal, an engine was started and not stopped."""
         return self.journal.read(reads.meta, _ENGINE_RUNS) is not None
 
     def follow_curves(self) -> None:

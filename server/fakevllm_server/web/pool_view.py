@@ -1,5 +1,4 @@
-"""The batch that is being collected, in the form in which the swarm protocol sends it to
-clients."""
+"""The batch that is being collected, as the swarm protocol shows it to clients."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:
-    """Return the batch that is being collected: the groups and episodes that wait, the claimed
-    episodes, and the engine's status.
+    """Return the batch that is being collected. It has the groups and episodes that wait, the
+    claimed episodes, and the engine's status.
 
     Before the first job, the target numbers of groups and episodes are those of a job with default
     settings.

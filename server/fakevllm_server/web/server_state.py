@@ -125,7 +125,7 @@ class ServerState:
         )
 
     async def _between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action when no training step runs, and no engine starts or stops."""
+        """Run an action at a time when no training step runs, and no engine starts or stops."""
         while True:
             loop = self._loop
             if loop is not None and not loop.has_ended:
@@ -160,12 +160,12 @@ class ServerState:
 
     @property
     def run_id(self) -> str:
-        """ID of the current run. It stays the same across restarts."""
+        """ID of the current run. The ID stays the same across restarts."""
         return self.run.run_id
 
     @property
     def model(self) -> str | None:
-        """Model folder or name. None for the fake engine, and before the first start."""
+        """Model folder or name. It is None for the fake engine, and before the first start."""
         return self._model.model
 
     @property
@@ -181,7 +181,7 @@ class ServerState:
         return self.intake.participation
 
     async def resume(self) -> None:
-        """Start the engine if one was running when the previous server process died."""
+        """Start the engine if an engine was running when the previous server process died."""
         if self.job is None or not self.run.engine_runs:
             return
         log.info("resuming the run: its engine was running when the server died")
@@ -219,8 +219,8 @@ class ServerState:
     async def start_engine(self) -> None:
         """Begin to boot the engine. The caller must hold `engine_lock`.
 
-        Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
-        be recorded.
+        Raises ConfigError if the job's model cannot be loaded. Raises JournalError if the start
+        cannot be recorded.
         """
         job = self.job
         assert job is not None, "sync a job first"
@@ -266,11 +266,11 @@ class ServerState:
         self._loop_task.add_done_callback(_log_failure)
 
     async def _open_run_of(self, job: TrainJob, model: ModelIdentity) -> JobIdentity:
-        """Make the run to which a job belongs the current run, and record in its journal that an
-        engine is started with the job. Return the identity of the job.
+        """Make a job's run the current run. Record in the run's journal that an engine is started
+        with the job. Return the identity of the job.
 
-        Raises ConfigError if the job's run cannot be opened or has another model, and JournalError
-        if the start cannot be recorded. After an error, the current run is the same as before.
+        Raises ConfigError if the job's run cannot be opened or has another model. Raises
+        JournalError if the start cannot be recorded. After an error, the current run is unchanged.
         """
         chosen = await asyncio.to_thread(self._runs.choose, job, model)
         identity = identity_of(job, model.fingerprint, chosen.experiment_name)
@@ -320,7 +320,7 @@ class ServerState:
         await previous.close()
 
     async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
-        """If the groups and episodes that wait in a run were collected for another job, drop them.
+        """Drop the groups and episodes that wait in a run, if they were collected for another job.
         `identity` is the identity of the present job. Raises JournalError if the journal cannot be
         written."""
         await run.journal.flush()
@@ -369,8 +369,8 @@ class ServerState:
         self._lock.close()
 
     def follow_curves(self) -> None:
-        """Write the TensorBoard curves of the current run, and of each later run when it becomes
-        current, until `close`."""
+        """Write the TensorBoard curves of the current run until `close`. If another run becomes
+        current, write its curves from then on."""
         self._follows_curves = True
         self.run.follow_curves()
 
@@ -381,9 +381,9 @@ class ServerState:
     def status_for(self, *, is_own_client: bool) -> EngineStatus:
         """Return the engine's status for a client.
 
-        If the job's training steps need the agreement of clients, clients other than fakevllm's own
-        see each state of a step for longer. Without this, they could miss short states, because
-        they read the status rarely. `is_own_client` says whether the client is fakevllm's own.
+        `is_own_client` is True if the client is fakevllm's own client. Other clients see each state
+        of a step for longer if the job's training steps need the agreement of clients. Such clients
+        read the status rarely, and could otherwise miss short states.
         """
         if is_own_client or self.job is None or not method_of(self.job).is_agreed_on:
             return self.engine.status
@@ -393,9 +393,9 @@ class ServerState:
     def closed_reason(self) -> str | None:
         """Reason why no more groups and episodes will be trained, or None while training continues.
 
-        While the engine is off, a client may have synced the next job, whose limit of steps may be
-        meant for another run. Training has then ended only if the current run's own job has ended
-        as well.
+        While the engine is off, a client may have sent the next job. The limit of steps in that job
+        may be meant for another run. Therefore training has then ended only if the current run's
+        own job has ended as well.
         """
         if self._loop is not None:
             return self._loop.closed_reason
@@ -440,27 +440,27 @@ class ServerState:
     def attached_engine(self) -> EngineClient:
         """Return the client of the present engine, which answers calls or is being restarted.
 
-        Raises WireError (503) if there is no engine: before the first engine is ready, and after
-        the engine was stopped. A call is then refused at once and does not wait.
+        Raises WireError (503) at once if there is no engine. There is no engine before the first
+        engine is ready, and after the engine was stopped.
         """
         if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
         return self.engine_client
 
     def serving_engine(self) -> EngineClient:
-        """Return the client of an engine that answers calls. Raises WireError (503) if there is
-        none."""
+        """Return the client of an engine that answers calls. Raises WireError (503) if no engine
+        answers calls."""
         client = self.attached_engine()
         if not self.engine.is_serving:
             raise self._not_ready()
         return client
 
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
-        """Wait without a time limit until the engine answers calls, and return its client.
+        """Wait until the engine answers calls, and return its client. The wait has no time limit.
 
-        `failed` is the client of an engine on which a call failed. It is returned again only if its
-        engine is healthy. Raises WireError (503) before the first engine is ready, and after the
-        engine was stopped.
+        `failed` is the client of an engine on which a call failed. This client is returned again
+        only if its engine is healthy. Raises WireError (503) before the first engine is ready, and
+        after the engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -525,9 +525,10 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the HTTP client of an engine that was replaced or stopped.
 
-    Calls may be waiting at the engine's gate, because its weights are being changed. They leave
-    this gate and look for the next engine. There is one exception: if `next_endpoint` has the same
-    gate, the engine is the same and only its address has changed. The calls then continue to wait.
+    Calls may be waiting at the engine's gate, because its weights are being changed. These calls
+    leave the gate and look for the next engine. There is one exception. If `next_endpoint` has the
+    same gate, the engine is the same, and only its address has changed. The calls then continue to
+    wait.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

@@ -17,8 +17,8 @@ class StoredResponses:
     """The latest responses of OpenAI's Responses format, by the API key that made them and by their
     id.
 
-    They are lost when the server stops. The proxy keeps the responses of its apps in its ledger (a
-    SQLite file), because apps may retrieve a response days later.
+    They are lost when the server stops. The proxy keeps the responses of its apps in its ledger,
+    which is a SQLite file, because apps may retrieve a response days later.
 
     >>> stored = StoredResponses()
     >>> stored.store("key", "resp_1", b"{}")
@@ -36,7 +36,7 @@ class StoredResponses:
         """Store a response.
 
         `key` is the fingerprint of the API key that made the response, or "". `body` is the
-        response object in JSON. It is None if only the engine has the response.
+        response object in JSON. `body` is None if only the engine has the response.
         """
         if len(response_id) > MAX_ID_CHARS:
             return
@@ -48,7 +48,7 @@ class StoredResponses:
             self._num_bytes -= _size(oldest_id, oldest)
 
     def has(self, key: str, response_id: str) -> bool:
-        """Return whether this API key has made a response with this id."""
+        """Return True if this API key has made a response with this id."""
         return (key, response_id) in self._responses
 
     def body(self, key: str, response_id: str) -> bytes | None:
@@ -56,7 +56,7 @@ class StoredResponses:
         return self._responses[key, response_id]
 
     def delete(self, key: str, response_id: str) -> bool:
-        """Delete a response, and return whether it was stored."""
+        """Delete a response. Return True if it was stored."""
         if not self.has(key, response_id):
             return False
         self._num_bytes -= _size(response_id, self._responses.pop((key, response_id)))

@@ -41,7 +41,7 @@ def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
     """Unpack the zip file `raw` into a new folder inside `folder`, and return its subfolder `ajet`.
 
     The new folder's name begins with `stamp`. If the unpacking fails, the new folder is deleted.
-    Raises BadArchive if the zip file is refused, and OSError if its files cannot be written.
+    Raises BadArchive if the zip file is refused. Raises OSError if its files cannot be written.
     """
     if not raw:
         raise BadArchive("Uploaded zip file is empty.")
@@ -56,8 +56,9 @@ def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
 def check(members: Sequence[zipfile.ZipInfo]) -> None:
     """Check the paths, types and sizes of the files in the zip file.
 
-    The check relies on the sizes that the zip file declares. This is safe, because Python's zipfile
-    never unpacks more bytes than declared. Raises BadArchive if a check fails.
+    The check relies on the sizes that the zip file declares. Relying on these sizes is safe,
+    because Python's zipfile never unpacks more bytes than declared. Raises BadArchive if a check
+    fails.
     """
     if len(members) > MAX_MEMBERS:
         raise BadArchive(f"The zip file has more than {MAX_MEMBERS} members.")

@@ -39,8 +39,8 @@ class MessagesAdapter(ChatAdapter):
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
         """Return the translator of a Messages request and of its response.
 
-        Raises MalformedBody for a body that vLLM refuses, and NotTranslated for any other body that
-        has no exact translation.
+        Raises MalformedBody for a body that vLLM refuses. Raises NotTranslated if vLLM accepts the
+        body, but no exact translation exists.
         """
         request = parse(MessagesBody, body)
         return MessagesExchange(
@@ -85,8 +85,8 @@ class CountTokensAdapter(ChatAdapter):
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
         """Return the translator of a count_tokens request and of its response.
 
-        Raises MalformedBody for a body that vLLM refuses, and NotTranslated for any other body that
-        has no exact translation.
+        Raises MalformedBody for a body that vLLM refuses. Raises NotTranslated if vLLM accepts the
+        body, but no exact translation exists.
         """
         return CountExchange(tokenize_body(parse(CountBody, body)), dialect_of(engine.version))
 

@@ -82,7 +82,7 @@ def message_of(completion: Json) -> Json:
     """Translate a chat completion to a response in Anthropic's format.
 
     Raises ValueError if the completion has no answer, or if the arguments of a tool call are not a
-    JSON object. vLLM answers with status 500 in these cases.
+    JSON object. In both cases vLLM answers with status 500.
     """
     choices = as_list(completion.get("choices"))
     if not choices or "message" not in as_object(choices[0]):
@@ -106,8 +106,8 @@ def message_of(completion: Json) -> Json:
 
 
 def has_valid_calls(message: Json) -> bool:
-    """Return True if the arguments of every tool call in a message are a JSON object. They are not
-    if the token limit cut off a call."""
+    """Return True if the arguments of every tool call in a message are a JSON object. The result is
+    False if the token limit cut off a call."""
     try:
         to_json({"content": _content(message)})
     except ValueError:
@@ -131,8 +131,8 @@ def to_json(value: Json) -> bytes:
 def refusal_of(status: int, body: Json) -> Json:
     """Translate an error body from vLLM's form to Anthropic's form.
 
-    Errors of vLLM's web framework (malformed body, unknown key, unknown path) are returned
-    unchanged, because vLLM does not translate them at /v1/messages either.
+    Errors of vLLM's web framework are returned unchanged, because vLLM does not translate them at
+    /v1/messages. Examples are the errors for a malformed body, an unknown key or an unknown path.
     """
     error = as_object(body.get("error"))
     if not error or error.get("type") == "Bad Request":
@@ -143,8 +143,8 @@ def refusal_of(status: int, body: Json) -> Json:
 def stream_error(body: Json, dialect: Dialect) -> Json:
     """Translate an error of the engine to the error event of a Messages stream.
 
-    `body` is an error body of vLLM. It may come from vLLM's web framework or from its serving
-    classes, which use different forms.
+    `body` is an error body of vLLM. vLLM's web framework and vLLM's serving classes write error
+    bodies in different forms. Both forms are accepted.
     """
     content = body.get("error", body.get("detail"))
     error = as_object(content) or {"message": str(content)}

@@ -1,6 +1,6 @@
 """Requests of /v1/messages, translated to chat completions by the same rules as in vLLM.
 
-The oddities of vLLM's translation are kept, because they decide which tokens the model reads.
+Oddities of vLLM's translation are kept, because the model must read the same tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def chat_body(request: MessagesBody) -> Json:
     Raises NotTranslated if no exact translation exists.
 
     `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores `metadata`.
-    With the two transfer parameters, an app could make the engine read data from a server of its
-    choice, or send data to one.
+    The two transfer parameters are left out for safety. With them, an app could make the engine
+    exchange data with any server that the app chooses.
     """
     body: Json = {
         "model": request.model,

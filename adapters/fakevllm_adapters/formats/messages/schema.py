@@ -150,7 +150,7 @@ def _without_union_members(problem: Json) -> Json:
     """Return a validation problem in which the location has only keys and indices of the body.
 
     For a field with a union type, pydantic adds the names of the union's members to the location.
-    This function removes them.
+    This function removes the names of the members.
     """
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}

@@ -142,7 +142,7 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Write the first two events of the stream, unless they have been written already.
+        """Write the first two events of the stream if they have not been written yet.
 
         Return True if the events were written now.
         """
@@ -183,8 +183,8 @@ class ResponsesExchange:
         """Return True if the token limit cut off the answer.
 
         If the limit cuts off a tool call, old versions of vLLM report the finish_reason
-        `tool_calls` instead of `length`. With such a version, an answer that ends with `tool_calls`
-        counts as cut off if it has as many tokens as the limit.
+        `tool_calls` instead of `length`. For such a version, the number of tokens decides: an
+        answer that ends with `tool_calls` counts as cut off if it reaches the limit.
         """
         if finish_reason != "tool_calls" or self._dialect.marks_incomplete:
             return finish_reason == "length"

@@ -1,7 +1,8 @@
 """The input of a Responses request, translated to chat messages by the same rules as in vLLM.
 
-Several items (reasoning, text, calls) may form one assistant message. NotTranslated is raised for
-input that vLLM would refuse, and for input of which vLLM would keep only a part.
+One assistant message may be built from several items, for example reasoning, text and calls.
+NotTranslated is raised for input that vLLM would refuse. It is also raised if vLLM would keep only
+a part of the input.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class _MalformedItem(NotTranslated):
         """Return the exception to raise for this item. Its error response has the first line of
         vLLM's response, and the line about this field.
 
-        vLLM's response has further lines, one for each type that the item might have had.
+        vLLM's response has further lines, because the item might have had other types. There is one
+        line for each type.
         """
         place = ("input", index, _CLASS_NAMES[_type_of(self._item)], self._key)
         text = "Input should be a valid string"
@@ -81,8 +83,8 @@ class _MalformedItem(NotTranslated):
 def continues(request_input: Input) -> bool:
     """Return True if the model must continue the last message instead of answering it.
 
-    This is the case if the last input item is a message or reasoning, and its status is
-    `in_progress` or `incomplete`.
+    The last input item decides. The model must continue if the item is a message or reasoning, and
+    its status is `in_progress` or `incomplete`.
     """
     last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):

@@ -1,7 +1,7 @@
-"""Errors with which vLLM refuses Responses requests (400), and requests for stored responses.
+"""The errors (400) with which vLLM refuses Responses requests and requests for stored responses.
 
 An engine with its own Responses route refuses such requests itself. This module builds the same
-errors for engines without that route.
+errors for engines without such a route.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def malformed(problems: Sequence[Json]) -> NotTranslated:
 
 
 def check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on a Responses body before it checks the types of fields.
-    Raises NotTranslated if a check fails."""
+    """Run vLLM's first checks of a Responses body, which come before the checks of the fields'
+    types. Raises NotTranslated if a check fails."""
     _check_tool_choice(body)
     salt: object = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
@@ -58,7 +58,7 @@ def check_before_types(body: Json) -> None:
 
 
 def check_after_types(background: bool, body: Json) -> None:
-    """Run the checks that vLLM runs on a Responses body after it has checked the types of fields.
+    """Run vLLM's last checks of a Responses body, which come after the checks of the fields' types.
     Raises NotTranslated if a check fails.
 
     `background` is the validated field of this name.

@@ -1,8 +1,9 @@
 """The schema of Responses requests, equal to vLLM's, and their translation to chat completions
 requests.
 
-The chat request has the fields that vLLM itself derives from a Responses request. A field that vLLM
-ignores at /v1/responses is left out, even if vLLM honours it at /v1/chat/completions.
+The chat request has the fields that vLLM itself derives from a Responses request. Fields that vLLM
+ignores at /v1/responses are left out. Some of these fields would have an effect at
+/v1/chat/completions.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class ResponsesRequest(BaseModel):
 def parse_request(body: Json) -> ResponsesRequest:
     """Return the validated fields of a request body.
 
-    Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it. In
-    the first case, the exception carries vLLM's own error response.
+    Raises NotTranslated in two cases: vLLM would refuse the body, or chat completions cannot
+    express the body. In the first case, the exception carries vLLM's own error response.
     """
     check_before_types(body)
     try:

@@ -49,8 +49,8 @@ class Resource:
     def max_output_tokens(self) -> int | None:
         """Maximum number of output tokens, or None if it is unknown.
 
-        It is the smaller of the request's own limit and the number of tokens that the prompt leaves
-        in the context. If only one of them is known, it is that one.
+        The maximum is the smaller of two limits: the request's own limit, and the number of tokens
+        that the prompt leaves in the context. If only one limit is known, that limit is returned.
         """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:

@@ -1,5 +1,5 @@
-"""Requests for stored responses (GET, DELETE and cancel), and their answers. This module does no
-I/O."""
+"""Requests for stored responses and the replies to these requests. A request reads (GET), deletes
+(DELETE) or cancels a stored response. This module does no I/O."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class _OpenItem(Protocol):
     def in_resource(self) -> Json:
         """Return a closed item in the form that it has in the stream's last event.
 
-        The last event contains the whole `response` object. In older versions of vLLM, the id of a
-        message or reasoning item in this object differs from its id in the earlier events.
+        The last event contains the whole `response` object. Older versions of vLLM give a message
+        item or reasoning item a different id in this object than in the earlier events.
         """
         ...
 
@@ -228,7 +228,7 @@ class ItemStream:
                 yield from self._call(piece)
 
     def close(self, is_cut: bool) -> Iterator[Event]:
-        """Yield the events that close the open item, if there is one.
+        """Yield the events that close the open item. Yield nothing if no item is open.
 
         `is_cut` is True if the token limit cut off the answer within this item.
         """

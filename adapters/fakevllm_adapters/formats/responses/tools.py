@@ -160,8 +160,8 @@ def tool_problems(tools: list[Any]) -> list[Json]:
     """Return the problems in a list of tools: missing fields, and fields of wrong types.
 
     The problems have the form of pydantic's `errors()`. vLLM reports problems for each type that a
-    tool might have had. This function reports only those of the type that the tool names, or those
-    of a function if it names no known type.
+    tool might have had. This function reports only the problems for the type that the tool names.
+    If the tool names no known type, the function reports the problems for a function.
     """
     return [problem for index, tool in enumerate(tools) for problem in _problems(index, tool)]
 
@@ -204,10 +204,10 @@ def _mistyped(place: tuple[object, ...], value: object, kinds: type | tuple[type
 
 
 def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """Yield a pair (function, name of its namespace) for each function of a tool.
+    """Yield a pair (function, namespace) for each function of a tool.
 
-    A tool is a single function or a namespace of functions. For a single function, the name of the
-    namespace is None.
+    A tool is a single function or a namespace of functions. The second element is the name of the
+    namespace, or None for a single function.
     """
     checked = _checked(tool)
     if checked["type"] == "function":

@@ -155,8 +155,8 @@ class EmbeddedEngine:
         self._thread.start()
 
     def _sampling_state(self, model: PreTrainedModel, memory_share: float = 1.0) -> SamplingState:
-        """Return the state of a sampler with the weights `model`. `memory_share` is its share of
-        the memory for keys and values."""
+        """Return the state of a sampler for the model `model`. `memory_share` is the sampler's
+        share of the memory for keys and values."""
         config, shape = self._config, self._cache_shape
         max_rows = 1 if config.lockstep else config.max_num_seqs
         memory = _device_memory(self._device) * memory_share
@@ -348,9 +348,11 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer, which is created by the first call. It holds a second copy of the
-        weights, which an engine that only samples does not need. Call this method on the engine
-        thread, because only this thread may use torch."""
+        """Return the trainer. The first call creates it.
+
+        The trainer holds a second copy of the weights. An engine that only samples does not need
+        this copy. Call this method on the engine thread, because only this thread may use torch.
+        """
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype

@@ -1,16 +1,17 @@
-"""The engine thread, which is the only thread that runs the model.
+"""The engine thread. It is the only thread that runs the model.
 
 The thread samples the tokens of requests and runs tasks. A task is a generator for longer work,
 such as a training step or a publish of new weights. Tasks run one after another, in parts. Each
-iteration of the thread takes new requests and tasks from the inbox, samples one token for every
-running request, and then may run the next part of the current task. The constant DECODE_SHARE sets
+iteration of the thread takes new requests and tasks from the inbox, and samples one token for every
+running request. Then it may run the next part of the current task. The constant DECODE_SHARE sets
 how sampling and the task share the thread's time while requests are running.
 
-Further policies, which have other weights, are decoded in turn with the weights that are trained:
-each iteration of the thread samples one token for every running request of each policy.
+There may be further policies. Their weights differ from the trained weights. Their requests are
+decoded in turn: each iteration of the thread samples one token for every running request of each
+policy.
 
-At the end of a decode iteration, the thread hands new tokens over to the event loops of the
-requests, with one call per event loop. Tokens of a request that is not streamed are handed over
+At the end of a decode iteration, the thread passes the new tokens to the event loops of the
+requests, with one call per event loop. The tokens of a request that is not streamed are passed on
 when the request has finished. An error in a task is raised in the caller of the task. An error in a
 decode iteration ends the process, because the state of the running requests is then unknown.
 """
@@ -61,7 +62,8 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy."""
+    """A request for a further policy. The weights of such a policy differ from the trained
+    weights."""
 
     request: DecodeRequest
     policy: str
@@ -90,7 +92,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest, policy: str | None = None) -> None:
-        """Queue a request for decoding, with the weights that are trained or with those of a
+        """Queue a request for decoding. It uses the weights that are trained, or the weights of a
         further policy. Any thread may call this method. Raises WireError (503) if the engine is
         closed."""
         if self._closing:
@@ -98,11 +100,12 @@ class EngineThread:
         self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
-        """Decode requests for the policy `name` with `state`. Call this method in a task."""
+        """Begin to decode requests for the policy `name`, with the sampling state `state`. Call
+        this method in a task."""
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:
-        """Start no more requests for this policy. Those that wait or run end normally. Call this
+        """Start no more requests for this policy. Requests that wait or run end normally. Call this
         method in a task."""
         state = self._policies.pop(name, None)
         if state is not None:

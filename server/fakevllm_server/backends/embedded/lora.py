@@ -55,7 +55,7 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """Return a text for messages that says which parameters are trained, and how many."""
+    """Return a text for messages that names the trained parameters and their number."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
@@ -66,8 +66,9 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
     """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Before
-    the first update, the model's outputs stay the same. Raises BackendRefused, before the model has
-    changed, if `lora.target_modules` does not fit the model or peft cannot be imported."""
+    the first update, the model's outputs stay the same. Raises BackendRefused if
+    `lora.target_modules` does not fit the model, or if peft cannot be imported. The model has not
+    changed then."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
@@ -109,8 +110,9 @@ def fingerprint(model: PreTrainedModel) -> str:
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
     """Return the full names of the layers that get an adapter.
 
-    Raises BackendRefused if the model has no layer for an adapter, or if a name in `target_modules`
-    matches no linear layer. An LM head that shares its weight with the embedding is refused too.
+    Raises BackendRefused in three cases: the model has no layer for an adapter, a name in
+    `target_modules` matches no linear layer, or the LM head gets an adapter and shares its weight
+    with the embedding.
     """
     network: Any = model
     head = network.get_output_embeddings()

@@ -1,7 +1,7 @@
-"""A view of a model with LoRA adapters: a second model object that shares the base weights of the
-first and has its own copies of the adapters.
+"""A view of a model with LoRA adapters. A view is a second model object. It shares the base weights
+of the first object and has its own copies of the adapters.
 
-The sampler uses a view if the trained model computes in another dtype than that of its weights, for
+The sampler uses a view if the trained model computes in another dtype than its weights have, for
 example in bfloat16 with float32 weights. Merging the adapters into bfloat16 weights would round
 them, and small changes would be lost. With the view, the adapters stay separate, so the sampler and
 the trainer compute the same products. The base weights are in memory only once.
@@ -24,9 +24,12 @@ view, because a copied wrapper would call the forward pass of the original model
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return True if the sampler needs a view of the model: a second model object with its own
-    adapters and shared base weights. This is the case if the model has adapters and computes in
-    another dtype than that of its weights, because merging would then round the adapters."""
+    """Return True if the sampler needs a view of the model. A view is a second model object with
+    its own adapters and shared base weights.
+
+    A view is needed if the model has adapters and computes in another dtype than its weights have.
+    Merging would then round the adapters.
+    """
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 

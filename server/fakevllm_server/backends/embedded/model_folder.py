@@ -148,8 +148,8 @@ def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
     """Check that the model has plain causal attention, which batched decoding needs. Raises
-    BackendError otherwise. The check reads only the config; the decoding check at start-up finds
-    the models that it misses."""
+    BackendError otherwise. The check reads only the config. Models that it misses are found by the
+    decoding check at start-up."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's parameters and persistent buffers by name. Of several tied parameters,
-    only one is included."""
+    """Return the model's parameters and persistent buffers by name. If several parameters are tied,
+    only one of them is included."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
@@ -20,8 +20,8 @@ def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 class MergedWeights(Mapping[str, Tensor]):
     """A mapping from names to weights of a model, with the LoRA adapters merged. The names are
-    those of the weights before the adapters were inserted. A weight is merged when it is read, so
-    that no second copy of the whole model is in memory."""
+    those of the weights before the adapters were inserted. A weight is merged when it is read.
+    Therefore no second copy of the whole model is in memory."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         adapters = adapters_of(model)
@@ -70,9 +70,9 @@ def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Copy the weights of `source` into `target` in place, with the adapters of `source` merged.
-    Check first that both models have the same architecture, because an incomplete copy makes
-    `target` useless."""
+    """Copy the weights of `source` into `target` in place. The adapters of `source` are merged into
+    the copied weights. Check first that both models have the same architecture. An incomplete copy
+    would make `target` useless."""
     merged = MergedWeights(source)
     with torch.no_grad():
         for name, tensor in named_weights(target).items():

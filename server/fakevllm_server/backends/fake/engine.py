@@ -1,15 +1,16 @@
-"""A deterministic engine without torch. It has one trainable number, theta, and exact
+"""A deterministic engine without torch. The engine has one trainable number, theta, and exact
 log-probabilities.
 
 The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
-the first token is sampled. It determines all other tokens, which have probability 1. Training
-updates theta by REINFORCE, so rewards for "yes" make "yes" more likely. The same seed and the same
-order of requests give the same answers.
+the first token is sampled. The first token determines all other tokens, which have probability 1.
+Training updates theta by REINFORCE, so rewards for "yes" make "yes" more likely. The same seed with
+the same order of requests gives the same answers.
 
-A user message may contain a script: directives that determine the answer (see `script.py`). If a
-forced tool, a JSON schema or a choice constrains the answer, the answer is the fitting value from
-the script, or else the minimal value that the constraint allows. The repetition penalty and
-logit_bias act on the first token as they would act on a model's logits.
+A user message may contain a script: directives that determine the answer (see `script.py`). A
+forced tool, a JSON schema or a choice may constrain the answer. The answer is then the value from
+the script that fits the constraint. Without such a value, the answer is the minimal value that the
+constraint allows. The repetition penalty and logit_bias act on the first token as they would act on
+a model's logits.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class FakeEngine:
     async def _generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, weights: tuple[float, int]
     ) -> AsyncGenerator[list[Token]]:
-        """Sample an answer with the weights `weights`: theta and its version."""
+        """Sample an answer with `weights`, which are theta and its version."""
         self.check(sampling)
         script = read_script(_turns(prompt_ids))
         if script.crashes:
@@ -232,8 +233,8 @@ class FakeEngine:
         }
 
     def _gradient(self, call: Call) -> float:
-        """Return the derivative of the answer's log-probability with respect to the logit, which is
-        theta / temperature."""
+        """Return the derivative of the answer's log-probability with respect to the logit. The
+        logit is theta / temperature."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
 
@@ -299,7 +300,7 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 def _constrained_text(grammar: Grammar, script: Script) -> str:
     """Return the text of an answer that a grammar constrains. If the script (the directives in the
     user message) has a value of the needed kind, return this value. Otherwise return the minimal
-    value that the grammar allows. Only a choice is compared with the grammar; JSON values of the
+    value that the grammar allows. Only a choice is compared with the grammar. JSON values of the
     script are not checked against the schema.
 
     Raises WireError (400) for a grammar that the fake engine does not support.

@@ -30,10 +30,11 @@ _TEXTS = {
 
 def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:
     """Return the minimal value that `schema` allows. `root` is the whole schema, to which
-    references (`$ref`) in `schema` refer; by default it is `schema`. `depth` is the nesting depth
-    so far.
+    references (`$ref`) in `schema` refer. By default, `root` is `schema`. `depth` is the nesting
+    depth so far.
 
-    Raises ValueError for a schema that allows no value, or with keywords that are not supported.
+    Raises ValueError for a schema that allows no value, and for a schema with keywords that are not
+    supported.
 
     >>> a = {"type": "integer"}
     >>> minimal_value({"type": "object", "required": ["a"], "properties": {"a": a}})

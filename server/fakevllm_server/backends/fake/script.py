@@ -27,7 +27,8 @@ _NAME = re.compile(r"\s*([^\s{&\]]+)\s*")
 
 
 class Turn(NamedTuple):
-    """One message of the prompt: its role, its text, and whether it contains a tool call."""
+    """One message of the prompt. It has the role and the text of the message, and says if the
+    message contains a tool call."""
 
     role: str
     text: str

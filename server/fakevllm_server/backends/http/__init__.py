@@ -1,8 +1,9 @@
 """The HTTP server of an engine's process.
 
-It has two sets of routes. vLLM's public routes call a TokenEngine (the interface for sampling). The
-control routes, which only the swarm server uses, call a TrainEngine (the interface for training).
-An engine may hold further policies: sets of weights that a call selects by the model's name.
+The server has two sets of routes. vLLM's public routes call a TokenEngine, which is the interface
+for sampling. The control routes call a TrainEngine, which is the interface for training. Only the
+swarm server uses the control routes. An engine may hold further policies: sets of weights that a
+call selects by the model's name.
 
     engine_server.py        the process's HTTP server on a Unix socket
     vllm_routes.py          vLLM's public routes

@@ -1,6 +1,6 @@
-"""Execute one /v1/chat/completions request on a TokenEngine (an engine that samples tokens). The
-input is the validated request body. The output is the response body or the stream chunks, in vLLM's
-format."""
+"""Execute one /v1/chat/completions request on a TokenEngine. A TokenEngine is an engine that
+samples tokens. The input is the validated request body. The output is the response body or the
+stream chunks, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class ChatCompletion:
         return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each as soon as it is complete, with the answer
-        that a request for one choice would have got."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete. It has
+        the same form as the answer to a request for one choice."""
         return complete_all([self._complete(choice) for choice in self._choices])
 
     async def _complete(self, choice: SampledChoice) -> SentChoice:
@@ -168,7 +168,8 @@ class ChatCompletion:
 
     def _set_tool_calls_reason(self, choice: SampledChoice, has_tool_call: bool) -> None:
         """Change a choice's finish reason from "stop" to "tool_calls" if the choice has a tool
-        call. As in OpenAI's API, it stays "stop" if the request's `tool_choice` names a tool."""
+        call. As in OpenAI's API, the reason stays "stop" if the request's `tool_choice` names a
+        tool."""
         is_stop = choice.finish_reason == "stop"
         if has_tool_call and is_stop and self._request.named_tool is None:
             choice.finish_reason = "tool_calls"

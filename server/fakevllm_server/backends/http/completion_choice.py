@@ -1,8 +1,8 @@
-"""Sample one choice of a request on a TokenEngine (an engine that samples tokens), and yield its
-text piece by piece.
+"""Sample one choice of a request on a TokenEngine, and yield its text piece by piece. A TokenEngine
+is an engine that samples tokens.
 
-The functions named `requested_…` return an optional field of the response, or None if the request
-does not ask for this field.
+The functions named `requested_…` return an optional field of the response. They return None if the
+request does not ask for this field.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ async def sample_choice(
     """Sample one choice. Yield the text and the tokens of each engine iteration as a Piece, and add
     them to `choice`.
 
-    Sampling ends at an end-of-sequence token (unless the request ignores it), at a stop string or
-    stop id, or at the token limit.
+    Sampling ends at an end-of-sequence token, at a stop string or stop id, or at the token limit. A
+    request may ignore end-of-sequence tokens.
     """
     skips = request.skip_special_tokens
     detokenizer = Detokenizer(partial(engine.decode, skip_special_tokens=skips))
@@ -94,7 +94,8 @@ async def sample_choice(
 
 
 def tokens_apart(engine: TokenEngine, request: ChatRequest, choice: SampledChoice) -> Json:
-    """Return the tokens of a complete choice in the form that is sent apart from the answer."""
+    """Return the tokens of a complete choice in the form in which they are sent separately from the
+    answer."""
     return {
         "token_ids": [token.id for token in choice.tokens],
         "logprobs": [token.logprob for token in choice.tokens],
@@ -120,7 +121,8 @@ def requested_allowed_sets(
 ) -> Json | None:
     """Return the set of tokens that could be sampled at each position, encoded for JSON.
 
-    Return None if the request does not ask for these sets, or if the engine cannot report them.
+    Return None if the request does not ask for these sets. Also return None if the engine cannot
+    report them.
     """
     if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None

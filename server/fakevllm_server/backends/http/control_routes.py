@@ -1,5 +1,5 @@
-"""Control routes (`/control/…`) of an engine's process. With these routes, the swarm server that
-started the process drives a TrainEngine (the interface for training)."""
+"""Control routes (`/control/…`) of an engine's process. The swarm server that started the process
+drives a TrainEngine with these routes. A TrainEngine is the interface for training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ControlRoutes:
 
     async def info(self, request: Request) -> Response:
         """Return the engine's model name, context length and default sampling parameters as JSON.
-        They are empty if the process only trains."""
+        If the process only trains, these values are empty."""
         return _json(self._info)
 
     async def policies(self, request: Request) -> Response:
@@ -139,8 +139,8 @@ class ControlRoutes:
 
 
 def _calls_in(body: Json) -> list[Call]:
-    """Return the calls of a request body. For a large step this takes seconds, in which the event
-    loop must go on with the streams of apps."""
+    """Return the calls of a request body. For a large step this takes seconds. In this time, the
+    event loop must continue to serve the streams of apps."""
     return [Call.from_wire(call) for call in body["calls"]]
 
 

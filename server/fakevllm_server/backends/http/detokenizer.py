@@ -35,9 +35,10 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Cuts a text, which arrives piece by piece, at the first stop string. If the longest stop
-    string has n characters, the last n - 1 characters of the text are held back, because they may
-    be the beginning of a stop string.
+    """Cuts a text at the first stop string. The text arrives piece by piece.
+
+    If the longest stop string has n characters, the last n - 1 characters of the text are held
+    back. They may be the beginning of a stop string.
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.push("abcE"), scanner.push("Nd"), scanner.flush()
@@ -45,8 +46,8 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
-        """Create a scanner for the stop strings `stops`. The text is cut after the stop string if
-        `includes_stop` is true, otherwise before it."""
+        """Create a scanner for the stop strings `stops`. If `includes_stop` is true, the text is
+        cut after the stop string, otherwise before it."""
         self._stops = [stop for stop in stops if stop]
         self._includes_stop = includes_stop
         self._num_held = max((len(stop) for stop in self._stops), default=1) - 1

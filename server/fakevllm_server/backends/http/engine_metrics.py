@@ -1,6 +1,6 @@
-"""Prometheus metrics of an engine. They have the names of vLLM's metrics, so that autoscalers and
-dashboards for vLLM work unchanged. vLLM's other metrics, which such programs do not read, are left
-out."""
+"""Prometheus metrics of an engine. The metrics have the same names as in vLLM, so that autoscalers
+and dashboards for vLLM work unchanged. Other metrics of vLLM, which such programs do not read, are
+left out."""
 
 from __future__ import annotations
 

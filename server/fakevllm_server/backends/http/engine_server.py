@@ -43,9 +43,9 @@ def serve(
 ) -> None:
     """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
 
-    The other end of standard input is held by the swarm server, so a closed input means that the
+    The swarm server holds the other end of standard input. Therefore a closed input means that the
     swarm server has died. If `engine` is None, the process only trains. `policies` is the engine if
-    it holds further policies. `on_close` is called when serving ends, also after an error.
+    it supports further policies. `on_close` is called when serving ends, also after an error.
     """
     threads = PreparationThreads()
     config = uvicorn.Config(
@@ -84,7 +84,7 @@ def create_app(
 ) -> Starlette:
     """Return the ASGI app of an engine's process. If `engine` is None, the process only trains, and
     the app has none of vLLM's routes except /health. `threads` are the threads that parse and check
-    requests. `policies` is the engine if it holds further policies."""
+    requests. `policies` is the engine if it supports further policies."""
     public = [] if engine is None else PublicRoutes(engine, threads, policies).routes()
     control = ControlRoutes(engine, trainer, policies).routes()
     return Starlette(
@@ -99,7 +99,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Return the response for HTTP error 404 or 405. It has the same body as the response of vLLM,
+    """Return the response for HTTP error 404 or 405. The response has the same body as in vLLM,
     which uses FastAPI."""
     assert isinstance(error, HTTPException)
     return Response(

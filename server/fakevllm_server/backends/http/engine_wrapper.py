@@ -1,4 +1,4 @@
-"""The base class of engines that sample by way of another engine."""
+"""The base class of engines that use another engine for sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakevllm_server.types.sampling import Sampling, Token
 
 
 class EngineWrapper(ABC):
-    """A TokenEngine that passes everything on to another TokenEngine. A subclass says how tokens
+    """A TokenEngine that passes all calls on to another TokenEngine. A subclass defines how tokens
     are sampled."""
 
     def __init__(self, engine: TokenEngine, model_name: str) -> None:

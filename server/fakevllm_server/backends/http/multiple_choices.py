@@ -1,5 +1,5 @@
-"""Sample several choices of one request at the same time: run all of them to their end, merge their
-streams, or yield each choice when it is complete."""
+"""Sample several choices of one request at the same time. There are three ways: run all of them to
+their end, merge their streams, or yield each choice when it is complete."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all `choices` at the same time, and wait until they have ended. If one of them fails,
-    cancel the others and raise its error."""
+    """Run all `choices` at the same time, and wait until they have ended. If one choice fails,
+    cancel the other choices and raise its error."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for choice in choices:
@@ -27,7 +27,7 @@ async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def drain(stream: AsyncGenerator[object]) -> None:
-    """Read `stream` to its end, discard its items, and close it."""
+    """Read `stream` to its end and discard its items. Then close `stream`."""
     async with aclosing(stream):
         async for _ in stream:
             pass
@@ -48,7 +48,8 @@ async def stream_all(
 def complete_all(
     choices: Sequence[Coroutine[Any, Any, SentChoice]],
 ) -> AsyncGenerator[SentChoice]:
-    """Run all `choices` at the same time, and yield the result of each as soon as it is known."""
+    """Run all `choices` at the same time. Yield the result of each choice as soon as it is
+    known."""
     return _merge([_only(choice) for choice in choices])
 
 
@@ -59,8 +60,8 @@ async def _only(choice: Coroutine[Any, Any, T]) -> AsyncGenerator[T]:
 async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     """Yield the items of all streams in order of arrival.
 
-    Closing the merged stream closes all streams. If one stream fails, its error is raised after the
-    other streams have ended.
+    Closing the merged stream closes all streams. If one stream fails, read the other streams to
+    their end, and then raise its error.
     """
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]

@@ -1,8 +1,9 @@
-"""Further policies of an engine's process: sets of weights beside the one that is trained.
+"""Further policies of an engine's process. A policy is a set of weights beside the set that is
+trained. A call selects a policy by the model's name.
 
-A policy is selected by the model's name in a call. A name stands for one version of the weights
-for as long as the process lives, also after its policy was unloaded: what was cached for a name,
-here or at a client, can then never belong to other weights.
+As long as the process lives, a name belongs to one version of the weights, even after its policy
+was unloaded. Therefore data that are cached under a name, here or at a client, can never belong to
+other weights.
 """
 
 from __future__ import annotations
@@ -23,28 +24,30 @@ Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 
 
 class PolicyEngine(Protocol):
-    """Interface of an engine's process that holds further policies."""
+    """Interface of an engine's process that supports further policies. A further policy is a set of
+    weights beside the trained weights."""
 
     @property
     def names(self) -> PolicyNames: ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         """Load the weights in a Hugging Face folder as the policy `name`. If this policy is loaded
-        already, nothing happens. Raises ValueError if the name stands for another version, or if
+        already, nothing happens. Raises ValueError if the name belongs to another version, or if
         there are too many policies."""
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Running requests end normally. If it is not loaded, nothing happens."""
+        """Remove a policy. Running requests end normally. If the policy is not loaded, nothing
+        happens."""
         ...
 
     def policy(self, name: str) -> TokenEngine | None:
-        """Return the engine that samples with a loaded policy, or None if it is not loaded."""
+        """Return the engine that samples with a policy, or None if the policy is not loaded."""
         ...
 
 
 class PolicyNames:
-    """The names of the loaded policies, and of those that were loaded before.
+    """The names of all policies that are loaded now or were loaded before.
 
     >>> names = PolicyNames("base")
     >>> names.add("policy-3", 3)
@@ -63,10 +66,8 @@ class PolicyNames:
         """The version of each loaded policy, by name."""
 
     def check(self, name: str, version: int) -> bool:
-        """Return True if the policy must be loaded, and False if it is loaded already.
-
-        Raises ValueError if it cannot be loaded.
-        """
+        """Return True if the policy must be loaded, and False if the policy is loaded already.
+        Raises ValueError if the policy cannot be loaded."""
         if name == self._model_name:
             raise ValueError(f"the name {name} belongs to the weights that are trained")
         known = self._known.get(name, version)
@@ -94,8 +95,8 @@ class PolicyNames:
 
 
 class PolicyView(EngineWrapper):
-    """A TokenEngine that samples with one policy. Everything but the weights is that of the engine
-    whose policy it is."""
+    """A TokenEngine that samples with one policy. Only the weights are its own. Everything else
+    belongs to the engine that holds the policy."""
 
     def __init__(self, engine: TokenEngine, name: str, generate: Generate) -> None:
         super().__init__(engine, name)

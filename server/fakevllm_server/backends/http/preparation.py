@@ -1,9 +1,9 @@
-"""Threads that parse, check and tokenize requests, so that the event loop stays free, for example
-for /health.
+"""Threads that parse, check and tokenize requests. The event loop therefore stays free for other
+work, for example for /health.
 
-Tokenizing a long prompt takes seconds. Therefore there is one thread for requests with short bodies
-and one for requests with long bodies, so that a long prompt delays only other long prompts. Each
-thread handles its requests in order of arrival.
+Tokenizing a long prompt takes seconds. Therefore there are two threads: one for requests with short
+bodies, and one for requests with long bodies. A long prompt then delays only other long prompts.
+Each thread handles its requests in order of arrival.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PreparationThreads:
         self._num_preparing = 0
 
     async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
-        """Run `function`, which parses and checks one request, on the thread for small or for large
-        bodies, whichever `num_bytes` belongs to. Return its result.
+        """Run `function`, which parses and checks one request, and return its result. The size of
+        the body, `num_bytes`, decides which of the two threads runs it.
 
         If this call is cancelled while the request waits in the thread's queue, the request is
         removed from the queue. Raises WireError (503) if too many requests wait.

@@ -1,5 +1,6 @@
-"""The sampling parameters of a request. Each parameter is the request's value, if it has one, else
-the engine's default, else vLLM's default."""
+"""The sampling parameters of a request. The value of a parameter is taken from the request. If the
+request has no value, the engine's default is used. If the engine has no default either, vLLM's
+default is used."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_LOGIT_BIAS = 100.0
 
 
 def check_model(engine: TokenEngine, name: str | None) -> None:
-    """Check that a request's model name, if it has one, is that of the engine's model.
+    """Check the model name of a request. The name must be that of the engine's model, or must be
+    absent.
 
     Raises WireError (404) for another model name.
     """

@@ -1,6 +1,6 @@
-"""Execute one /v1/completions request on a TokenEngine (an engine that samples tokens). The input
-is the validated request body. The output is the response body or the stream chunks, in vLLM's
-format."""
+"""Execute one /v1/completions request on a TokenEngine. A TokenEngine is an engine that samples
+tokens. The input is the validated request body. The output is the response body or the stream
+chunks, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EncodedPrompt:
 
 @dataclass(slots=True)
 class Continuation:
-    """One sampled continuation of a prompt. It is one choice of the response."""
+    """One sampled continuation of a prompt, which is one choice of the response."""
 
     prompt: EncodedPrompt
     sampling: Sampling
@@ -74,8 +74,8 @@ class Continuation:
 
     @property
     def is_over(self) -> bool:
-        """Whether sampling has ended. The continuation may still yield text that was held back
-        because it might have become a stop string."""
+        """True if sampling has ended. The continuation may still yield text after that. Such text
+        was held back, because it might have become a stop string."""
         is_full = len(self.choice.tokens) >= self.sampling.max_tokens
         return is_full or self.choice.finish_reason == "stop"
 
@@ -116,7 +116,7 @@ class TextCompletion:
         separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
-        one prompt, the response does not have its token ids, and the caller sends
+        one prompt, the response does not have the prompt's token ids. The caller then sends
         `separate_prompt`. If `separates_choices` is True, call `complete_choices`."""
         self._engine = engine
         self._request = request
@@ -158,8 +158,8 @@ class TextCompletion:
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each as soon as it is complete, with the answer
-        that a request for one choice would have got."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete. It has
+        the same form as the answer to a request for one choice."""
         return complete_all([self._complete(each) for each in self._continuations])
 
     async def _complete(self, continuation: Continuation) -> SentChoice:
@@ -206,8 +206,8 @@ class TextCompletion:
     async def _chunks_of(self, continuation: Continuation) -> AsyncGenerator[Json]:
         """Yield the chunks of one continuation, one for each engine iteration.
 
-        The last chunk is yielded after sampling has ended, because it contains the finish reason
-        and the text that was held back.
+        The last chunk is yielded after sampling has ended. It contains the finish reason and the
+        text that was held back.
         """
         pending = _PendingChunk()
         async with aclosing(self._pieces(continuation)) as pieces:

@@ -1,5 +1,5 @@
-"""vLLM's routes /tokenize and /detokenize. They use the tokenizer of a TokenEngine (an engine that
-samples tokens)."""
+"""vLLM's routes /tokenize and /detokenize. These routes use the tokenizer of a TokenEngine, which
+is an engine that samples tokens."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ The request determines the parser:
   (`<tool_call>{…}</tool_call>`)
 * `tool_choice` required, or a named tool: an answer that a grammar restricts to JSON
 
-A parser can read a whole answer at once. It can also read the text piece by piece while it is
-sampled, and return the deltas of the response stream.
+A parser can read a whole answer at once. A parser can also read the text piece by piece while it is
+sampled. It then returns the deltas of the response stream.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ class RequiredToolParser:
         return ParsedAnswer("", calls)
 
     def _read(self, character: str) -> str:
-        """Read the next character of the JSON array. Return it if it belongs to the arguments of a
-        tool call, else return ""."""
+        """Read the next character of the JSON array. If the character belongs to the arguments of a
+        tool call, return the character. Otherwise return ""."""
         depth_before = self._depth
         self._track_nesting(character)
         if self._in_parameters:
@@ -275,7 +275,7 @@ def _split_tool_calls(text: str) -> ParsedAnswer:
 
 def _hermes_call(body: object) -> Json:
     """Convert the parsed JSON of one Hermes tool call to OpenAI's format. Raises ValueError if
-    `body` is not an object, and KeyError if it has no name."""
+    `body` is not an object. Raises KeyError if `body` has no name."""
     if not isinstance(body, dict):
         raise ValueError("a tool call is a JSON object")
     body = cast(Json, body)
@@ -285,8 +285,7 @@ def _hermes_call(body: object) -> Json:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is also a prefix of `marker`, but not
-    the whole `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 

@@ -60,7 +60,7 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """The form of a response that a client asks for by headers."""
+    """The form of a response. A client selects the form by headers of its request."""
 
     request_id: str | None
     separates_prompt: bool
@@ -214,9 +214,9 @@ async def _json_body(request: Request) -> bytes:
 
 
 async def _response_or_error(response: Awaitable[Response]) -> Response:
-    """Await and return the response. If this raises a WireError, return the error response that it
-    describes. For any other exception, return an internal error. If the client has disconnected,
-    return an empty response."""
+    """Await and return the response. If a WireError is raised meanwhile, return the error response
+    that the WireError describes. If any other exception is raised, return an internal error. If the
+    client has disconnected, return an empty response."""
     try:
         return await response
     except WireError as error:
@@ -230,8 +230,8 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
 
 
 def _prompt_headers(sampled: SampledRequest) -> dict[str, str]:
-    """Return the header that has the size of the prompt in front of the response, if there is
-    one."""
+    """Return the header with the size of the prompt in front of the response. Return no header if
+    there is no such prompt."""
     prompt = sampled.separate_prompt
     return {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
 

@@ -231,9 +231,9 @@ class ChildEngine:
         The calls of a step may be hundreds of megabytes. A worker thread serialises them, one at a
         time, and the event loop sends them one at a time.
 
-        Raises ActionFailed if the engine reports a failed action, after which the action may be
-        repeated. Raises BackendRefused if the user must correct something. Raises BackendError for
-        all other failures, such as a step that has failed after changing some weights.
+        Raises ActionFailed if the engine reports a failed action. The action may then be repeated.
+        Raises BackendRefused if the user must correct something. Raises BackendError for all other
+        failures. An example is a step that failed after it had changed some weights.
         """
         parts = None if calls is None else await asyncio.to_thread(_json_parts, body, calls)
         if self._http is None:
@@ -268,8 +268,8 @@ class ChildEngine:
 
 def _json_parts(body: Json | None, calls: Sequence[Call]) -> list[bytes]:
     """Return the JSON object `body` with the additional field `calls`, in parts. Each call is a
-    part of its own, so that no other thread waits long for the interpreter's lock (GIL), which the
-    serialisation of a part holds."""
+    part of its own. Serialising a part holds the interpreter's lock (GIL), so other threads wait
+    only for the time of one part."""
     head = json.dumps(body or {}).removesuffix("}")
     parts = [f'{head}{", " if body else ""}"calls": ['.encode()]
     for number, call in enumerate(calls):

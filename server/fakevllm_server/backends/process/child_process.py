@@ -43,7 +43,7 @@ TAIL_BYTES = 4096
 
 class ChildProcess:
     """A child process with a log file, and a name for messages. It can be started again after it
-    has ended. At most one process runs at a time."""
+    has ended. Only one process runs at a time."""
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -79,11 +79,11 @@ class ChildProcess:
     async def wait_until_ready(
         self, ready: Callable[[], Awaitable[bool]], timeout_s: float | None = None
     ) -> None:
-        """Wait until the process is ready, which means that `ready` returns True.
+        """Wait until the process is ready. It is ready when `ready` returns True.
 
-        Raises BackendRefused if the process exits with REFUSED_EXIT_CODE. Raises BackendError if it
-        exits with another code, or is not ready after `timeout_s` seconds. If `timeout_s` is None,
-        the timeout is BOOT_TIMEOUT_S.
+        Raises BackendRefused if the process exits with REFUSED_EXIT_CODE. Raises BackendError if
+        the process exits with another code, or if it is not ready after `timeout_s` seconds. If
+        `timeout_s` is None, the timeout is BOOT_TIMEOUT_S.
         """
         assert self._process is not None, "start first"
         limit_s = BOOT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -97,8 +97,8 @@ class ChildProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
-        """Wait until the process has exited. Return a message with its exit code, and with the
-        cause if it is known."""
+        """Wait until the process has exited. Return a message with the process's exit code. If the
+        cause is known, the message names it."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
         message = f"{self.name} exited with code {code}"
@@ -110,10 +110,10 @@ class ChildProcess:
         return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process with SIGTERM. If it still runs after `grace_s` seconds, kill it with
-        SIGKILL. Also kill all other processes of its process group.
+        """Stop the process with SIGTERM. If the process still runs after `grace_s` seconds, kill it
+        with SIGKILL. Also kill all other processes of its process group.
 
-        If the call is cancelled while it waits, all these processes are killed at once.
+        If the call is cancelled while it waits, kill all these processes at once.
         """
         process = self._process
         if process is None:

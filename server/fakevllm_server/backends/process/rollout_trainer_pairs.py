@@ -74,12 +74,12 @@ class OneProcess:
 
 
 class TwoProcesses:
-    """A backend of two processes. The trainer exports new weights to a folder, from which the
-    rollout engine loads them. If one process dies, only this process is restarted."""
+    """A backend of two processes. The trainer exports new weights to a folder. The rollout engine
+    loads them from this folder. If one process dies, only this process is restarted."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine a rollout engine and a trainer. Each publish of new weights creates the folder
-        `weights_folder` at its beginning, and removes it at its end."""
+        """Combine a rollout engine and a trainer. A publish of new weights creates the folder
+        `weights_folder` when it begins, and removes the folder when it ends."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder
@@ -172,8 +172,8 @@ class TwoProcesses:
 async def _is_healthy(engine: Rollout | Trainer) -> bool:
     """Return True if a health check of the engine succeeds.
 
-    If a check fails quickly, the engine is dead. If it fails slowly, the engine may only be busy,
-    and the check is repeated up to MAX_SLOW_CHECKS times. The repetition avoids unnecessary
+    If a check fails quickly, the engine is dead. If a check fails slowly, the engine may only be
+    busy. The check is then repeated up to MAX_SLOW_CHECKS times. The repetition avoids unnecessary
     restarts, which lose the rollout engine's running calls or the trainer's steps since its last
     checkpoint.
     """
@@ -187,11 +187,12 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
 
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """Return the path of the folder for new weights, which is in `root`. If `root` is None, the
-    folder is in memory (/dev/shm), or in the system's temporary folder if /dev/shm does not exist.
+    """Return the path of the folder for new weights. The folder is in `root`. If `root` is None,
+    the folder is in memory (/dev/shm). If /dev/shm does not exist, it is in the system's temporary
+    folder.
 
-    The path is always the same for one run directory on one machine. Therefore the next server
-    process finds and removes the files of a killed server.
+    One run directory on one machine always has the same path. Therefore the next server process
+    finds and removes the files of a killed server.
     """
     run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:
@@ -201,7 +202,7 @@ def weights_folder(run_dir: Path, root: Path | None) -> Path:
 
 async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:
     """Run `first` and `second` at the same time until both have ended. Then raise the exception of
-    `first` if it failed, or else that of `second` if it failed."""
+    `first` if it failed. If only `second` failed, raise the exception of `second`."""
     for outcome in await asyncio.gather(first, second, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

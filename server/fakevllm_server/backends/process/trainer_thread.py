@@ -1,4 +1,5 @@
-"""A trainer's thread. It runs one action after another, while the event loop answers requests."""
+"""A trainer's thread. The thread runs one action after another, while the event loop answers
+requests."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ Result = TypeVar("Result")
 
 
 class SingleThread:
-    """A daemon thread that runs actions one after another. As a daemon, it does not keep the
+    """A daemon thread that runs actions one after another. A daemon thread does not prevent the
     process from exiting during an action."""
 
     def __init__(self, name: str, initialize: Callable[[], object]) -> None:
-        """Start the thread. The new thread first runs `initialize`, because some settings of torch
-        apply only to the thread that sets them."""
+        """Start the thread. `initialize` runs first in the new thread, because some settings of
+        torch apply only to the thread that sets them."""
         self._initialize = initialize
         # Unbounded, but it stays short: the only caller is the swarm server, which waits for each
         # action to end.

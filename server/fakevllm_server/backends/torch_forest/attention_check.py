@@ -1,15 +1,15 @@
 """Check at start-up that an attention method gives the same results as the unchanged model.
 
-A few random calls go through the model as a forest with this method, and then one by one through
-the unchanged model. Some calls have the same prompt, two calls are equal, and some continue another
-call as the next turn of a conversation. The log-probabilities must agree, and so must a gradient
-through all layers.
+A few random calls go through the model twice: as a forest with this method, and one by one through
+the unchanged model. Some calls have the same prompt. Two calls are equal. Some calls continue
+another call, as the next turn of a conversation does. The log-probabilities of both passes must
+agree, and so must a gradient through all layers.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
 of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
-a large model, its time is that of reading all weights about twenty times, which is less than the
+a large model, it takes as long as reading all weights about twenty times. This is less than the
 first training step takes. The check of FlexAttention uses longer calls and includes the compilation
-of the kernels, which the first training step would need anyway.
+of the kernels. The first training step would need this compilation anyway.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def relative_differences(model: Any, attention: str) -> tuple[float, float]:
 def _one_by_one(
     causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return (log-probabilities, gradients) of the unchanged model. The log-probabilities are those
-    of the trained tokens of all calls (shape [tokens]). There is one gradient for each of
-    `weights`. The calls go through the model one by one, so that only one call is in memory at a
+    """Return (log-probabilities, gradients) of the unchanged model. The log-probabilities have the
+    shape [tokens], with the trained tokens of all calls. There is one gradient for each of
+    `weights`. The calls go through the model one by one. Therefore only one call is in memory at a
     time."""
     log_probs: list[Tensor] = []
     gradients = [torch.zeros_like(weight) for weight in weights]

@@ -48,9 +48,9 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass of a piece, which is a set of calls that go through the model together.
-    Return the log-probability of each edge (predicted token). If `with_entropy` is true, also
-    return the entropy of each edge's distribution. `attention` is the name of a method in
+    """Run one forward pass of a piece. A piece is a set of calls that go through the model
+    together. Return the log-probability of each edge (predicted token). If `with_entropy` is true,
+    also return the entropy of each edge's distribution. `attention` is the name of a method in
     ATTENTIONS.
 
     Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
@@ -145,9 +145,9 @@ def _head_values(
 
 
 def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
-    """Apply the scaling and soft-capping that some models apply after the LM head, as the model's
-    config says. Return the changed logits. A model with any other transform fails the attention
-    check at start-up."""
+    """Apply the scaling and the soft-capping that the model's config defines, and return the
+    changed logits. Some models apply these transforms after the LM head. A model with any other
+    transform fails the attention check at start-up."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
@@ -161,8 +161,8 @@ class HeadTokenSets:
     """The sets of allowed tokens of some heads, as masks of the logits.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
-    normalized over this set. Because a mask is as large as the logits, the sets stay packed until
-    the logits of their heads are computed, and are unpacked again for the backward pass.
+    normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
+    the logits of their heads are computed. They are unpacked again for the backward pass.
     """
 
     def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:

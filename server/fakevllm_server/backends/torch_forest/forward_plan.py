@@ -1,5 +1,5 @@
-"""The plan of a forward pass: a forest of calls as tensors on a device. These tensors are the
-inputs of the pass, and the mapping from its outputs back to the calls."""
+"""The plan of a forward pass, as tensors on a device. The plan describes a forest of calls. Some of
+its tensors are the inputs of the pass. The others map the outputs of the pass back to the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece, which is a set of calls that go through the model together.
+    """The tensors of one piece. A piece is a set of calls that go through the model together.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference

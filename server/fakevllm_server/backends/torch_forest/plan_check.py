@@ -1,6 +1,7 @@
-"""Check before every training step that its plans contain the recorded tokens. A plan is a forest
-of calls as tensors, and the recorded calls have the tokens and log-probabilities that the rollout
-engine reported.
+"""Check before every training step that its plans contain the recorded tokens.
+
+A plan is a forest of calls as tensors. The recorded calls have the tokens and log-probabilities
+that the rollout engine reported.
 
 Three invariants must hold for each trained token:
 
@@ -11,9 +12,9 @@ Three invariants must hold for each trained token:
         and at their positions.
     I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
-The check covers the tensors that a forward pass reads, and the parents, subtree ends and segments
-from which the attention layouts are built. The module `attention_check` checks the attention
-kernels.
+The check covers the tensors that a forward pass reads. It also covers the parents, subtree ends and
+segments, because the attention layouts are built from them. The module `attention_check` checks the
+attention kernels.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
 
 
 class _CallRows(NamedTuple):
-    """The tokens of all calls, one call after another. If a field does not say otherwise, it is a
-    tensor [tokens of all calls]."""
+    """The tokens of all calls, one call after another. Each field is a tensor [tokens of all
+    calls], unless its own docstring says something else."""
 
     recorded_ids: Tensor
     nodes: Tensor
@@ -184,8 +185,8 @@ class _CallRows(NamedTuple):
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
     """Return a mask, [tokens of all calls] of bool, that is True where the token's node correctly
-    continues the call. This means that the node is a child of the previous token's node, and that
-    it attends to exactly its ancestors and itself."""
+    continues the call. Two conditions must hold. The node is a child of the previous token's node,
+    and it attends to exactly its ancestors and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -193,12 +194,13 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
-    """Return a mask, [nodes] of bool, that is True for each node that attends to exactly its
+    """Return a mask, [nodes] of bool. It is True for each node that attends to exactly its
     ancestors and itself.
 
-    Two conditions are checked. First, the node's segment (its range of nodes without a branch),
-    whose path lists the ancestors, is consistent. Second, the number of subtrees that contain the
-    node is its position + 1, because a node is in its own subtree and in that of each ancestor.
+    Two conditions are checked. First, the node's segment must be consistent. A segment is a range
+    of nodes without a branch, and its path lists the ancestors. Second, the number of subtrees that
+    contain the node must be its position + 1. These are the node's own subtree and the subtree of
+    each ancestor.
     """
     forest = plan.forest
     num = forest.num_nodes
@@ -212,8 +214,9 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
     """Return a mask, [nodes] of bool, that is True for each node in a consistent segment. A segment
     is a range of nodes without a branch.
 
-    Two conditions must hold for a segment. All its nodes have the same subtree end, so that the
-    segment has no branch. Its path contains each ancestor once, and ends with its own nodes.
+    Two conditions must hold for a segment. All nodes of the segment have the same subtree end, so
+    that the segment has no branch. The path of the segment contains each ancestor once, and ends
+    with the segment's own nodes.
     """
     num = forest.num_nodes
     segments = forest.segments

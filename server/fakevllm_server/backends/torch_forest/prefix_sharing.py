@@ -1,14 +1,14 @@
 """Split trees of calls whose common prefix costs more time than it saves.
 
-If calls share only a few first tokens, such as the token that begins every prompt, sharing these
+Calls may share only a few first tokens, such as the token that begins every prompt. Sharing these
 tokens saves almost nothing. But sharing has two costs. First, every node below a branch needs one
 more partial attention, except the nodes below the child with the largest subtree. Second, if the
 tree is cut into parts that go through the model separately, each part computes the shared tokens
 again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
-this module splits the tree into one tree for each branch. It does so by giving the calls different
-root keys, because calls with different root keys share no tokens. The training result does not
+this module splits the tree into one tree for each branch. To do so, the module gives the calls
+different root keys. Calls with different root keys share no tokens. The training result does not
 change.
 """
 
@@ -30,9 +30,9 @@ last pass cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return the same calls, with different root keys where sharing a small prefix is not worth its
-    cost. Calls with different root keys share no tokens. Call this function before `pack`, which
-    builds the trees."""
+    """Return the same calls with changed root keys. The keys differ where sharing a small prefix is
+    not worth its cost. Calls with different root keys share no tokens. Call this function before
+    `pack`, which builds the trees."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -49,9 +49,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the tops of trees that cost more time to share than they save, by the first node of
-    each top. The top of a tree is its segment before the first branch. Trees without a branch are
-    left out."""
+    """Return the tops of trees whose sharing costs more time than it saves. The result is by the
+    first node of each top. The top of a tree is its segment before the first branch. Trees without
+    a branch are left out."""
     return {
         top.start: top
         for top in forest.segments
@@ -63,9 +63,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs. It is the first node of
-    the call's path after the top of the tree, which is the part before the first branch. If the
-    call ends inside the top, return the first node of the top."""
+    """Return the node that identifies the branch to which a call belongs. This is the first node of
+    the call's path after the top of the tree. The top is the part of the tree before its first
+    branch. If the call ends inside the top, return the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -2,9 +2,12 @@
 
 In these models, the hidden state at a token depends only on its position and on the preceding token
 ids, and attention works with any set of keys. Other models would silently give wrong results,
-because the calls of a forest are in one row. Recurrent layers (linear attention, Mamba, short
-convolutions) depend on all earlier tokens of the row, including those of other calls. Dynamic RoPE
-depends on the length of the longest call. ALiBi depends on the place of a token in the row.
+because the calls of a forest are in one row. Examples are:
+
+* Recurrent layers (linear attention, Mamba, short convolutions) depend on all earlier tokens of the
+  row, including tokens of other calls.
+* Dynamic RoPE depends on the length of the longest call.
+* ALiBi depends on the place of a token in the row.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The gradient of a loss that couples tokens of different pieces. A piece is a set of calls that go
 through the model together. All pieces of a training step together do not fit into memory.
 
-The loss depends on the weights only through the log-probabilities l_e of the edges e (predicted
-tokens), and through their entropies if the loss uses them. Without entropies, its gradient is
+The loss depends on the weights only through the log-probabilities l_e of the edges e, which are
+predicted tokens. If the loss uses entropies, it also depends on the weights through the entropies
+of the edges. Without entropies, the gradient of the loss is
 
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 
-The first pass computes all l_e without a gradient graph, and `loss_coefficients` computes every c_e
-from them. The second pass computes l_e again, one piece after another, and runs the backward pass
-of Σ c_e · l_e (`backward_piece`). The gradient is exact, whichever tokens the loss couples. The
-method costs one additional forward pass.
+The first pass computes all l_e without a gradient graph. Then `loss_coefficients` computes every
+c_e from them. The second pass computes l_e again, one piece after another. For each piece,
+`backward_piece` runs the backward pass of Σ c_e · l_e. The gradient is exact, no matter which
+tokens the loss couples. The method costs one additional forward pass.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
     """Return (loss, coefficients). `first_pass` has the edge values of all pieces from the first
-    pass: the log-probabilities of the predicted tokens, and their entropies if the loss needs them.
-    The coefficients are the derivatives of the loss with respect to these values. The returned loss
-    has no gradient graph."""
+    pass. Edge values are the log-probabilities of the predicted tokens, and their entropies if the
+    loss needs them. The coefficients are the derivatives of the loss with respect to these values.
+    The returned loss has no gradient graph."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)
@@ -60,9 +61,9 @@ def backward_piece(
     *,
     max_logits: int | None = None,
 ) -> None:
-    """Compute the gradient of one piece (a set of calls that go through the model together), and
-    add it to the gradients of the model's weights. `coefficient` has the derivatives of the loss
-    with respect to the log-probabilities and entropies of the piece's predicted tokens."""
+    """Compute the gradient of one piece, and add it to the gradients of the model's weights. A
+    piece is a set of calls that go through the model together. `coefficient` has the derivatives of
+    the loss with respect to the log-probabilities and entropies of the piece's predicted tokens."""
     if not plan.num_edges:
         return
     # The entropy is costly: leave its coefficient out if the loss does not use it.

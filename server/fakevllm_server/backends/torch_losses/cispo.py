@@ -1,5 +1,5 @@
-"""The CISPO policy loss. It clips the importance weight instead of the update, so that no token
-loses its gradient.
+"""The CISPO policy loss. The loss clips the importance weight instead of the update. Therefore no
+token loses its gradient.
 
     L = -sg(clip(r, 1 - low, 1 + high)) A log_prob
 

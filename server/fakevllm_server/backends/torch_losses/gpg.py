@@ -3,10 +3,10 @@
     L = -A log_prob
 
 L is the loss of a token, and A is its advantage. The loss has no importance ratio. If some calls
-may have been sampled with older weights, set `rollout_is`, which multiplies the loss by a truncated
-importance weight π / π_engine. π and π_engine are the token's probabilities in the trainer and in
-the rollout engine. Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546. The loss is equal to
-verl's `gpg`.
+may have been sampled with older weights, set `rollout_is`. The loss is then multiplied by a
+truncated importance weight π / π_engine. π is the token's probability in the trainer, and π_engine
+is its probability in the rollout engine. Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546.
+The loss is equal to verl's `gpg`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
     If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If it is `sequence`, the
     ratio is exp of the sum of log_ratio over the token's sequence. The bounds are
     `rollout_is_bounds`. Without a lower bound, the weight is min(ratio, upper bound). With a lower
-    bound, it is the ratio, or 0 if the ratio is outside the bounds.
+    bound, the weight is the ratio. If the ratio is outside the bounds, the weight is 0.
     """
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
@@ -68,9 +68,11 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return a mask (bool, shape [tokens]) that is True for each token that passes all rejection
-    criteria in the setting `rollout_rs`. `units` has the number of the token's unit (sequence in
-    the loss), of shape [tokens]."""
+    """Return a mask (bool, shape [tokens]). It is True for each token that passes all rejection
+    criteria in the setting `rollout_rs`.
+
+    `units` (shape [tokens]) has the number of the token's unit. A unit is one sequence in the loss.
+    """
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -93,8 +95,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
     """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
-    For the estimator k1 there are two bounds, which are probability ratios, so their logarithms are
-    compared. For k2 and k3 there is only an upper bound, which is compared directly."""
+    The estimator k1 has two bounds. They are probability ratios, so their logarithms are compared.
+    The estimators k2 and k3 have only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

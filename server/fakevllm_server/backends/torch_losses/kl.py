@@ -6,8 +6,8 @@ Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - refe
     k2  d² / 2             biased value; the mean of its gradient is the gradient of the KL
     k3  exp(-d) + d - 1    unbiased value ≥ 0 of low variance; its gradient is not that of the KL
 
-`k1+` and `k3+` have the value of k1 or k3, and the gradient of k2. verl also calls the estimators
-k1, k2 and k3 by the names kl, mse and low_var_kl.
+`k1+` and `k3+` have the values of k1 and k3, but the gradient of k2. In verl, k1, k2 and k3 have
+the further names kl, mse and low_var_kl.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return the k3 estimate of the KL divergence for each token, exp(-d) + d - 1 with d =
-    `log_prob` - `reference_log_prob`. Its derivative with respect to `log_prob` is 1 - exp(-d). The
-    value is at most MAX_K3."""
+    """Return the k3 estimate of the KL divergence for each token. The estimate is exp(-d) + d - 1
+    with d = `log_prob` - `reference_log_prob`. The derivative of the estimate with respect to
+    `log_prob` is 1 - exp(-d). The value is at most MAX_K3."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 

@@ -10,10 +10,11 @@ log-probability) and w = exp(d). n is the number of tokens.
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
 The formulas are for tokens of equal weight. In general, each token is weighted with its
-`token_share`, its weight in all means over the step's tokens. The metrics are computed from sums
-over all tokens of the step, so they do not depend on the division into micro-batches.
+`token_share`. This is the token's weight in all means over the step's tokens. The metrics are
+computed from sums over all tokens of the step. Therefore they do not depend on the division into
+micro-batches.
 
-Both rounding differences and weights that changed after sampling increase the metrics. To measure
+Rounding differences increase the metrics, and so do weights that changed after sampling. To measure
 only rounding differences, the metrics use only the calls that were sampled entirely with the
 current weights. `equal_version` is the share of the step's tokens in such calls. If this share is
 0, the metrics use all tokens.
@@ -36,7 +37,8 @@ LARGE = 0.5
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
     """Weighted sums over some tokens, from which the mismatch metrics are computed. Each token is
-    weighted with its `token_share`, its weight in all means over the step's tokens."""
+    weighted with its `token_share`. This is the token's weight in all means over the step's tokens.
+    """
 
     share: float = 0.0
     absolute: float = 0.0
@@ -82,8 +84,8 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Two sums for the mismatch metrics: one over some tokens of a step, and one over only those of
-    these tokens whose call was sampled entirely with the current weights."""
+    """Two sums for the mismatch metrics. The first sum is over some tokens of a step. The second
+    sum has only the tokens whose call was sampled entirely with the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums

@@ -1,4 +1,5 @@
-"""The SAPO policy loss. It has a soft gate, a sigmoid of the importance ratio, instead of a clip.
+"""The SAPO policy loss. The loss has a soft gate instead of a clip. The gate is a sigmoid of the
+importance ratio.
 
     L = -A · 4/τ · sigmoid(τ (r - 1)),   τ = tau_pos if A > 0, else tau_neg
 

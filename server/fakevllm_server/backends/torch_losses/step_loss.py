@@ -1,4 +1,4 @@
-"""The loss that a trainer computes for one micro-batch, which is a part of a step's loss.
+"""The loss that a trainer computes for one micro-batch. It is a part of the step's loss.
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
@@ -9,7 +9,7 @@ sum that `loss_agg_mode` selects.
 
 scale_t is computed from the whole step (`call_shares`). Therefore the losses and gradients of the
 micro-batches add up to those of the step. A rejected token adds nothing to the loss, but still
-counts in the denominators, because they are computed before any forward pass.
+counts in the denominators. The denominators are computed before any forward pass.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
-    """Raised if a loss that couples tokens gets only a part of the coupled tokens, which are those
-    of a sequence or of the whole step."""
+    """Raised if a loss couples tokens, but gets only a part of the coupled tokens. The loss couples
+    the tokens of a sequence or of the whole step."""
 
 
 class StepLoss(NamedTuple):
@@ -49,8 +49,8 @@ def step_loss(
     `log_prob` and `entropy` have a value for each token (shape [tokens]), computed with the current
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
-    Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
-    step, but `tokens` contains only a part of them.
+    Raises SplitUnit if the loss couples the tokens of a unit or of the step, but `tokens` contains
+    only a part of them. A unit is one sequence in the loss.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.

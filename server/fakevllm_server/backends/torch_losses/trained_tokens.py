@@ -29,8 +29,8 @@ class TrainedCall(Protocol):
 class TrainedTokens:
     """The trained tokens of a micro-batch, one call after another. Each tensor is [tokens].
 
-    The step's loss does not depend on how the calls are divided into micro-batches, as long as each
-    call is in exactly one micro-batch.
+    The calls may be divided into micro-batches in any way that puts each call into exactly one
+    micro-batch. The step's loss is always the same.
     """
 
     sampled_log_prob: Tensor
@@ -126,7 +126,7 @@ def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
     the loss treats as one sequence.
 
     Units with a token that counts in the loss are numbered from 0. All other units get the number 0
-    too, because they add nothing to the loss.
+    too, because they do not contribute to the loss.
     """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
@@ -143,6 +143,6 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
     """Return True if a micro-batch contains all tokens of the step that count in the loss. Each
     token's share in the loss is known, and the shares of a whole step add up to 1. The result is
-    also True if no token of the micro-batch counts, because then it adds nothing to the loss."""
+    also True if no token of the micro-batch counts. Such a micro-batch adds nothing to the loss."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

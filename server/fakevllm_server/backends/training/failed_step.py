@@ -1,5 +1,5 @@
-"""Distinguish failed training steps that changed no weights from those that may have changed
-weights."""
+"""Distinguish two kinds of failed training steps: steps that changed no weights, and steps that may
+have changed weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """Raised if a training step fails after it has begun to change the weights. The weights are
-    then neither those before the step nor those after a complete step."""
+    """Raised if a training step fails after it has begun to change the weights. The weights may
+    then be a mixture: neither the weights before the step nor the weights after a complete step."""
 
 
 class UpdateTracker:
@@ -21,15 +21,15 @@ class UpdateTracker:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Record that an update of the weights begins. Call this method before the update, because
-        an update that fails may have changed some weights."""
+        """Record that an update of the weights begins. Call this method before the update. If the
+        update fails, it may have changed some weights."""
         self.has_begun = True
 
 
 @contextmanager
 def partial_step_guard() -> Generator[UpdateTracker]:
-    """Context manager in which a training step runs. It raises PartialStep in place of any
-    exception that occurs after the step has begun to change the weights."""
+    """Context manager in which a training step runs. If an exception occurs after the step has
+    begun to change the weights, PartialStep is raised in its place."""
     updates = UpdateTracker()
     try:
         yield updates

@@ -17,7 +17,7 @@ def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
     """Divide the calls of a batch among the workers. Return the rows of worker 0, then the rows of
     worker 1, and so on. A row is one call. Calls without a response are left out.
 
-    Each worker gets the same number of rows, and about the same number of tokens. If necessary,
+    Each worker gets the same number of rows, and nearly the same number of tokens. If necessary,
     padding rows with weight 0 are added. Raises BackendError for a call without a prompt or with
     temperature 0, because such calls cannot be trained.
 
@@ -48,6 +48,6 @@ def total_weight(calls: Sequence[Call]) -> float:
 
 
 def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Return the loss weights of the response tokens of all rows, one row after another.
-    The shape is [response tokens]. Each token has the weight of its call."""
+    """Return the loss weights of the response tokens of all rows, one row after another. The shape
+    is [response tokens]. The weight of a token is the weight of its call."""
     return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])

@@ -32,8 +32,8 @@ sockets, and the kernel allows 108 characters for a socket's path."""
 class Cluster:
     """A connection to a Ray cluster.
 
-    Create it on a thread that lives as long as this process, because the kernel ends a private
-    cluster when the thread that has started it ends. If some of the cluster's processes continue to
+    Create the object on a thread that lives as long as this process. The kernel ends a private
+    cluster when the thread that started it ends. If some of the cluster's processes continue to
     run, a separate cleanup process kills them.
     """
 
@@ -80,8 +80,8 @@ class Cluster:
 
 def _check_reachable(address: str) -> None:
     """Check that a program listens at `address`. Without this check, Ray would try to connect for
-    minutes. Raises BackendRefused if no program listens. Addresses that do not have the form
-    `host:port` are not checked."""
+    minutes. Raises BackendRefused if no program listens. Only addresses of the form `host:port` are
+    checked."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:  # `auto`, or the address of a Ray client
         return

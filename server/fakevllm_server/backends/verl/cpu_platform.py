@@ -1,8 +1,8 @@
-"""The CPU as one of verl's platforms, so that verl's classes can train without an accelerator.
+"""The CPU as one of verl's platforms. With it, verl's classes can train without an accelerator.
 
-This module is a plugin of verl, and registers the platform when it is imported. verl imports it
-because the function `workers_environment` lists it in the environment variable
-VERL_USE_EXTERNAL_MODULES.
+This module is a plugin of verl. It registers the platform when it is imported. verl imports the
+modules in the environment variable VERL_USE_EXTERNAL_MODULES, and the function
+`workers_environment` adds this module to the variable.
 """
 
 # pyright: reportMissingImports=false
@@ -36,7 +36,7 @@ def _free_and_total_memory(*_: object) -> tuple[int, int]:
 
 def _device_module() -> types.ModuleType:
     """Return a copy of the module `torch.cpu` that also has the functions of `torch.cuda` that verl
-    calls. Those that measure memory use return 0."""
+    calls. Functions that measure memory use return 0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(

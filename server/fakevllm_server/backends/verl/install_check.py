@@ -16,8 +16,8 @@ HOW_TO_INSTALL = (
 
 
 def check_installed(version_of: Callable[[str], str] = metadata.version) -> None:
-    """Raise BackendRefused, with the command to install the packages, if Ray or verl is not
-    installed or the version of verl is untested."""
+    """Raise BackendRefused if Ray or verl is not installed, or if the version of verl is untested.
+    The message has the command that installs the packages."""
     for package in ("ray", "verl"):
         try:
             version_of(package)

@@ -42,7 +42,8 @@ class VerlPolicyLoss:
 
     def __init__(self, spec: LossSpec) -> None:
         """Look up verl's policy loss for `spec`. Raises BackendError if verl does not have this
-        loss, or if the verl trainer does not support the settings of `spec`."""
+        loss. Raises BackendError as well if the verl trainer does not support the settings of
+        `spec`."""
         _check_supported(spec)
         self.spec = spec
         try:
@@ -54,8 +55,8 @@ class VerlPolicyLoss:
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """Return a new loss function to send to the workers. It has a config object of its own, in
-        which verl stores totals of the batch."""
+        """Return a new loss function to send to the workers. The function has a config object of
+        its own, in which verl stores totals of the batch."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
@@ -64,24 +65,22 @@ class VerlPolicyLoss:
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """Return the KL divergence to the reference policy, as a mean over response tokens. Each
-        token has the loss weight of its call.
-
-        `log_probs` and `reference` have one tensor for each row (shape [response tokens]).
-        """
+        """Return the KL divergence to the reference policy, as a mean over response tokens. The
+        weight of a token is the loss weight of its call. `log_probs` and `reference` have one
+        tensor for each row. Its shape is [response tokens]."""
         per_token = kl_loss(
             torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
         )
         return token_mean(per_token, token_weights(rows), total_weight(rows)).item()
 
     def clip_fractions(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
-        """Return the clip fractions of the whole batch, as means over response tokens. Each token
-        has the loss weight of its call. `log_probs` has one tensor for each row (shape [response
-        tokens]).
+        """Return the clip fractions of the whole batch, as means over response tokens. The weight
+        of a token is the loss weight of its call. `log_probs` has one tensor for each row. Its
+        shape is [response tokens].
 
         The embedded trainer reports the same numbers. They are computed again here, because the
-        workers' metrics are means over micro-batches without weights. For a loss that does not
-        clip, the fractions are 0.
+        workers' own metrics are unweighted means over micro-batches. For a loss that does not clip,
+        the fractions are 0.
         """
         sampled = [torch.tensor(list(row.logprobs)) for row in rows]
         advantages = [torch.tensor(list(row.advantages)) for row in rows]
@@ -105,9 +104,9 @@ def _policy_and_kl_loss(
     data: Any,
     dp_group: Any = None,
 ) -> tuple[Tensor, Any]:
-    """Return verl's policy loss plus `coef` times this project's KL term, and verl's metrics.
-    verl's own KL term (`use_kl_loss`) is not used, because it ignores the loss weights of the
-    calls."""
+    """Return verl's policy loss plus `coef` times this project's KL term. Also return verl's
+    metrics. verl's own KL term (`use_kl_loss`) is not used, because it ignores the loss weights of
+    the calls."""
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     padded = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
@@ -122,7 +121,7 @@ def _check_supported(spec: LossSpec) -> None:
 
     verl gets each call as a row of its own, and computes the loss as a weighted mean over tokens.
     Therefore no other aggregation is supported. Losses that couple the calls of an episode are not
-    supported either, because a row has no information about other calls.
+    supported either. A row has no information about other calls.
     """
     default = LossSpec()
     unsupported = [

@@ -1,11 +1,11 @@
-"""The cleanup process, which ends all processes that a killed trainer leaves running.
+"""The cleanup process. It ends all processes that a killed trainer leaves running.
 
     python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
 
-Ray ends together with the process that started it, but some of its helper processes continue to run
-for a while. The cleanup process runs in a session of its own, and its standard input is a pipe from
-the trainer. When the trainer ends, the pipe closes. The cleanup process then kills all processes of
-the trainer's session SESSION, and removes Ray's folder FOLDER.
+When the process that started Ray ends, Ray ends too. But some of Ray's helper processes continue to
+run for a while. The cleanup process runs in a session of its own, and its standard input is a pipe
+from the trainer. When the trainer ends, the pipe closes. The cleanup process then kills all
+processes of the trainer's session SESSION, and removes Ray's folder FOLDER.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ ROUND_INTERVAL_S = 0.1
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
     """Start the cleanup process for the session of the calling process, and return it. Keep a
-    reference to the returned object: if it is deleted, the standard input of the cleanup process
-    closes and the cleanup begins. `folder` is Ray's folder, which the cleanup removes.
+    reference to the returned object. If the object is deleted, the standard input of the cleanup
+    process closes and the cleanup begins. `folder` is Ray's folder, which the cleanup removes.
 
-    If the calling process is not the leader of its session, start nothing and return None. Such a
-    session also contains processes that do not belong to the trainer, which the cleanup would kill.
+    If the calling process is not the leader of its session, start nothing and return None. The
+    session then also contains processes that do not belong to the trainer, and the cleanup would
+    kill them.
     """
     if os.getsid(0) != os.getpid():
         return None
@@ -47,8 +48,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session. The kill is repeated until no process is left, because
-    processes may start new ones meanwhile. There are at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of a session. Repeat this until no process is left, because processes may
+    start new processes meanwhile. There are at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

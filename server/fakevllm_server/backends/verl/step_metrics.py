@@ -21,12 +21,12 @@ def first_pass_metrics(
     entropies: Sequence[Tensor],
     version: int | None = None,
 ) -> StepMetrics:
-    """Return the metrics of KL divergence, entropy and mismatch before the step's first update.
-    They have the same names as those of the embedded trainer.
+    """Return the metrics of KL divergence, entropy and mismatch before the step's first update. The
+    metrics have the same names as in the embedded trainer. `log_probs` and `entropies` have one
+    tensor for each row. Its shape is [response tokens].
 
-    `log_probs` and `entropies` have one tensor for each row (shape [response tokens]). `version` is
-    the version of the trainer's weights. Means are taken over response tokens, each with the loss
-    weight of its call.
+    `version` is the version of the trainer's weights. Means are taken over response tokens. The
+    weight of a token is the loss weight of its call.
     """
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
     weights = token_weights(rows)

@@ -25,8 +25,8 @@ def make_tensordict(
 ) -> TensorDict:
     """Return a batch of calls as a TensorDict for verl's workers. `rows` has one call per row.
 
-    With this batch, verl computes its loss as a weighted mean over response tokens, in which each
-    token has the loss weight of its call. verl multiplies the loss of each token by
+    With this batch, verl computes its loss as a weighted mean over response tokens. The weight of a
+    token is the loss weight of its call. verl multiplies the loss of each token by
     `rollout_is_weights`, and divides the sum by the sum of `loss_mask` over all workers. Therefore
     both tensors contain the loss weights.
 

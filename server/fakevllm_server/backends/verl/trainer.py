@@ -1,4 +1,5 @@
-"""The verl trainer: a TrainEngine (the interface for training) whose weights are in Ray workers."""
+"""The verl trainer. It is a TrainEngine (the interface for training), and its weights are in Ray
+workers."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class VerlTrainer:
         *,
         has_reference: bool = False,
     ) -> None:
-        """Create the trainer. `micro_batch_tokens` overrides the job's setting unless it is None.
-        `has_reference` says whether the workers have kept the weights of the reference policy."""
+        """Create the trainer. If `micro_batch_tokens` is not None, it overrides the job's setting.
+        `has_reference` is True if the workers have kept the weights of the reference policy."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
@@ -77,7 +78,7 @@ class VerlTrainer:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         """Run one training step on a batch, and return its metrics. Raises PartialStep if the step
-        fails after it has begun to change the weights."""
+        fails after the weights have begun to change."""
         with partial_step_guard() as updates:
             return await self._run(lambda: self._step(batch, loss, updates))
 
@@ -103,8 +104,8 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Apply the settings of a job. Neither the weights nor the optimizer's moments change, so
-        this method may be called after a restore.
+        """Apply the settings of a job. Neither the weights nor the optimizer's moments change.
+        Therefore this method may also be called after a restore.
 
         Raises BackendRefused for settings that the verl trainer does not support.
         """
@@ -139,9 +140,10 @@ class VerlTrainer:
     ) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update, and
-        the metrics contain the non-finite value. If the mismatch between the log-probabilities of
-        rollout engine and trainer is above the job's limit, the step makes no update.
+        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        metrics then contain the value that is not finite. If the mismatch between the
+        log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
+        update.
         """
         job = self._job
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
@@ -213,10 +215,10 @@ class VerlTrainer:
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        Raises BackendError, before any weight has changed, if the checkpoint's fsdp_config.json
-        cannot be read. Raises BackendRefused if the checkpoint was saved by another number of
-        workers. The server does not use an older checkpoint instead, because this would undo
-        training steps without the user's consent.
+        Raises BackendError if the checkpoint's fsdp_config.json cannot be read. No weight has
+        changed then. Raises BackendRefused if the checkpoint was saved by another number of
+        workers. After this error, the server does not use an older checkpoint, because this would
+        undo training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]

@@ -1,5 +1,5 @@
-"""One worker (rank) of the trainer, in a Ray actor. It extends verl's worker by a reference policy
-and by the export of weights."""
+"""One worker (rank) of the trainer, in a Ray actor. The worker extends verl's worker: it can keep a
+reference policy and export weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PolicyWorker(TinkerTrainingWorker):
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def keep_reference(self) -> None:
         """Keep a copy of the current weights as the reference policy. Each rank keeps its own
-        shards on the CPU."""
+        shards of the weights on the CPU."""
         self._reference = [_copy_to_cpu(shard) for shard in self._shards()]
 
     @register(
@@ -136,8 +136,8 @@ def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    """Return an exact copy of a tensor on the CPU. To save memory, the copy is in bfloat16 if
-    bfloat16 represents all values exactly, as it does for the starting weights of most models."""
+    """Return an exact copy of a tensor on the CPU. To save memory, the copy is in bfloat16 if this
+    represents all values exactly. This is true for the starting weights of most models."""
     exact = tensor.to("cpu", copy=True)
     rounded = exact.to(torch.bfloat16)
     return rounded if torch.equal(rounded.to(exact.dtype), exact) else exact

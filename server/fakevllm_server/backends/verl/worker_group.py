@@ -20,22 +20,22 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Raised if a worker has died. Also raised if a call has failed on one of several ranks,
-    because this rank is then out of step with the others. All workers must be started again before
-    training can continue."""
+    """Raised if a worker has died. Also raised if a call has failed on one of several ranks. This
+    rank is then out of step with the other ranks. All workers must be started again before training
+    can continue."""
 
 
 class WorkerGroup:
     """All workers of the trainer. Each method is called on every rank.
 
-    If a worker dies, the method raises WorkersLost. If a call fails on one of several workers, it
-    also raises WorkersLost, because the ranks are then out of step. With a single worker, a failed
-    call raises BackendError.
+    If a worker dies, the method raises WorkersLost. If a call fails on one of several workers, the
+    method raises WorkersLost too, because the ranks are then out of step. With a single worker, a
+    failed call raises BackendError.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
-        """Start the workers. If `on_loopback` is true, all of them are on this machine and connect
-        to each other by its loopback address."""
+        """Start the workers. If `on_loopback` is true, all workers are on this machine. They
+        connect to each other by the loopback address."""
         self.num_workers = sum(workers_per_node)
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
@@ -107,8 +107,7 @@ class WorkerGroup:
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
         """Wait for a call on all ranks, and return the results of all ranks. If the call fails on
-        one rank, raise the error at once, because the other ranks would wait for this rank forever.
-        """
+        one rank, raise the error at once. The other ranks would wait for this rank forever."""
         waiting = list(futures)
         try:
             while waiting:
@@ -128,8 +127,8 @@ class WorkerGroup:
 
 
 def _describe(error: Exception) -> str:
-    """Return the type of an error and the first line of its message. If the error was caused by an
-    exception in the worker, describe that exception instead."""
+    """Return the type of an error and the first line of its message. If an exception in the worker
+    caused the error, describe that exception instead."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"

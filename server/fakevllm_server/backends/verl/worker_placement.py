@@ -9,12 +9,12 @@ from fakevllm_server.types.backend import BackendRefused
 
 
 def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
-    """Return the number of workers on each used node. All used nodes get the same number, and as
-    few nodes as possible are used.
+    """Return the number of workers on each used node. All used nodes get the same number of
+    workers. As few nodes as possible are used. `num_gpus_per_node` has the number of GPUs of each
+    node. A worker takes one GPU.
 
-    `num_gpus_per_node` has the number of GPUs of each node. Each worker takes one GPU. If
-    `num_workers` is None, there is one worker for each GPU. Raises BackendRefused if no placement
-    is possible.
+    If `num_workers` is None, there is one worker for each GPU. Raises BackendRefused if no
+    placement is possible.
 
     >>> place_workers([8, 8], None), place_workers([8, 8], 4), place_workers([8, 8, 2], 12)
     ([8, 8], [4], [6, 6])

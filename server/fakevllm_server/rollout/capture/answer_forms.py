@@ -1,9 +1,9 @@
 """The form of an engine's answers: the names and the order of their fields, and their constants.
 
-An answer that is put together from the events of a call with several choices gets the form of the
-answer that a call with one choice would have had. The form differs between vLLM's versions.
-Therefore it is taken from an answer to a call with one choice. The forms of the bundled engines are
-known from the start.
+A call with several choices is answered in events, and an answer is put together from the events of
+one choice. It gets the form of the answer to a call with one choice. The form differs between
+vLLM's versions. Therefore it is taken from an answer to a call with one choice. The forms of the
+bundled engines are known from the start.
 
 The module does no I/O.
 """
@@ -50,7 +50,7 @@ class WholeForm:
     @staticmethod
     def of(answer: Json) -> WholeForm | None:
         """Return the form of an answer with one choice. Return None for an answer that does not
-        show the form: an answer with tool calls, or one that is not vLLM's."""
+        show the form. Such an answer has tool calls, or is not from vLLM."""
         match answer:
             case {"choices": [{**choice}], "usage": {**usage}}:
                 message: Json = choice.get("message") or {}
@@ -71,7 +71,7 @@ class AnswerForms:
     """The forms of one engine's answers, by the engine's path."""
 
     def __init__(self, version: str | None = None) -> None:
-        """Create the forms of an engine with this version."""
+        """Create the forms for an engine with this version of vLLM."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False
@@ -82,22 +82,23 @@ class AnswerForms:
             self._learn_bundled()
 
     def whole(self, path: str) -> WholeForm | None:
-        """Return the form of an answer that is not a stream; None if it is not known yet."""
+        """Return the form of an answer that is not a stream. Return None if the form is not known
+        yet."""
         return self._whole.get(path)
 
     def usage_chunk(self, path: str) -> Json | None:
-        """Return a chunk with the form of a stream's last chunk, which has the usage; None if the
-        form is not known yet."""
+        """Return a chunk with the form of a stream's last chunk, which has the usage. Return None
+        if the form is not known yet."""
         return self._usage_chunks.get(path)
 
     def learn_whole(self, path: str, answer: Json) -> None:
-        """Take the form from an answer to a call with one choice."""
+        """Learn the form of a whole answer from an answer to a call with one choice."""
         self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
-        """Take the form from the usage chunk of a stream with one choice."""
+        """Learn the form of a usage chunk from a stream with one choice."""
         # Other objects, such as the timings, belong to one answer.
         form = {
             name: value
@@ -124,6 +125,6 @@ def _has_reasoning(answer: Json) -> bool:
 
 
 def has_reasoning(message: Json) -> bool:
-    """Return True if a message, or the delta of a stream, has reasoning. An empty text counts too,
-    because only a parser for reasoning writes it."""
+    """Return True if a message, or the delta of a stream, has reasoning. An empty reasoning text
+    counts too, because only a parser for reasoning writes it."""
     return any(message.get(name) is not None for name in REASONING_FIELDS)

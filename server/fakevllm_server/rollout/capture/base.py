@@ -1,5 +1,5 @@
-"""Capture of one LLM call: the call's tokens are recorded for training, and the app gets the answer
-that a plain vLLM would give.
+"""Capture of one LLM call. The call's tokens are recorded for training, and the app gets the same
+answer as from a plain vLLM.
 
 This module has the part that all wire formats share. Each wire format has a subclass of
 CallCapture.
@@ -63,9 +63,9 @@ class CallCapture(ABC):
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
-        `refusal` is the reason why no call of this engine may be trained on, or None.
-        `reports_allowed` is True if the engine can report, for each token, the set of tokens that
-        it was sampled from.
+        `refusal` is the reason why calls of this engine must not be trained on. It is None if they
+        may be trained on. `reports_allowed` is True if the engine can report the set of tokens from
+        which each token was sampled.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -126,7 +126,7 @@ class CallCapture(ABC):
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if this choice of a stream chunk exists only because of the fields that the
+        """Return True if this choice of a stream chunk was sent only because of the fields that the
         capture requested. A plain vLLM would not have sent it."""
 
     # --- from the request to the record
@@ -166,15 +166,15 @@ class CallCapture(ABC):
         return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
 
     def stream(self, chunks: Iterable[Json]) -> bytes:
-        """Record the parsed chunks of a whole stream. Return the events that the app may see, to
-        `[DONE]`."""
+        """Record the parsed chunks of a whole stream. Return the events that the app may see, up to
+        and including `[DONE]`."""
         shown = [self._chunk(chunk) for chunk in chunks]
         return b"".join([*shown, self._release_held_chunk(), DONE])
 
     @property
     def first_version(self) -> int | None:
-        """The version of the weights that sampled the first token. None if the engine has not
-        reported it, or not yet."""
+        """The version of the weights that sampled the first token. The version is None if the
+        engine has not reported it."""
         return self._spans[0].version if self._spans else None
 
     @property
@@ -189,7 +189,7 @@ class CallCapture(ABC):
 
     @property
     def hides_prompt_ids(self) -> bool:
-        """Whether the app does not see the prompt's token ids."""
+        """True if the app does not get the prompt's token ids."""
         return self._hides_ids
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
@@ -197,8 +197,8 @@ class CallCapture(ABC):
         self._prompt_ids = prompt_ids
 
     def complete_answer(self, tokens: Json, answer: bytes) -> bytes:
-        """Record the tokens of an answer that the engine sent apart from it, as `SentChoice`
-        describes them. Return the answer in the form in which vLLM writes it.
+        """Record the tokens of an answer. The engine has sent the tokens separately from the answer
+        (see `SentChoice`). Return the answer in the form in which vLLM writes it.
 
         Raises ValueError, TypeError or LookupError if the tokens are malformed.
         """
@@ -214,7 +214,7 @@ class CallCapture(ABC):
         """Record one event of a stream, and return the bytes to send to the app now.
 
         The result is empty if the app must not see the event, or if the event is held back. An
-        event that was held back is returned later, before the next event that is sent.
+        event that was held back is returned later, in front of the next event for the app.
         """
         try:
             if self._token_events is not None and self._held_chunk is None:
@@ -233,15 +233,16 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the request with the fields that the capture added, and
-        then answered the request without them. The call is then untrainable."""
+        """Record that the engine refused the request because of the fields that the capture had
+        added. The engine then answered the request without these fields. The call is then
+        untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
         """Return the recorded call, or None if the answer is incomplete.
 
         If the engine did not report a weight version for every token, the versions are taken from
-        `stamp`. It contains all versions that were served during the call.
+        `stamp`. The stamp contains all versions that were served during the call.
         """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
@@ -313,8 +314,8 @@ class CallCapture(ABC):
 
         vLLM writes the system fingerprint only in the last chunk of a stream. With usage (token
         counts) requested, the last chunk is the usage chunk. If only the capture requested usage,
-        the app does not get the usage chunk, so the chunk before it is the app's last chunk. This
-        chunk is held back until the usage chunk arrives, and gets its `fingerprint`.
+        the app does not get the usage chunk. The chunk before it is then the app's last chunk. It
+        is held back until the usage chunk arrives, and then gets the usage chunk's `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -333,8 +334,8 @@ class CallCapture(ABC):
     def _record_prompt(self, holder: Json) -> None:
         """Record the prompt's token ids, and hide the ids if the app did not request them.
 
-        `holder` is the part of the answer that contains the ids. That is the whole answer or, in
-        the completions format, a choice.
+        `holder` is the part of the answer that contains the ids. This part is the whole answer or,
+        in the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
             self._prompt_ids = checked_ids(holder["prompt_token_ids"])
@@ -350,7 +351,7 @@ class CallCapture(ABC):
         self._record_end(choice)
 
     def _record_end(self, choice: Json) -> None:
-        """Record finish reason, allowed tokens and weight versions of a choice, if it has them."""
+        """Record finish reason, allowed tokens and weight versions, if the choice has them."""
         reason: Any = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"finish_reason must be a string, got {reason!r:.100}")
@@ -371,7 +372,7 @@ class CallCapture(ABC):
             self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
-        """Hide the fields of a choice that the capture requested and the app did not request."""
+        """Hide the fields of a choice that only the capture requested."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
@@ -388,11 +389,11 @@ def _as_vllm_writes(body: Json) -> bytes:
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return True if the capture must request usage (token counts) from the engine, because the app
-    does not.
+    """Return True if the capture must add a request for usage (token counts), because the app does
+    not request it.
 
-    The capture needs usage only for streams. It requests usage only if the stream has one choice,
-    because vLLM reports usage as the sum over all choices.
+    The capture needs usage only for streams. vLLM reports usage as the sum over all choices.
+    Therefore the capture requests usage only if the stream has one choice.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
@@ -401,8 +402,8 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Return a stream chunk with the system fingerprint inserted after `choices`, where vLLM writes
-    it."""
+    """Return a stream chunk with the system fingerprint. It is inserted after `choices`, as in
+    vLLM."""
     extended: Json = {}
     for key, value in chunk.items():
         extended[key] = value
@@ -420,15 +421,15 @@ def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
 
 
 def _checked_id(value: object) -> int:
-    """Return `value` if it is an integer from 0 to MAX_ID, as token ids, positions and weight
-    versions are. Raises ValueError otherwise."""
+    """Return `value` if it is an integer from 0 to MAX_ID. Token ids, positions and weight versions
+    are such integers. Raises ValueError for any other value."""
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
 
 
 def _are_logprobs(values: Sequence[Any]) -> bool:
-    """Return True if all values are finite numbers, and none is the placeholder that vLLM prints
-    for a missing logprob."""
+    """Return True if all values are finite numbers. Return False if a value is the placeholder that
+    vLLM prints for a missing logprob."""
     are_finite = set(map(type, values)) <= {int, float, bool} and all(map(math.isfinite, values))
     return are_finite and min(values, default=0.0) > _MISSING_LOGPROB

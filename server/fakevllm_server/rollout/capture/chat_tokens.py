@@ -59,8 +59,8 @@ class ChatCapture(CallCapture):
             self._hidden_reasoning.hide(choice)
 
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if this choice of a stream chunk is an empty delta that a plain vLLM would
-        not have sent.
+        """Return True if this choice of a stream chunk is an empty delta that was sent only because
+        of the capture.
 
         vLLM's parsers remove some tokens from the text. Such a token appears as an empty delta, but
         only if token ids or logprobs are requested.
@@ -70,9 +70,9 @@ class ChatCapture(CallCapture):
 
 
 def _needs_own_logprobs(body: Json) -> bool:
-    """Return True if vLLM refuses the body, because it has `top_logprobs` or `logprob_token_ids`
-    without `logprobs`. The app must get this refusal, so the capture does not add `logprobs` to
-    such a body."""
+    """Return True if vLLM refuses the body because of missing `logprobs`. The body then has
+    `top_logprobs` or `logprob_token_ids`, but not `logprobs`. The app must get this refusal, so the
+    capture does not add `logprobs` to such a body."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
     )
@@ -83,11 +83,12 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
 class HiddenReasoning:
-    """Removes the reasoning from one answer, which may be streamed, in the same way as vLLM does.
+    """Removes the reasoning from one answer in the same way as vLLM does. The answer may be
+    streamed.
 
     With `include_reasoning: false`, vLLM hides the reasoning and also its token ids and logprobs.
-    Training needs these. Therefore the capture requests the reasoning from vLLM, and this class
-    hides it from the app.
+    Training needs the ids and logprobs. Therefore the capture requests the reasoning from vLLM, and
+    this class hides the reasoning from the app.
     """
 
     def __init__(self) -> None:

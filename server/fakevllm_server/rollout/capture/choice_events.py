@@ -1,8 +1,8 @@
-"""Split the stream of a call with several choices into the events of each choice, and put the
-events of one choice together to the answer that a call of its own would have had.
+"""Split the stream of a call with several choices into the events of each choice. Put the events of
+one choice together to an answer. The answer is the same as that of a call with one choice.
 
-The module does no I/O. Events are parsed only when their choice is complete, all at once, which
-costs half of parsing each by itself.
+The module does no I/O. The events of a choice are parsed all at once, when the choice is complete.
+This costs half as much as parsing each event separately.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class EngineStreamError(Exception):
 
 @dataclass(slots=True)
 class ChoiceEvents:
-    """The events of one choice so far, each as the JSON text of a chunk whose choice has the index
-    0."""
+    """The events of one choice so far. Each event is the JSON text of a chunk, in which the choice
+    has the index 0."""
 
     index: int
     data: list[bytes] = field(default_factory=list[bytes])
@@ -54,8 +54,8 @@ class ChoiceEvents:
         return sum(map(len, self.data))
 
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks. They are parsed in batches, each of which holds the
-        interpreter's lock (GIL)."""
+        """Return the parsed chunks. Chunks are parsed in batches. While a batch is parsed, the
+        interpreter's lock (GIL) is held."""
         batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
         return [
             chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
@@ -65,8 +65,8 @@ class ChoiceEvents:
 class ChoiceSplitter:
     """The reader of one stream with `num` choices.
 
-    The prompt's ids come with the first event of each choice. They are parsed once, and removed
-    from the events of all choices, if `removes_prompt_ids` is True.
+    The prompt's ids come with the first event of each choice. The ids are parsed once. If
+    `removes_prompt_ids` is True, they are removed from the events of all choices.
     """
 
     def __init__(self, num: int, *, removes_prompt_ids: bool) -> None:
@@ -82,7 +82,7 @@ class ChoiceSplitter:
     def feed(self, chunk: bytes) -> Iterator[ChoiceEvents]:
         """Yield the choices that this part of the stream completes.
 
-        Raises EngineStreamError if the engine reports an error, and ValueError if an event is
+        Raises EngineStreamError if the engine reports an error. Raises ValueError if an event is
         malformed.
         """
         for event in self._decoder.feed(chunk):
@@ -106,8 +106,8 @@ class ChoiceSplitter:
 
 
 class PartReader:
-    """The reader of a response with `num` choices, each of which the engine sends when it is
-    complete."""
+    """The reader of a response with `num` choices. The engine sends each choice as one part when
+    the choice is complete."""
 
     def __init__(self, num: int, content_type: str) -> None:
         """Create the reader. Raises ValueError if the response has another content type."""
@@ -122,7 +122,7 @@ class PartReader:
     def feed(self, chunk: bytes) -> Iterator[SentChoice]:
         """Yield the choices that this part of the response completes.
 
-        Raises EngineStreamError if the engine reports an error, and ValueError if a part is
+        Raises EngineStreamError if the engine reports an error. Raises ValueError if a part is
         malformed.
         """
         for part in self._decoder.feed(chunk):
@@ -136,7 +136,8 @@ class PartReader:
 
 def _check_without_choices(data: bytes | None) -> None:
     """Check an event without the index of a choice. It may be a comment, `[DONE]`, or a chunk
-    without choices. Raises EngineStreamError for an error, and ValueError for any other event."""
+    without choices. Raises EngineStreamError for an error. Raises ValueError for any other event.
+    """
     if data is None:
         return
     chunk: Any = orjson.loads(data)
@@ -147,7 +148,7 @@ def _check_without_choices(data: bytes | None) -> None:
 
 
 def usage_of(chunks: Sequence[Json]) -> Json:
-    """Return the token counts of a choice, which its last chunk has.
+    """Return the token counts of a choice. They are in the choice's last chunk.
 
     Raises ValueError if the engine did not count the tokens of the choice.
     """
@@ -165,7 +166,7 @@ def usage_chunk(first: Json, usage: Json, form: Json) -> Json:
 
 
 def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm) -> Json:
-    """Return the answer, not streamed, that consists of the chunks of one choice."""
+    """Join the chunks of one choice to an answer that is not streamed, and return the answer."""
     first, choices = chunks[0], [chunk["choices"][0] for chunk in chunks]
     merged: Json = choices[-1] | {
         "token_ids": _joined([choice.get("token_ids") for choice in choices]),
@@ -188,20 +189,21 @@ def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm
 
 
 def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
-    """Return the message that consists of these deltas, which have no reasoning."""
+    """Join these deltas to a message, and return the message. The deltas have no reasoning."""
     pieces = [delta["content"] for delta in deltas if isinstance(delta.get("content"), str)]
     texts = {"role": "assistant", "content": "".join(pieces) if pieces else None}
     return form.message | texts
 
 
 def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Return the concatenation of the lists that are not None; None if there is none."""
+    """Return the concatenation of the lists that are not None. Return None if all lists are
+    None."""
     present = [part for part in lists if part is not None]
     return [item for part in present for item in part] if present else None
 
 
 def _joined_logprobs(logprobs: Sequence[Json | None]) -> Json | None:
-    """Return logprobs whose lists are the concatenations of the lists of the parts."""
+    """Join the logprobs of the parts by concatenating their lists, and return the result."""
     present = [part for part in logprobs if part is not None]
     if not present:
         return None

@@ -1,7 +1,8 @@
-"""Read the token ids of a prompt once for several choices, before a chunk is parsed.
+"""Read the token ids of a prompt that several choices repeat. They are read only once, before a
+chunk is parsed.
 
-vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. They make
-most of the chunk if the prompt is long. The module does no I/O.
+vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. If the
+prompt is long, the ids are most of the chunk. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
 
 
 class RepeatedPrompt:
-    """The reader of a prompt that several choices repeat. It parses the numbers once, and compares
-    their text for the other choices."""
+    """The reader of a prompt that several choices repeat. The reader parses the numbers for the
+    first choice. For the other choices, it only compares the text of the numbers."""
 
     def __init__(self) -> None:
         self._text: bytes | None = None
         self._ids = id_array(())
 
     def cut(self, data: bytes) -> tuple[bytes, IdArray | None]:
-        """Return the JSON text of a chunk with null in place of the prompt's ids, and the ids. The
-        ids are None if the chunk has none. Raises ValueError if they are malformed."""
+        """Return the JSON text of a chunk, in which null replaces the prompt's ids. Also return the
+        ids. The ids are None if the chunk has none. Raises ValueError if they are malformed."""
         match = _PROMPT_IDS.search(data)
         end = -1 if match is None else data.find(b"]", match.end()) + 1
         if match is None or not end:

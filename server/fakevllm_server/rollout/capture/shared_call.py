@@ -1,9 +1,9 @@
-"""Capture of one LLM call that samples several siblings, as the choices of the call.
+"""Capture of one LLM call that samples several siblings. Each choice of the call is a sibling.
 
-The engine is asked for a stream, or to send each choice when it is complete, so that a choice can
-be answered before the others are complete. Each choice is captured as a call of its own, with its
-own tokens and usage, and gets the answer that a call of its own would have had: a stream, or a
-whole answer.
+A choice can be answered before the other choices are complete. For this, the engine is asked for a
+stream, or is asked to send each choice when it is complete. Each choice is captured as a separate
+call, with its own tokens and usage. Its answer is the same as that of a call with one choice: a
+stream, or a whole answer.
 
 The module does no I/O.
 """
@@ -39,8 +39,8 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 
 
 class CannotShare(Exception):
-    """Error for a call whose choices cannot be answered as calls of their own would be. Each
-    sibling then needs its own call."""
+    """Error for a shared call whose choices cannot be answered in the same way as separate calls.
+    Each sibling then needs its own call."""
 
 
 _PARSES_REASONING = "the engine reads the reasoning of a stream differently"
@@ -123,7 +123,7 @@ class SharedCapture:
         return self._reader.num_running == 0
 
     def read_parts(self, content_type: str) -> None:
-        """Prepare for a response that has each choice as a part, in place of a stream. Raises
+        """Prepare for a response that is not a stream, but has each choice as a part. Raises
         CannotShare if the response has another content type."""
         try:
             self._reader = PartReader(self._num, content_type)
@@ -135,15 +135,15 @@ class SharedCapture:
         self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
-        """Return the choices that this part of the engine's stream completes, as `split` and
-        `complete` do together."""
+        """Return the choices that this part of the engine's stream completes. This method combines
+        `split` and `complete`."""
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:
-        """Return what the engine sent of the choices that end in this part of its response. Pass it
-        to `complete` before the next part is split.
+        """Return the data of the choices that end in this part of the engine's response. Pass the
+        data to `complete` before the next part is split.
 
-        Raises the error that ended the stream before, if there was one.
+        Raises the error that ended the stream earlier, if there was such an error.
         """
         if self._failure is not None:
             raise self._failure
@@ -157,12 +157,12 @@ class SharedCapture:
         return ended
 
     def complete(self, ended: Sequence[EndedChoice]) -> list[CompleteChoice]:
-        """Return the answers of choices that have ended. With events, this takes 20 ms for 1000
+        """Return the answers of choices that have ended. For events, this takes 20 ms for 1000
         tokens, so use a worker thread for long answers.
 
-        Raises EngineStreamError if the engine has reported an error, and CannotShare if the stream
-        is not as vLLM writes it. If there are complete choices, they are returned, and `split`
-        raises the error when it is called again.
+        Raises EngineStreamError if the engine has reported an error. Raises CannotShare if the
+        stream does not have vLLM's form. If there are also complete choices, they are returned
+        first. The next call of `split` then raises the error.
         """
         choices: list[CompleteChoice] = []
         try:

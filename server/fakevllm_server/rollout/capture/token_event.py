@@ -1,9 +1,11 @@
-"""Read the usual event of a chat stream without parsing its JSON: one token with its logprob.
+"""Read the usual event of a chat stream without parsing its JSON. The usual event has one token
+with its logprob.
 
-A stream has one such event per token. To parse it, hide two fields and serialise it again costs
-several times as much as a comparison with the event before, from which it differs in the token
-only. The patterns match only events for which the result is the same, byte for byte. All other
-events must be parsed. The module does no I/O.
+A stream has one such event per token. Normally, an event would be parsed, two of its fields would
+be hidden, and it would be serialised again. This costs several times as much as a comparison with
+the previous event. A usual event differs from the previous event only in the token. The patterns
+match only events for which the result is the same, byte for byte. All other events must be parsed.
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -46,15 +48,14 @@ _EVENT = re.compile(rb"(%b)%b%b(%b)%b" % (_HEAD, _TOKEN, _MIDDLE, _ID, _TAIL))
 
 @lru_cache(32)
 def _token_pattern(middle: bytes, tail: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of what follows the head of an event, for events with these constant
-    parts."""
+    """Return a pattern that matches the bytes after the head of an event. The pattern is for events
+    with these constant parts."""
     constants = rb',"top_logprobs":\[\]\}\]\}', re.escape(middle), re.escape(tail)
     return re.compile(rb"%b%b%b\[(%b)\]%b" % (_TOKEN, *constants[:2], _ID, constants[2]))
 
 
 class TokenEventReader:
-    """The reader of the events of one chat stream. It collects the tokens of the events that it
-    reads."""
+    """The reader of the events of one chat stream. The reader collects the tokens of the events."""
 
     def __init__(self) -> None:
         self._head = b"\0"
@@ -94,7 +95,7 @@ class TokenEventReader:
         return ids, logprobs
 
     def _learn(self, event: bytes) -> bool:
-        """Take the constant parts of the following events from this event. Return False if the
+        """Learn the constant parts of the following events from this event. Return False if the
         event must be parsed."""
         match = _EVENT.fullmatch(event)
         if match is None:

@@ -1,10 +1,10 @@
-"""Access rules of the server: some routes are only for admins, and an episode is only for the owner
-of the API key that claimed it.
+"""Access rules of the server. Some routes are only for admins. An episode is only for the owner of
+the API key that claimed it.
 
 Clients may call the model, claim and end their own episodes, end groups, and read the status.
 Routes that affect other clients, or show other clients' calls, are only for admins. Groups of
-answers to apps' requests have no owner. Their ids are random, and while a group is open, only the
-proxy that created it knows its id.
+answers to apps' requests have no owner. Their ids are random. While a group is open, only the proxy
+that created the group knows its id.
 """
 
 from __future__ import annotations

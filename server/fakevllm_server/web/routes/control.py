@@ -263,10 +263,10 @@ def router(state: ServerState) -> APIRouter:
 
 @asynccontextmanager
 async def _decision(state: ServerState) -> AsyncGenerator[None]:
-    """Make a decision in the `with` block, and unload the policies of the versions that it rejects.
+    """Make a decision in the `with` block. If the decision rejects versions, unload their policies.
 
-    Raises WireError (503) if the decision was not carried out yet, or failed with an engine. The
-    same request may be sent again, and takes effect once.
+    Raises WireError (503) if the decision was not carried out yet, or if an engine failed. The same
+    request may be sent again, and takes effect once.
     """
     before = set(state.run.releases.state.rejected)
     try:
@@ -283,8 +283,8 @@ async def _decision(state: ServerState) -> AsyncGenerator[None]:
 
 
 async def _unload_rejected(state: ServerState, before: Collection[int]) -> None:
-    """Unload the policies of the versions that were rejected since `before`. Calls of these are
-    refused in any case, so a failure costs only memory."""
+    """Unload the policies of the versions that were rejected since `before`. Calls to these
+    policies are refused in any case. Therefore a failure only costs memory."""
     client, loader = state.engine_client, state.policies
     if client is None or loader is None or not client.endpoint.holds_policies:
         return

@@ -1,7 +1,9 @@
-"""Routes for passive groups (the answers to one request of an app), and for feedback samples.
+"""Routes for passive groups and for feedback samples.
 
-A group ends with the rewards of all its siblings (answers) in one request, or it is aborted. A
-feedback sample is an answer that is trained again because of later feedback from a user.
+A passive group is the answers to one request of an app. The answers are called siblings. One
+request ends the group with the rewards of all its siblings, or aborts the group.
+
+A feedback sample is an answer that is trained again because of later feedback from a user.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for passive groups (the answers to one request of an app) and for feedback
-    samples."""
+    """Return the routes for passive groups and for feedback samples. A passive group is the answers
+    to one request of an app."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/end_group", response_model=EndGroupReply)
@@ -62,7 +64,7 @@ def router(state: ServerState) -> APIRouter:
 
 def _group_response(reply: EndGroupReply, *, has_prompts_apart: bool) -> Response:
     """Return the response to the end of a group. The prompts of the calls precede the JSON, or each
-    call has its own."""
+    call contains its own prompt."""
     prompts = reply.prompts if has_prompts_apart else []
     if not prompts:
         reply = reply.with_prompts_per_call()

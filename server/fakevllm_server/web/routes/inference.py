@@ -1,8 +1,8 @@
 """Model calls: endpoints of the wire formats, and small engine routes whose requests are relayed.
 
-A call belongs to a sibling (one answer to an app's request) if a header names the sibling. A call
-belongs to a claimed episode if its path or its API key names the episode. Calls of siblings and
-episodes are captured for training. All other calls are only answered.
+A sibling is one answer to an app's request. A call belongs to a sibling if a header names the
+sibling. A call belongs to a claimed episode if its path or its API key names the episode. Calls of
+siblings and episodes are captured for training. All other calls are only answered.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def engine_endpoint(
     """Return an ASGI endpoint that answers requests with the help of the engine.
 
     The function `answer` sends the answer to a request. It is cancelled if the client disconnects.
-    If it raises WireError or EngineFailed, the client gets an error. With `adapter`, the error has
-    the adapter's wire format.
+    If `answer` raises WireError or EngineFailed, the client gets an error. With `adapter`, the
+    error has the adapter's wire format.
     """
 
     async def refuse(error: WireError, send: Send) -> None:
@@ -129,7 +129,7 @@ def engine_endpoint(
 
 async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
     """Relay a request for a small route, such as /v1/models, to the engine. If the engine is being
-    restarted, wait for it, unless the path is in NEVER_WAIT."""
+    restarted, wait for the engine. Do not wait if the path is in NEVER_WAIT."""
     headers = header_map(scope)
     path = path_at_engine(state, scope)
     url = path_with_query(path, scope.get("query_string", b""))
@@ -149,12 +149,9 @@ async def attempt_when_serving(
     state: ServerState, attempt: Callable[[EngineClient], Awaitable[None]]
 ) -> None:
     """Call `attempt` with the client of an engine that answers calls. If the engine fails before
-    anything was sent to the client, wait until an engine answers again, and call `attempt` a second
-    time.
-
-    Raises EngineFailed if the second attempt fails too, and WireError (503) if no engine answers in
-    time.
-    """
+    anything was sent to the client, wait until an engine answers again. Then call `attempt` a
+    second time. Raises EngineFailed if the second attempt fails too. Raises WireError (503) if no
+    engine answers in time."""
     client = await _wait_until_serving(state)
     try:
         return await attempt(client)
@@ -168,9 +165,9 @@ async def _wait_until_serving(
 ) -> EngineClient:
     """Wait until an engine answers calls, and return its client.
 
-    The function is for small routes, such as /v1/models. Unlike a model call, their requests do not
-    wait while new weights are loaded. `failed` is the client of an engine on which this request
-    failed before. Raises WireError (503) after HOLD_S seconds.
+    The function is for small routes, such as /v1/models. The requests of small routes do not wait
+    while new weights are loaded, but model calls do. `failed` is the client of an engine on which
+    this request failed before. Raises WireError (503) after HOLD_S seconds.
     """
     try:
         async with asyncio.timeout(HOLD_S):
@@ -180,8 +177,8 @@ async def _wait_until_serving(
 
 
 def path_at_engine(state: ServerState, scope: Scope) -> str:
-    """Return the path of a request as the engine knows it, without the prefix `/e/UUID` that names
-    an episode.
+    """Return the path of a request at the engine. The prefix `/e/UUID`, which names an episode, is
+    removed.
 
     Raises WireError (404) if the request names an episode that is not claimed.
     """
@@ -199,8 +196,8 @@ def key_fingerprint(headers: dict[bytes, bytes]) -> str:
 async def _answer_call(
     state: ServerState, scope: Scope, adapter: Adapter, body: bytes, send: Send
 ) -> None:
-    """Answer a model call. Capture it for training if it belongs to a sibling (an answer to an
-    app's request) or an episode."""
+    """Answer a model call. If the call belongs to an episode or to a sibling (an answer to an app's
+    request), capture it for training."""
     headers = header_map(scope)
     siblings = _siblings_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
@@ -257,10 +254,10 @@ async def _answer_call(
 
 
 def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None:
-    """Raise WireError (400) if vLLM would fetch a media URL whose host is not allowed.
+    """Raise WireError (400) for a media URL that vLLM would fetch and whose host is not allowed.
 
-    If the rollout engine is not vLLM, nothing is checked: the other engines fetch nothing, and
-    refuse media with vLLM's error for a text model.
+    Nothing is checked for other rollout engines. They fetch nothing, and refuse media with vLLM's
+    error for a text model.
     """
     if state.config.rollout_name == "vllm":
         refusal = media_refusal(raw, body, state.config.media_domains)
@@ -270,10 +267,10 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 
 def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) -> None:
     """Raise WireError (400) if a request asks a vLLM with adapters for log-probabilities of its
-    prompt. While other requests run, the engine of vLLM 0.27 dies of such a request.
+    prompt. The engine of vLLM 0.27 dies of such a request if other requests run at the same time.
+    In a chat request, `echo` alone is such a request.
 
-    In a chat request, `echo` alone asks for them. If `body` is None, `raw` is parsed as in vLLM,
-    which accepts some bodies that orjson refuses.
+    If `body` is None, `raw` is parsed as in vLLM, which accepts some bodies that orjson refuses.
     """
     client = state.engine_client
     if client is None or not client.endpoint.takes_adapters:
@@ -298,7 +295,7 @@ def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) ->
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
-    """Return the version of the policy that a call names. Return None if it names the served
+    """Return the version of the policy that a call names. Return None if the call names the served
     weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
     if not isinstance(name, str) or not is_policy_name(name) or name == served:
@@ -307,9 +304,12 @@ def _policy_version(state: ServerState, body: Json | None) -> int | None:
 
 
 def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
-    """Raise WireError (404) if the policy of this version must not answer a call. A call that is
-    captured for training would be trained as an answer of the served weights. The engine may still
-    hold the policy of a rejected version."""
+    """Raise WireError (404) if the policy of this version must not answer a call. There are two
+    such cases:
+
+    * The call is captured for training. It would be trained as an answer of the served weights.
+    * The version was rejected. The engine may still hold its policy.
+    """
     if is_captured or version in state.run.releases.state.rejected:
         raise unknown_model(policy_name(version), state.attached_engine().info.model or "")
 
@@ -322,8 +322,9 @@ def _is_of_proxy(headers: dict[bytes, bytes]) -> bool:
 def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:
     """Raise WireError (404) if the engine must not get the `previous_response_id` of a request.
 
-    The engine may get the id only if it stores this response itself, and if the response was made
-    with the same API key. The server checks this, because the engine does not check keys.
+    The engine may get the id if two conditions hold. The engine itself stores the response, and the
+    response was made with the same API key. The server checks this, because the engine does not
+    check keys.
     """
     response_id = previous_response_id_of(checked.raw, checked.body)
     if response_id is None:
@@ -341,7 +342,7 @@ def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
 
 async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
-    until an engine answers again, and send the call a second time.
+    until an engine answers again. Then send the call a second time.
 
     Raises EngineFailed if the second attempt fails too, and WireError if no engine answers again in
     time.
@@ -359,12 +360,12 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and its weights are not being changed. Yield the engine's
-    client, and a stamp that records the weight versions of this call.
+    """Wait until an engine answers calls and no change of its weights is in progress. Yield the
+    engine's client, and a stamp that records the weight versions of this call.
 
     The call counts as running while the `with` block runs. `failed` is the client of an engine on
-    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or if the
-    engine is stopped.
+    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds. Raises it
+    at once if the engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:

@@ -109,8 +109,8 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return two routes about the batch that is being collected. One shows the batch. With the
-    other, a client agrees to train on the batch."""
+    """Return two routes about the batch that is being collected. One route shows the batch. With
+    the other route, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
@@ -142,8 +142,8 @@ def _token_routes(state: ServerState) -> APIRouter:
     def get_episode_tokens(episode: str) -> GroupView:
         """Return the tokens of a group or an episode.
 
-        The reply may be large. FastAPI runs this function in a thread, and the function reads the
-        journal file through its own connection. Therefore no other request has to wait.
+        The reply may be large. No other request has to wait: FastAPI runs this function in a
+        thread, and the function reads the journal file through a connection of its own.
         """
         try:
             view = read_journal_file(state.run.path / "journal.sqlite", read_group_view, episode)
@@ -170,9 +170,9 @@ TRAINER_PATHS = (
 def _trainer_routes() -> APIRouter:
     """Return routes of the swarm protocol that refuse every request.
 
-    In AgentJet, the framework whose protocol this server speaks, the trainer is a client, and sets
-    the engine's state and the batch through these routes. This server has a trainer of its own, as
-    a child process. The refusals have the protocol's format.
+    The protocol comes from the framework AgentJet. There, the trainer is a client, and sets the
+    engine's state and the batch through these routes. This server has a trainer of its own, as a
+    child process. The refusals have the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

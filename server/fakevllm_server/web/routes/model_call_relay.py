@@ -1,9 +1,9 @@
-"""One call of a client in the client's wire format, and how it is sent to the engine.
+"""One call of a client, in the client's wire format. The module sends the call to the engine.
 
-The call is usually translated to a chat completions or completions request for the engine. If it
-cannot be translated, or if the engine refuses the translated request, the client's original request
-is sent to the engine's own route for this format. The reason is that an error message repeats parts
-of the request, and the client must see the parts that it wrote.
+The call is usually translated to a chat completions or completions request for the engine.
+Sometimes the call cannot be translated, or the engine refuses the translated request. The client's
+original request is then sent to the engine's own route for this format. The reason is that an error
+message repeats parts of the request. The client must see the parts as it wrote them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class ClientCall:
     """Version of the policy that the call names; None if it names the served weights."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
-        """Send the call to the engine and its answer to the client, without capture.
+        """Send the call to the engine, and send the engine's answer to the client. The call is not
+        captured.
 
         Raises EngineFailed if the engine fails before anything was sent to the client.
         """
@@ -119,7 +120,7 @@ class ClientCall:
         tokens.
 
         Each attempt captures the answer from its start. When an attempt has a complete answer, the
-        function `save` is called with the captured call.
+        function calls `save` with the captured call.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -142,8 +143,9 @@ class ClientCall:
         return attempt
 
     def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCall) -> Attempt:
-        """Return a function that makes one attempt to answer several siblings by one call, whose
-        `n` is their number. The tokens of each choice are captured as a call of its own.
+        """Return a function that makes one attempt to answer several siblings by one call. The
+        call's `n` is the number of siblings. The tokens of each choice are captured as a call of
+        its own.
 
         The function raises WireError (400) if each sibling needs a call of its own. `save` is
         called with each captured call, before the sibling's answer is sent.
@@ -278,9 +280,9 @@ class ClientCall:
         """Return the exchange for this call. An exchange is the object that translates the call to
         the engine's format and the answer back.
 
-        Its request body is ready for the engine: it has the job's sampling settings and, in a chat
-        request, no token limit that exceeds the context. If the call cannot be translated, return
-        an error. The client gets this error only if the engine has no route for the client's
+        The exchange's request body is ready for the engine. It has the job's sampling settings. A
+        token limit of a chat request does not exceed the context. If the call cannot be translated,
+        return an error. The client gets this error only if the engine has no route for the client's
         format.
         """
         try:
@@ -326,8 +328,8 @@ class ClientCall:
     async def _try_native_route(self, engine: EngineClient) -> bool:
         """Send the client's original request to the engine's own route for the client's format.
 
-        If the engine has such a route, send its answer to the client and return True. If not,
-        return False; nothing is sent to the client.
+        If the engine has such a route, send its answer to the client and return True. If there is
+        no such route, return False, and send nothing to the client.
         """
         path, send, store = self.adapter.path, self.send, self.store
         if store is not None and not chooses_response_id(self.raw, self.parsed):
@@ -349,7 +351,8 @@ def _is_any_error(status: int, body: Json) -> bool:
 
 def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
     """Return the version of the weights that sampled the first token of an answer. Return None if
-    it is not certain. What the engine has reported counts more than the time of the call."""
+    the version is not certain. A version that the engine has reported takes precedence over the
+    version at the time of the call."""
     reported = capture.first_version
     return stamp.known_version if reported is None else reported
 

@@ -1,5 +1,5 @@
-"""Error responses of the swarm protocol's routes: for invalid bodies, an engine that does not
-serve, journal failures, and reused idempotency keys."""
+"""Error responses of the swarm protocol's routes. They are for invalid bodies, an engine that does
+not serve, journal failures, and reused idempotency keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _StrictRequest(Request):
 
     async def body(self) -> bytes:
         """Return the request body. Raises HTTPException (413) if the body is too large. Without
-        this, FastAPI would answer that the body cannot be parsed."""
+        this check, FastAPI would answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
@@ -36,20 +36,18 @@ class _StrictRequest(Request):
 
     async def json(self) -> Any:
         """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
-        refused, because they would break the run log or a reply.
+        refused. They would break the run log or a reply.
 
-        Raises orjson.JSONDecodeError, a subclass of the json.JSONDecodeError that FastAPI handles.
+        Raises orjson.JSONDecodeError. FastAPI handles this error, because it is a subclass of
+        json.JSONDecodeError.
         """
         return orjson.loads(await self.body())
 
 
 class StrictRoute(APIRoute):
     """A route that accepts only strict JSON. It answers an invalid body with status 422 and a
-    message of one line.
-
-    FastAPI's own 422 repeats the body. This message does not, because it may be impossible to write
-    the body as JSON.
-    """
+    message of one line. FastAPI's own 422 repeats the body, but some bodies cannot be written as
+    JSON. Therefore this message does not repeat the body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -64,15 +62,16 @@ class StrictRoute(APIRoute):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Register the error responses to JournalError and IdempotencyConflict, which every route that
-    writes to the journal may raise, and to WireError, which routes that need the engine raise."""
+    """Register the error responses to three exceptions. Every route that writes to the journal may
+    raise JournalError and IdempotencyConflict. Routes that need the engine may raise WireError."""
     app.add_exception_handler(WireError, _refused)
     app.add_exception_handler(JournalError, _journal_unavailable)
     app.add_exception_handler(IdempotencyConflict, _conflict)
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    """Return the response to a request that needs an engine which does not serve, for example."""
+    """Return the response to a refused request. An example is a request that needs an engine while
+    no engine serves."""
     assert isinstance(error, WireError)
     seconds = error.retry_after_s
     headers = None if seconds is None else {"Retry-After": str(seconds)}
@@ -80,9 +79,8 @@ def _refused(_: Request, error: Exception) -> Response:
 
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
-    """Return a 503 for a request that could not be written to the journal. It is not acknowledged,
-    because a crash could lose it. The client may send the request again, and it counts only
-    once."""
+    """Return a 503 for a request that could not be written to the journal. A crash could lose the
+    request, so it is not acknowledged. The client may send it again, and it counts only once."""
     detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 

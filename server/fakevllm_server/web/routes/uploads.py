@@ -1,7 +1,7 @@
 """The route `/sync_train_code`, by which clients of the swarm protocol upload training code.
 
 The protocol is from AgentJet, a framework for training agents. In AgentJet the trainer runs this
-code. This server only keeps the code, and never runs it. Without `--allow-train-code` the server
+code. This server only stores the code, and never runs it. Without `--allow-train-code` the server
 refuses the upload.
 """
 

@@ -37,8 +37,8 @@ class ChatRenderer:
     def render(self, request: ChatRequest) -> list[int]:
         """Return the token ids of the request's prompt.
 
-        Raises WireError (400) if the chat template or the model does not accept the messages, or if
-        the prompt is certainly longer than the model's context.
+        Raises WireError (400) if the chat template or the model does not accept the messages.
+        Raises WireError (400) as well if the prompt is certainly longer than the model's context.
         """
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
@@ -93,9 +93,9 @@ class ChatRenderer:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return a copy of a tool call whose arguments are a dict instead of a JSON string, because
-    chat templates expect a dict and write the JSON themselves. Arguments that are not valid JSON
-    stay a string."""
+    """Return a copy of a tool call whose arguments are a dict instead of a JSON string. Chat
+    templates expect a dict and write the JSON themselves. Arguments that are not valid JSON stay a
+    string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,13 +1,14 @@
-"""A decode iteration on CUDA as a graph: torch records the kernels of one iteration, and starts all
-of them by one call in later iterations.
+"""Run a decode iteration on CUDA as a graph. Torch records the kernels of one iteration. In later
+iterations, one call starts all of these kernels.
 
 In an iteration of a small model, a GPU waits for Python most of the time. A graph has fixed shapes
 and addresses. Therefore there is one graph for each number of rows and each size of the KV cache's
-buffers, and what changes from iteration to iteration is copied into tensors that stay.
+buffers. Data that change from iteration to iteration are copied into tensors whose addresses stay
+the same.
 
 No GPU was at hand when this module was written. Its logic is tested on a CPU with a recorder of
 torch's operations in place of a CUDA graph. The check at start-up (`decoding_check`) decodes with
-graphs, and turns them off if they fail or give other logits.
+graphs. If graphs fail or give other logits, the check turns them off.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ rows has its own."""
 
 
 class Graph(Protocol):
-    """A recording of operations on tensors."""
+    """A recording of operations on tensors, which can be replayed."""
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
-        """Call `run`, and record its operations. Return its result, which `replay` overwrites."""
+        """Call `run`, and record its operations. Return the result of `run`. A later `replay`
+        overwrites this result."""
         ...
 
     def replay(self) -> None: ...
@@ -60,7 +62,8 @@ GraphMaker = Callable[[], Graph]
 
 
 def graph_maker(device: torch.device) -> GraphMaker | None:
-    """Return the class of graphs for a device, or None if it has none."""
+    """Return the class of graphs for a device. Return None if graphs are not supported on the
+    device."""
     return CudaGraph if device.type == "cuda" and torch.cuda.is_available() else None
 
 
@@ -71,7 +74,8 @@ class _Recorded(NamedTuple):
 
 
 class GraphedForward:
-    """A fused forward pass of one token per row, by graphs. No rows may share a prompt."""
+    """A fused forward pass of one token per row, which runs as a graph. No rows may share a
+    prompt."""
 
     def __init__(self, fused: FusedForward, max_length: int, new_graph: GraphMaker) -> None:
         self._fused = fused
@@ -81,7 +85,7 @@ class GraphedForward:
         fused.reserve_angles(max_length)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Do what `FusedForward.logits` does."""
+        """Return the same logits as `FusedForward.logits`."""
         assert not cache.shared_rows, "a graph has fixed shapes"
         inputs = (ids, positions, cache.own_positions, cache.cells)
         # A graph is right for a buffer if its kernels find this buffer where they expect it.

@@ -47,8 +47,8 @@ class _RowSettings(NamedTuple):
 
 
 class Decoder:
-    """The running requests, with the model and the KV cache. Each request is one row of the
-    batch."""
+    """The batch of running requests, with the model and the KV cache. Each request is one row of
+    the batch."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class Decoder:
         self.use_model(model)
 
     def use_model(self, model: PreTrainedModel) -> None:
-        """Decode with another model object. Its cached keys and values have the same shape."""
+        """Decode with another model object. The new object's keys and values must have the same
+        shapes as those of the old object."""
         self._model: Any = model
         self._fused = fused_forward(model) if self._forward.is_fused else None
         self._step: FusedForward | GraphedForward | None = self._fused
@@ -85,10 +86,12 @@ class Decoder:
         return Prefill(self._model, self._fused, self.cache.shape, prompts, known, last_id)
 
     def join(self, requests: Sequence[DecodeRequest], parts: Sequence[CachedPrefix]) -> None:
-        """Add requests with equal prefixes to the batch, each as a new row. The parts together have
-        the keys and values of the prefix: all ids of a request (prompt and sampled tokens) except
-        the last id. If there are several requests, their rows share these keys and values, if they
-        can."""
+        """Add requests with equal prefixes to the batch, each as a new row.
+
+        The prefix of a request is all its ids (prompt and sampled tokens) except the last id.
+        `parts` has the keys and values of the prefix, divided into parts. If there are several
+        requests, their rows share these keys and values where this is possible.
+        """
         num_tokens = sum(part.num_tokens for part in parts)
         assert all(num_tokens == len(one.ids) - 1 for one in requests), "one id is left"
         shared = None
@@ -141,8 +144,8 @@ class Decoder:
         )
 
     def logits(self) -> Tensor:
-        """Run one forward pass on the last id of each row, and store the keys and values of this id
-        in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
+        """Run one forward pass on the last id of each row. Store the keys and values of this id in
+        the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
         if self._step is not None:
@@ -158,9 +161,9 @@ class Decoder:
 
     @torch.inference_mode()
     def log_probs(self, ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after the first. It is computed with the weights
-        and the forward pass that the sampler uses, for all tokens at once. The batch and its cache
-        do not change."""
+        """Return the log-probability of each token after the first. The log-probabilities of all
+        tokens are computed at once, with the weights and the forward pass of the sampler. The batch
+        and its cache do not change."""
         inputs = torch.tensor([ids[:-1]], device=self.cache.shape.device)
         if self._fused is not None:
             known = PrefillCache(self.cache.shape, 1, len(ids) - 1).filled
@@ -181,9 +184,9 @@ class Decoder:
             self._settings = None
 
     def drop_for_memory(self) -> list[DecodeRequest]:
-        """Remove rows until the KV cache has memory for one more token in each remaining row, or
-        until one row is left. The shortest rows are removed first, because their keys and values
-        are the cheapest to compute again. Return the requests of the removed rows."""
+        """Remove rows until the KV cache has memory for one more token in each remaining row. Stop
+        when only one row is left. The shortest rows are removed first, because recomputing their
+        keys and values is cheapest. Return the requests of the removed rows."""
         dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
             len(self.rows), max(len(row.ids) for row in self.rows)
@@ -200,12 +203,14 @@ class Decoder:
 
 
 class Prefill:
-    """The prefill of several prompts, which computes their keys and values. It runs in parts, so
-    that running requests get tokens in between. Equally many of the first tokens of each prompt may
-    be known already: `known` has their keys and values, in parts, for each prompt.
+    """The prefill of several prompts. A prefill computes the keys and values of the prompts. It
+    runs in parts, so that running requests get tokens in between. The first tokens of the prompts
+    may be known already, the same number for each prompt. `known` has their keys and values, in
+    parts, for each prompt.
 
-    A request needs the logits after one more token, its last, which is not a part of its prefix.
-    `last_id` is this token of the only prompt. The same passes then compute these logits too.
+    A request needs the logits after its last token, and this token is not a part of the prefix. If
+    there is only one prompt, `last_id` is its last token, and the same passes also compute these
+    logits.
     """
 
     def __init__(
@@ -234,8 +239,8 @@ class Prefill:
             self._cache.fill(row, parts)
 
     def advance(self, max_tokens: int) -> bool:
-        """Run the next part of the prefill, which has at most `max_tokens` tokens, padding
-        included, but at least one token of each prompt. Return True if it was the last part."""
+        """Run the next part of the prefill. It has at most `max_tokens` tokens including padding,
+        but at least one token of each prompt. Return True after the last part."""
         begin = self._cache.length
         piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
         end = begin + piece.shape[1]
@@ -265,7 +270,7 @@ class Prefill:
         }
 
     def with_last(self) -> CachedPrefix:
-        """Return the keys and values of the only prompt and of `last_id`, which share memory with
+        """Return the keys and values of the only prompt and of `last_id`. They share memory with
         the prefill."""
         return self._cache.row(0)
 

@@ -34,12 +34,13 @@ def check_decoding(
     model: PreTrainedModel, max_model_len: int, new_graph: GraphMaker | None = None
 ) -> ForwardChoice:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
-    check decodes two rows of different lengths, of which the second joins the batch later,
-    and then two rows that share a prompt.
+    check has two cases. First, it decodes two rows of different lengths, of which the second joins
+    the batch later. Then it decodes two rows that share a prompt.
 
-    Return how the model is decoded: by the fused forward pass in graphs, by the fused forward pass,
-    or by its own forward pass. It is the first of these that the model and the device have and that
-    gives the right logits. Raises BackendError if none does.
+    Return the fastest way of decoding that the model and the device support and that gives the
+    right logits. There are three ways, the fastest first: the fused forward pass in graphs, the
+    fused forward pass, and the model's own forward pass. Raises BackendError if no way gives the
+    right logits.
     """
     for choice in _candidates(model, new_graph):
         try:
@@ -64,7 +65,7 @@ def _candidates(
 
 
 def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> None:
-    """Raise BackendError if decoding in this way fails or is wrong."""
+    """Raise BackendError if this way of decoding fails, or if its logits are wrong."""
     name = str(choice) if choice.is_fused else "the embedded engine"
     try:
         worst = _worst_difference(model, max_model_len, choice)
@@ -80,8 +81,8 @@ def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) ->
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> float:
-    """Return the largest difference between the logits of batched decoding and of plain forward
-    passes, as a fraction of the largest logit. Return infinity if a logit is NaN."""
+    """Return the largest difference between the logits of batched decoding and those of plain
+    forward passes. It is a fraction of the largest logit. Return infinity if a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

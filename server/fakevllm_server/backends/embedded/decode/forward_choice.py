@@ -1,4 +1,4 @@
-"""How tokens are decoded: by which forward pass, and with graphs or without."""
+"""The choice of the forward pass with which tokens are decoded, with graphs or without."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The forward pass of a decode iteration and of a prefill, with few calls of torch, for models that
 are built like Llama.
 
-In a small model on a CPU, most of the time of an iteration is spent between the calls of torch, and
-in copies. This forward pass
+For a small model on a CPU, an iteration spends most of its time between the calls of torch, and in
+copies. This forward pass
 
     multiplies once for queries, keys and values, and once for the two inputs of the MLP,
     reads keys and values where they lie in the KV cache, although several query heads share them,
@@ -10,12 +10,12 @@ in copies. This forward pass
     leaves out what nothing reads of the last layer of a prefill,
     takes the rotary angles from a table.
 
-The weights stay parameters of the model under their own names: each is a view of a part of a joined
-matrix. Weights that are copied into the model in place are therefore in use at once.
+The weights stay parameters of the model under their own names. Each weight is a view of a part of a
+joined matrix. If weights are copied into the model in place, the forward pass uses them at once.
 
-The module is for float32 on a CPU, and for CUDA, where it has not been run yet. Every other model
-is decoded with its own forward pass. The check at start-up (`decoding_check`) compares whichever is
-used with the model itself.
+The module is for float32 on a CPU, and for CUDA. It has not run on CUDA yet. Every other model is
+decoded with its own forward pass. The check at start-up (`decoding_check`) compares the chosen
+forward pass with the model itself.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MIN_ANGLES = 256
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of one layer. Matrices are [outputs, inputs], or transposed where the name says
-    so."""
+    """The weights of one layer. Matrices are [outputs, inputs]. Matrices with "transposed" in their
+    name are [inputs, outputs]."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -99,10 +99,10 @@ class FusedForward:
         self, ids: Tensor, begin: int, known: CachedPrefix, *, num_logits: int = 0
     ) -> Tensor | None:
         """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
-        at the position `begin`. `known` has room for all of them: [layers, prompts, heads, tokens,
-        head dim] each. Return the logits after the last `num_logits` tokens of each prompt's part,
-        [prompts, num_logits, vocabulary], or None if no logits are needed. `num_logits` is 0, 1 or
-        the number of tokens."""
+        at the position `begin`. `known` has room for the keys and values of all tokens: [layers,
+        prompts, heads, tokens, head dim] each. Return the logits after the last `num_logits` tokens
+        of each prompt's part, [prompts, num_logits, vocabulary], or None if no logits are needed.
+        `num_logits` is 0, 1 or the number of tokens."""
         num_prompts, num_tokens = ids.shape
         assert num_logits in (0, 1, num_tokens), "the mask of another number is not made"
         end = begin + num_tokens
@@ -183,7 +183,7 @@ class FusedForward:
         )
 
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the output of a layer from its input and what its heads have attended to."""
+        """Return the output of a layer from its input and the output of its attention heads."""
         hidden = torch.addmm(hidden, attended.reshape(len(hidden), -1), layer.out_transposed)
         gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(
             2, dim=-1
@@ -206,8 +206,8 @@ class FusedForward:
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def _angles(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length` is
-        more than the largest position."""
+        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length`
+        must be larger than the largest position."""
         self.reserve_angles(length)
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
@@ -232,13 +232,13 @@ class FusedForward:
 
 
 def fused_forward(model: PreTrainedModel) -> FusedForward | None:
-    """Return the fused forward pass of a model, or None if the model does not have the form that it
-    computes."""
+    """Return the fused forward pass of a model. Return None if the model's architecture is not
+    supported."""
     return FusedForward(model) if is_fusible(model) else None
 
 
 def is_fusible(model: PreTrainedModel) -> bool:
-    """Return whether the model has a fused forward pass."""
+    """Return True if the model has a fused forward pass."""
     config: Any = model.config
     if type(model).__name__ not in FUSED_MODELS or adapters_of(model):
         return False
@@ -268,8 +268,8 @@ def is_fusible(model: PreTrainedModel) -> bool:
 def _join(parts: list[Tensor]) -> Tensor:
     """Join tensors along their first dimension. Each part becomes a view of the joined tensor.
 
-    Parts that were joined before stay where they are, because another fused forward pass of the
-    same model reads them there.
+    Parts that are already views of one tensor stay where they are. Another fused forward pass of
+    the same model uses that tensor.
     """
     first, size = parts[0], sum(map(len, parts))
     if _are_joined(parts):
@@ -283,7 +283,7 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def _are_joined(parts: list[Tensor]) -> bool:
-    """Return whether the tensors are adjacent parts of one tensor."""
+    """Return True if the tensors are adjacent parts of one tensor."""
     if not all(part.is_contiguous() for part in parts):
         return False
     return all(

@@ -2,8 +2,8 @@
 library xgrammar compiles and applies the grammars.
 
 xgrammar is imported by the first request that has a grammar. Before the answer begins, a fast check
-finds invalid grammars. Compiling a grammar is slow for a large vocabulary, so it runs in a worker
-thread and does not block the event loop.
+finds invalid grammars. Compiling a grammar is slow for a large vocabulary. Therefore it runs in a
+worker thread and does not block the event loop.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return xgrammar's compiler, which is created on first use. It does no harm if two threads
-        create one at the same time; the second one is kept."""
+        """Return xgrammar's compiler. The first call creates it. If two threads create a compiler
+        at the same time, the second compiler is kept, which does no harm."""
         if self._compiler is None:
             import xgrammar
 
@@ -113,8 +113,8 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """The position of one request in its grammar, which determines the tokens that may follow. Use
-    a matcher on the engine thread only."""
+    """The position of one request in its grammar. The position determines the tokens that may
+    follow. Use a matcher on the engine thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -177,9 +177,8 @@ def _refusal(grammar: Grammar, reason: str) -> WireError:
 
 def _check_schema(grammar: Grammar) -> None:
     """Check a JSON schema. Raises ValueError if the schema is nested deeper than MAX_DEPTH, because
-    compiling would take too long. For a grammar of kind `json`, raises WireError (400) if the
-    schema has a keyword that xgrammar ignores. Schemas of tool parameters may have such keywords.
-    """
+    compiling would take too long. For a grammar of kind `json`, a keyword that xgrammar ignores
+    raises WireError (400). Schemas of tool parameters may contain such keywords."""
     schema: Any = json.loads(grammar.text)
     level: list[Any] = [schema]
     depth = 0
@@ -224,8 +223,8 @@ def _ebnf(grammar: Grammar) -> str:
 
 
 def _structural_tag(text: str) -> Any:
-    """Compile a structural tag to a grammar. `text` is the JSON of the tag. It has either the keys
-    `structures` and `triggers`, or the key `format`."""
+    """Compile a structural tag to a grammar. `text` is the JSON of the tag. The JSON object has
+    either the keys `structures` and `triggers`, or the key `format`."""
     import xgrammar
 
     tag = json.loads(text)

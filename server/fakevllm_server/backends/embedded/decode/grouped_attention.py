@@ -1,8 +1,8 @@
 """Attention for transformers' models in which several query heads share a key head.
 
 transformers copies keys and values once per query head as soon as there is an attention mask. On a
-CPU, torch's attention reads them where they lie, with the same result to the bit. In a decode
-iteration with many tokens in the KV cache, the copies took most of the time.
+CPU, torch's attention can read the keys and values without a copy. The result is the same to the
+bit. In a decode iteration with many tokens in the KV cache, the copies took most of the time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NAME = "fakevllm_grouped_sdpa"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Let a model on a CPU attend without copies of keys and values. A model whose attention is not
-    torch's is left as it is."""
+    """Let a model on a CPU compute attention without copies of keys and values. If the model's
+    attention is not torch's, the model stays unchanged."""
     config: Any = model.config
     if model.device.type == "cpu" and config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

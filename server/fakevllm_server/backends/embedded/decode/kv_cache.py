@@ -2,15 +2,15 @@
 running request.
 
 Rows 0..n-1 are in use, without gaps. Position t of a row holds the keys and values of the row's
-token t. One tensor holds the keys of all layers, and another holds the values, so adding or moving
-a row takes one copy per tensor. Before a forward pass, the decoder sets the position of each row's
-new token. Each layer then stores the keys and values of the new tokens at these positions, and
-reads all positions up to the end of the longest row. Positions beyond a row's own length contain
-garbage, which the attention mask hides.
+token t. One tensor holds the keys of all layers, and one tensor holds the values. Therefore adding
+or moving a row takes one copy per tensor. Before a forward pass, the decoder sets the position of
+each row's new token. Each layer then stores the keys and values of the new tokens at these
+positions. After that, it reads all positions up to the end of the longest row. Positions beyond a
+row's own length contain garbage, which the attention mask hides.
 
 Rows with the same prompt may share the keys and values of this prompt (SharedPrefix). The tensors
-then hold only the tokens of each row that follow. Attention must read both parts
-(`shared_attention`), so only the fused forward pass can decode such rows.
+above then hold only the tokens after the prompt. Attention must read both the shared prefix and the
+row's own tokens (`shared_attention`). Only the fused forward pass can do this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CachedPrefix(NamedTuple):
 
 
 def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
-    """Return a copy of consecutive parts as one."""
+    """Return a copy of consecutive parts as one part."""
     return CachedPrefix(
         torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
     )
@@ -58,7 +58,7 @@ def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefix:
-    """Keys and values of a prompt that several rows read where they lie."""
+    """Keys and values of a prompt that several rows share without a copy."""
 
     key: bytes
     """The `prefix_key` of the requests of these rows."""
@@ -105,8 +105,8 @@ class KvCache(Cache):
         *,
         has_static_width: bool = False,
     ) -> None:
-        """Create an empty cache. With `has_static_width`, attention reads the buffers to their end,
-        so that its shapes change only when the buffers grow."""
+        """Create an empty cache. With `has_static_width`, attention always reads whole buffers. Its
+        shapes then change only when the buffers grow."""
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
@@ -150,8 +150,8 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
-        """Append a row that holds the keys and values of the shared prefix and of the parts, one
-        after another. The row is empty if there are none."""
+        """Append a row. It holds the keys and values of the shared prefix, followed by those of the
+        parts. Without a prefix and parts, the row is empty."""
         num_tokens = sum(part.num_tokens for part in parts)
         self.reserve(self.num_rows + 1, num_tokens + 1)
         # A row that joins or leaves before the next forward pass must not cut this one.
@@ -209,7 +209,7 @@ class KvCache(Cache):
         return self.own_positions if own == positions else torch.tensor(positions, device=device)
 
     def shared_prefix(self, key: bytes) -> SharedPrefix | None:
-        """Return the prefix with this key that rows share, if there is one."""
+        """Return the shared prefix with this key, or None."""
         for shared in self._shared:
             if shared is not None and shared.key == key:
                 return shared
@@ -217,7 +217,7 @@ class KvCache(Cache):
 
     @property
     def shared_rows(self) -> list[SharedRows]:
-        """The rows that share prefixes, by prefix."""
+        """The rows that share prefixes, one entry per prefix."""
         if self._shared_rows is None:
             by_prefix: dict[SharedPrefix, list[int]] = {}
             for row, shared in enumerate(self._shared):
@@ -254,8 +254,8 @@ class KvCache(Cache):
         return buffer[: self.num_rows, :, : self.width]
 
     def mask(self) -> Tensor:
-        """Return the additive attention mask, [rows, 1, 1, width], where width is the rounded
-        length of the longest row. The mask hides the positions beyond each row's own length. Shared
+        """Return the additive attention mask, [rows, 1, 1, width]. The width is the rounded length
+        of the longest row. The mask hides the positions beyond each row's own length. Shared
         prefixes are not part of it."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.own_positions[:, None]
@@ -284,8 +284,8 @@ class KvCache(Cache):
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """Free large buffers. This method is called when the last row has been removed, so that the
-        memory of one long row does not stay allocated."""
+        """Free large buffers. This method is called when the last row has been removed. Without it,
+        the memory of one long row would stay allocated."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)

@@ -29,7 +29,7 @@ def needs_logits_processor(sampling: Sampling) -> bool:
 
 
 class LogitsProcessor:
-    """The settings of one request that change its logits, with the tokens that the request has
+    """The settings of one request that change its logits, and the tokens that the request has
     sampled so far. Use a processor on the engine thread only. Its tensors are on the device of the
     logits."""
 

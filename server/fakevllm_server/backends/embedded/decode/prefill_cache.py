@@ -1,7 +1,7 @@
 """The keys and values of prompts while they are prefilled, as a cache class of transformers.
 
-The tensors are allocated once for all tokens, so a prefill in pieces copies nothing from piece to
-piece.
+The tensors are allocated once for all tokens. Therefore a prefill in pieces does not copy earlier
+pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, Cach
 
 class PrefillCache(Cache):
     """Keys and values of `num_rows` prompts with at most `max_length` tokens each. All prompts have
-    equally many tokens in the cache, which is `length`."""
+    the same number of tokens in the cache. This number is `length`."""
 
     def __init__(self, shape: CacheShape, num_rows: int, max_length: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(shape.num_layers)])
@@ -50,8 +50,7 @@ class PrefillCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """The keys and values of one layer of the model, which are a part of those of a
-    PrefillCache."""
+    """The keys and values of one layer of the model. They are a part of those of a PrefillCache."""
 
     is_sliding = False
 
@@ -64,8 +63,8 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a piece, [prompts, heads, tokens, head dim] each. Return
-        those of all tokens up to its end."""
+        """Store the keys and values of a piece, [prompts, heads, tokens, head dim] each. Return the
+        keys and values of all tokens up to the end of this piece."""
         begin = self._cache.length
         end = begin + key_states.shape[2]
         keys, values = (tensor[self._index] for tensor in self._cache.filled)

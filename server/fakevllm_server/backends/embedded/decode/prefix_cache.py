@@ -1,7 +1,7 @@
-"""A cache of the keys and values of prompts and their answers. Prompts that begin alike share what
-they have in common: siblings, the turns of a session, and requests with the same system prompt. A
-new prompt is computed only from where it differs. What was used least recently is evicted first.
-"""
+"""A cache of the keys and values of prompts and their answers. Prompts with the same beginning
+share the keys and values of this beginning. Examples are siblings, the turns of a session, and
+requests with the same system prompt. For a new prompt, only the tokens after the common beginning
+are computed. The least recently used entries are evicted first."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ differ by chance in their first tokens would be prefilled one by one."""
 
 
 class PrefixCache:
-    """A cache of at most `max_tokens` tokens in total. A prompt that is longer is served, and not
-    kept. Clear the cache when the weights change, because the cached values belong to the old
-    weights.
+    """A cache of at most `max_tokens` tokens in total. A longer prompt is served, but not kept.
+    Clear the cache when the weights change, because the cached values belong to the old weights.
 
-    With `whole_prompts`, a cached prompt is reused only for an equal prompt. What a prompt's keys
-    and values are then does not depend, not even in their rounding, on the prompts before it.
+    With `whole_prompts`, a cached prompt is reused only for an equal prompt. The keys and values of
+    a prompt then do not depend on earlier prompts, not even in their rounding.
     """
 
     def __init__(self, max_tokens: int, whole_prompts: bool = False) -> None:
@@ -36,13 +35,14 @@ class PrefixCache:
         return self._tree.num_tokens
 
     def num_cached(self, ids: Sequence[int]) -> int:
-        """Return how many of the first tokens of `ids` can be taken from the cache."""
+        """Return the number of first tokens of `ids` whose keys and values are in the cache."""
         key = array("i", ids)
         return self._rounded(len(key), self._tree.num_matching(key, self._salt(key)))
 
     def get(self, ids: Sequence[int]) -> list[CachedPrefix]:
         """Return the keys and values of the first tokens of `ids`, in parts. Together the parts
-        have `num_cached(ids)` tokens. They share memory with the cache, so copy them at once."""
+        have `num_cached(ids)` tokens. The parts share memory with the cache, so copy them at once.
+        """
         key = array("i", ids)
         parts = self._tree.match(key, self._salt(key))
         left = self._rounded(len(key), sum(length for _, length in parts))
@@ -61,11 +61,11 @@ class PrefixCache:
 
     def put_answered(self, ids: Sequence[int], copy: Callable[[int, int], CachedPrefix]) -> None:
         """Keep the keys and values of a prompt and its answer, for the next turn of the session.
-        `copy(begin, end)` returns those of ids[begin:end], and is called only for what is not in
-        the cache yet.
+        `copy(begin, end)` returns the keys and values of ids[begin:end]. It is called only for
+        tokens that are not in the cache yet.
 
-        With `whole_prompts` nothing is kept, because the keys and values of sampled tokens differ
-        in their last bits from those of a prompt.
+        With `whole_prompts` nothing is kept. The keys and values of sampled tokens differ in their
+        last bits from those of the same tokens in a prompt.
         """
         if not self.whole_prompts:
             self._tree.insert(array("i", ids), copy)

@@ -1,9 +1,10 @@
-"""A radix tree of token ids, bounded in tokens, with eviction of the least recently used leaves. It
-uses no tensors and no clock.
+"""A radix tree of token ids. The number of tokens is bounded, and the least recently used leaves
+are evicted. The tree uses no tensors and no clock.
 
-Each node has the ids of one edge and a payload that belongs to them, such as their keys and values.
+Each node has the token ids of one edge, and a payload for these ids, such as their keys and values.
+
 Sequences that begin alike share the nodes of their common beginning. The tree never joins payloads.
-It splits the payload of an edge if a new sequence leaves in the middle of it.
+If a new sequence leaves an edge in its middle, the tree splits the payload of the edge.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _Node(Generic[Payload]):
 
 
 class RadixTree(Generic[Payload]):
-    """The tree. `split(payload, length)` returns the payloads of the first `length` tokens and of
-    the rest."""
+    """A radix tree of token ids with payloads. `split(payload, length)` splits a payload: it
+    returns the payload of the first `length` tokens and the payload of the other tokens."""
 
     def __init__(
         self, max_tokens: int, split: Callable[[Payload, int], tuple[Payload, Payload]]
@@ -58,7 +59,8 @@ class RadixTree(Generic[Payload]):
 
     def match(self, ids: array[int], salt: bytes = b"") -> list[tuple[Payload, int]]:
         """Return the payloads of the longest beginning of `ids` that is in the tree, in order. Each
-        has the number of its first tokens that match. These nodes count as used now."""
+        payload comes with the number of its first tokens that match. These nodes count as used now.
+        """
         path = self._path(ids, salt)
         self._use(path)
         return [(node.payload, length) for node, length in path]
@@ -95,7 +97,7 @@ class RadixTree(Generic[Payload]):
 
     def _path(self, ids: array[int], salt: bytes) -> list[tuple[_Node[Payload], int]]:
         """Return the nodes of the longest match, each with the number of its matching tokens. Only
-        the last node may match in part."""
+        the last node may match partly."""
         path: list[tuple[_Node[Payload], int]] = []
         begin, node = 0, None
         while begin < len(ids):
@@ -122,8 +124,8 @@ class RadixTree(Generic[Payload]):
             node.last_used = self._now
 
     def _split_node(self, node: _Node[Payload], length: int) -> _Node[Payload]:
-        """Insert a new node above `node`, which takes its first `length` tokens. Return the new
-        node."""
+        """Insert a new node above `node`. The new node takes the first `length` tokens of
+        `node`. Return the new node."""
         first, rest = self._split(node.payload, length)
         upper = _Node(node.key, node.ids[:length], first, node.parent, node.last_used)
         self._siblings(node)[node.key] = upper

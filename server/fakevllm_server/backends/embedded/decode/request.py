@@ -1,4 +1,5 @@
-"""A request that is being decoded, and the stream that passes its tokens to an asyncio task."""
+"""A request that is being decoded, and its token stream. The stream passes the tokens to an asyncio
+task."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class TokenStream:
 
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
-    """One request that is being decoded. While it is a row of the batch, the KV cache holds the
-    keys and values of all of its ids (prompt and sampled tokens) except the last id."""
+    """One request that is being decoded. While the request is a row of the batch, the KV cache
+    holds keys and values for all of its ids (prompt and sampled tokens) except the last id."""
 
     ids: list[int]
     """The prompt, then the sampled tokens."""
@@ -63,8 +64,8 @@ class DecodeRequest:
 
     @property
     def prefix(self) -> list[int]:
-        """All ids except the last. Their attention keys and values must be computed before the
-        request can be decoded."""
+        """All ids of the request except the last id. The keys and values of these ids must be
+        computed before the request can be decoded."""
         return self.ids[:-1]
 
     @property

@@ -29,8 +29,8 @@ LEAST_TOP_P = 1e-6
 
 
 class SampledTokens(NamedTuple):
-    """The tokens that one decode step has sampled. Each list has one entry per row (running
-    request)."""
+    """The tokens that one decode step has sampled. Each list has one entry per row, which is one
+    running request."""
 
     ids: list[int]
     logprobs: list[float]
@@ -132,11 +132,11 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
     """Return one entry for each row. For a row in `reporting`, the entry is the set of tokens that
-    could be sampled, packed into bytes, or None if every token could be sampled. For all other
-    rows, the entry is None.
+    could be sampled, packed into bytes. The entry is None if every token could be sampled. For all
+    other rows, the entry is None.
 
-    A token could not be sampled if its log-probability is -inf, whether a grammar, allowed ids,
-    top-p or another setting has excluded it.
+    A token could not be sampled if its log-probability is -inf. A grammar, allowed ids, top-p or
+    another setting may have excluded it.
     """
     sets: list[bytes | None] = [None] * len(logprobs)
     if not reporting:

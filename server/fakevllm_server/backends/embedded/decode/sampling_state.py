@@ -1,9 +1,9 @@
-"""The sampler's state on the engine thread: weights and their version, running requests, cached
-prefixes and waiting requests.
+"""The sampler's state on the engine thread. It consists of the weights with their version, the
+running requests, the cached prefixes and the waiting requests.
 
 One decode iteration samples one token for every running request. A publish replaces the sampling
-weights. During a publish, no waiting request is started until the running requests have finished or
-a time limit has passed.
+weights. During a publish, waiting requests do not start at once. They start when the running
+requests have finished, or when a time limit has passed.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class SamplingState:
         return [*(request for request in begun if request.finished), *advanced]
 
     def _remove_ended(self) -> None:
-        """Remove the rows whose requests have finished or were cancelled. Their keys and values are
-        kept for the next turns of their sessions."""
+        """Remove the rows whose requests have finished or were cancelled. Keep the keys and values
+        of these rows for the next turns of their sessions."""
         rows = self.decoder.rows
         ended = [at for at, row in enumerate(rows) if row.finished or row.cancelled]
         for at in ended:
@@ -89,15 +89,15 @@ class SamplingState:
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
         """Replace the sampling weights by those of the model that `load()` returns. `version` is
-        the version of these weights. Raises BackendError, before any weight has changed, if its
-        weight names or shapes differ from those of the current model. For a model without LoRA
-        adapters the weights are copied, so the model that `load()` has returned may change
+        the version of these weights. Raises BackendError if the new model's weight names or shapes
+        differ from those of the current model. No weight has changed then. For a model without LoRA
+        adapters, the weights are copied. The model that `load()` has returned may then change
         afterwards.
 
         This method is a generator. Between two steps of the generator, the caller runs decode
         iterations, so that running requests can finish. They have `drain_bound_s` seconds for this.
         Requests that have not finished by then are interrupted, and continue with the new weights.
-        New requests wait until the weights are replaced; none is refused.
+        New requests wait until the weights are replaced. No request is refused.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -116,10 +116,10 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of the model `source` for sampling. For a model without LoRA adapters,
-        copy the weights into the current model, so that no second model stays in memory. With
-        adapters, the current model becomes `source`, or a view of `source`, which is a second model
-        object that shares its base weights."""
+        """Use the weights of the model `source` for sampling. If the model has no LoRA adapters,
+        copy its weights into the current model. No second model then stays in memory. If the model
+        has adapters, `source` itself or a view of `source` becomes the current model. A view is a
+        second model object that shares the base weights."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -154,11 +154,12 @@ class SamplingState:
             )
 
     def _last_id(self, prompts: dict[bytes, list[int]]) -> int | None:
-        """Return the last id of the request whose prefix is the only one to prefill. Its first
-        token is sampled from the prefill's logits, which saves a forward pass.
+        """Return the last id of the request to prefill, if only one prefix is to be prefilled. The
+        request's first token is then sampled from the prefill's logits, which saves a forward pass.
 
-        In lockstep, an equal prompt may come from the cache, and its first token then from a decode
-        iteration. Their logits differ in the last bits, so that all come from decode iterations.
+        In lockstep, return None, so that all first tokens are sampled in decode iterations. The
+        logits of a prefill and those of a decode iteration differ in their last bits. A cached
+        prompt has no prefill, so only decode iterations give equal logits for equal prompts.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None
@@ -166,8 +167,8 @@ class SamplingState:
         return requests[0].ids[-1]
 
     def _advance_prefill(self) -> list[DecodeRequest]:
-        """Run the next part of the prefill. If it was the last, add the requests that wait for it
-        to the batch. Return those whose first token was sampled already."""
+        """Run the next part of the prefill. After the last part, add the requests that wait for the
+        prefill to the batch. Return the requests whose first token was sampled already."""
         if self._prefill is None:
             return []
         max_tokens = BUSY_PREFILL_TOKENS if self.rows_running else MAX_PREFILL_TOKENS
@@ -190,8 +191,8 @@ class SamplingState:
         return begun
 
     def _begin(self, requests: list[DecodeRequest], prefill: Prefill) -> None:
-        """Sample the first token of requests whose prompt was prefilled with its last id, and add
-        those that go on to the batch."""
+        """Sample the first token of these requests. The prefill has computed the logits after their
+        last id. Add the requests that have not ended to the batch."""
         if not requests:
             return
         assert prefill.logits is not None, "the last part has run"

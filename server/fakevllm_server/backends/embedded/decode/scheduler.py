@@ -1,4 +1,4 @@
-"""The scheduler, which decides which requests are decoded, which are prefilled and which wait. It
+"""The scheduler. It decides for each request if the request is decoded, is prefilled, or waits. It
 uses no tensors, no clock and no threads.
 
 Requests are served in order of arrival. The method `schedule` takes the requests from the queue one
@@ -8,10 +8,10 @@ by one. A request
     waits for a prefill           if this prefill computes the same prompt,
     is added to a new prefill     if no prefill is running and the new one has room.
 
-All prompts of a prefill have equally many cached tokens at their beginning, because they are
-computed together from there on. Only one prefill runs at a time. `schedule` stops at the first
-request for which none of these is possible or for which memory is too small. This request and all
-later requests wait.
+All prompts of a prefill have the same number of cached tokens at their beginning, because the
+tokens after that are computed together. Only one prefill runs at a time. `schedule` stops at the
+first request for which none of these is possible, or for which there is too little memory. This
+request and all later requests wait.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Scheduler:
         and the prompts to prefill.
 
         `num_rows` is the number of requests that are being decoded already. `num_cached(ids)`
-        returns how many of the first tokens of a prefix are cached. `fits(rows, length)` returns
+        returns the number of first tokens of a prefix that are cached. `fits(rows, length)` returns
         True if the KV cache has memory for `rows` requests of `length` tokens.
         """
         output = SchedulerOutput()
@@ -112,8 +112,7 @@ class Scheduler:
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, output: SchedulerOutput, length: int, cached: int) -> bool:
-        """Return True if a prefix of `length` tokens can be computed together with those that the
-        new prefill has already."""
+        """Return True if the new prefill has room for another prefix of `length` tokens."""
         if not output.prefill:
             return True
         longest = max([length, *map(len, output.prefill.values())])

@@ -1,11 +1,12 @@
-"""Attention of one new token per row to a prefix that several rows share, and to each row's own
-tokens.
+"""Attention for one new token per row. The token attends to a prefix that several rows share, and
+to the row's own tokens.
 
-The siblings of a group have the same prompt. Reading its keys and values once per row takes most of
-the time of a decode iteration with long prompts, because memory is slower than arithmetic. Here,
-the queries of all rows that share a prefix are multiplied with its keys in one matrix product. The
-results for the prefix and for the row's own tokens are then weighted by the sums of their scores,
-so the result is that of ordinary attention up to rounding.
+The siblings of a group have the same prompt. With long prompts, most of the time of a decode
+iteration is spent on reading the keys and values of the prompt once per row, because memory is
+slower than arithmetic. Here, the queries of all rows that share a prefix are multiplied with its
+keys in one matrix product. Then the result for the prefix and the result for the row's own tokens
+are combined, weighted by the sums of their scores. The combined result is that of ordinary
+attention, up to rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def attend(
     """Return the attended values, [rows, heads, head dim].
 
     `queries` is [rows, heads, head dim]. `keys` and `values` are those of each row's own tokens,
-    [rows, key heads, width, head dim], and `mask` is their additive mask, [rows, 1, 1, width].
+    [rows, key heads, width, head dim]. `mask` is the additive mask of these tokens, [rows, 1, 1,
+    width].
     """
     num_rows, num_kv_heads = keys.shape[:2]
     grouped = (queries * scaling).view(num_rows, num_kv_heads, -1, queries.shape[-1])
@@ -48,8 +50,8 @@ def attend(
 
 
 def _weighted(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of the values, weighted by the softmax of the scores, and the logarithm of
-    the sum of the exponentiated scores."""
+    """Return two things: the mean of the values, weighted by the softmax of the scores, and the
+    logarithm of the sum of the exponentiated scores."""
     largest = scores.amax(-1, keepdim=True)
     weights = (scores - largest).exp_()
     total = weights.sum(-1, keepdim=True)

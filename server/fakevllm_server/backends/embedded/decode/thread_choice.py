@@ -23,9 +23,9 @@ ITERATIONS = 5
 
 
 def choose_threads(seconds: Mapping[int, float]) -> int:
-    """Return the number of threads to use. `seconds` has the time of an iteration by number of
-    threads. A larger number is chosen only if it is faster than the best smaller one by the factor
-    LEAST_GAIN."""
+    """Return the number of threads to use. `seconds` is a dict from the number of threads to the
+    time of an iteration. A larger number is chosen only if it is faster than the best smaller
+    number by the factor LEAST_GAIN."""
     best, *others = sorted(seconds)
     for number in others:
         if seconds[number] * LEAST_GAIN <= seconds[best]:
@@ -34,8 +34,8 @@ def choose_threads(seconds: Mapping[int, float]) -> int:
 
 
 def measured_threads(model: PreTrainedModel, max_model_len: int) -> int:
-    """Time decode iterations with 1, 2, 4, … threads, up to the number of cores, and return the
-    number of threads to use. Leave torch's own setting as it was."""
+    """Time decode iterations with 1, 2, 4, … threads, up to the number of cores. Return the number
+    of threads to use. Torch's own setting is unchanged afterwards."""
     before = torch.get_num_threads()
     number, seconds = 1, dict[int, float]()
     try:

@@ -33,8 +33,9 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     """Return the token id sequences of bad words. The sequence of a word at the start of a text is
-    always included. The sequence of the word after a space is also included if it has the same
-    number of ids but begins with another id. This is vLLM's rule. Empty sequences are left out."""
+    always included. The sequence of the word after a space is also included, provided that it has
+    the same number of ids and begins with another id. This is vLLM's rule. Empty sequences are left
+    out."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
@@ -48,9 +49,9 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 def longest_token_bytes(tokenizer: Any) -> int:
     """Return an upper bound for the number of UTF-8 bytes that one token can stand for.
 
-    The bound is the length of the longest vocabulary entry in UTF-8 bytes. It is valid for
-    byte-level vocabularies too: their entries have one character for each byte of text, and a
-    character has at least one byte.
+    The bound is the length of the longest vocabulary entry in UTF-8 bytes. The bound also holds for
+    byte-level vocabularies. Their entries have one character for each byte of text, and a character
+    has at least one byte in UTF-8.
     """
     return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 

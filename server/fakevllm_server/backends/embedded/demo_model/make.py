@@ -2,11 +2,11 @@
 
     python -m fakevllm_server.backends.embedded.demo_model.make --out DIR
 
-The model is a Qwen3 with three layers. Its training replies have the right form, but half of them
-contain a wrong sum. Therefore the trained model often samples wrong answers, which reinforcement
-learning can improve. Some training prompts are other text, so that the model's replies are short
-and well formed for any prompt. Repeated runs on one machine with one torch version give the same
-weights, because the seed is fixed and torch uses one thread.
+The model is a Qwen3 with three layers. The replies in its training data have the right form, but
+half of them contain a wrong sum. Therefore the trained model often samples wrong answers, which
+reinforcement learning can improve. Some training prompts are other text. Because of these, the
+model's replies are short and well formed for any prompt. The seed is fixed, and torch uses one
+thread. Therefore repeated runs on one machine with one torch version give the same weights.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Train and return a byte-level BPE tokenizer for strings like `texts`. Decoding the ids of any
-    UTF-8 text gives the same text again. `readable` has the special tokens (members of SPECIALS)
-    that stay in decoded text when special tokens are skipped."""
+    UTF-8 text gives the same text again. `readable` contains some of the SPECIALS. These special
+    tokens stay in decoded text when special tokens are skipped."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -216,8 +216,8 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return a training pair (question, reply) for text other than sums. The question consists of
-    random words and resembles a word problem. The reply states a random sum, in one of the three
+    """Return a training pair (question, reply) for a text that is not a sum. The question consists
+    of random words and resembles a word problem. The reply states a random sum, in one of the three
     forms in which the model answers."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)

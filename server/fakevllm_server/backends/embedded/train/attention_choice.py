@@ -1,8 +1,8 @@
-"""Choose the attention method of the trainer: the fastest one that gives the same results as the
-unchanged model.
+"""Choose the attention method of the trainer. The choice is the fastest method that gives the same
+results as the unchanged model.
 
-Each method is checked once, before it is first used in training. The checks are repeated if a new
-job changes how the model computes, for example with adapters or gradient checkpointing.
+Each method is checked once, before its first use in training. The checks are repeated if a new job
+changes how the model computes, for example with adapters or gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class AttentionChoice:
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Return the name of the attention method to use. If `shares_prefixes` is false, or if no
-        method that shares prefixes passes the check, this is `rows`, which computes each call
-        separately. Raises BackendRefused if even `rows` fails the check."""
+        """Return the name of the attention method to use. The method `rows` computes each call
+        separately. It is used if `shares_prefixes` is false, or if no method that shares prefixes
+        passes the check. Raises BackendRefused if even `rows` fails the check."""
         # The method `rows` is always checked, because pieces that share too few tokens use it.
         fault = self._fault(model, ROWS)
         if fault is not None:

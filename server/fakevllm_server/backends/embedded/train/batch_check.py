@@ -1,6 +1,6 @@
 """Check the pieces of a training step before training. A piece is a set of model calls that go
-through the model together. Each call must be in exactly one piece, and each token must equal the
-token that the rollout engine has recorded."""
+through the model together. Each call must be in exactly one piece. Each token must equal the token
+that the rollout engine has recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class FidelityError(BackendError):
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Check that all tokens of a step are the recorded tokens. Return 1.0, the share of correct
-    tokens, for the step's metric `token_fidelity`. Raises FidelityError if a token differs, or if a
+    """Check that all tokens of a step are the recorded tokens. Return 1.0 for the step's metric
+    `token_fidelity`, the share of correct tokens. Raises FidelityError if a token differs, or if a
     call is not in exactly one piece."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
@@ -41,9 +41,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check the tensors with the tokens of the whole step, which exist only for a loss that couples
-    tokens of different pieces. Raises FidelityError if they are not the tokens of all pieces in
-    order."""
+    """Check the tensors with the tokens of the whole step. They exist only for a loss that couples
+    tokens of different pieces. Raises FidelityError if the tensors do not contain the tokens of all
+    pieces in order."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

@@ -63,8 +63,8 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     """Restore the trainer and the random number generator `rng` from a checkpoint. Raises
-    BackendError, before any weight has changed, if the checkpoint cannot be read or does not fit
-    the model."""
+    BackendError if the checkpoint cannot be read or does not fit the model. No weight has changed
+    then."""
     weights, moments, state = _read(folder)
     lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):
@@ -116,9 +116,9 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
 
 
 def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) -> None:
-    """Write the adapters to a folder in the layout of the peft library, as float32: the trained
-    ones, or for `reference` adapters that change nothing. Raises BackendRefused if the trainer has
-    no adapters."""
+    """Write the trained adapters to a folder in the layout of the peft library, as float32. With
+    `reference`, write adapters that change nothing instead. Raises BackendRefused if the trainer
+    has no adapters."""
     lora = trainer.lora
     if lora is None:
         raise BackendRefused(
@@ -166,8 +166,8 @@ def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """Return the weights that belong in a checkpoint, by name: with LoRA only the adapters,
-    otherwise all weights."""
+    """Return the weights that belong in a checkpoint, by name. With LoRA, these are only the
+    adapters. Without LoRA, these are all weights."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named

@@ -2,8 +2,8 @@
 its gradient.
 
 A piece is a set of calls that go through the model together. `Passes.log_probs` and
-`Passes.backward` are generators that yield after each pass of a piece, so that their caller can do
-other work in between.
+`Passes.backward` are generators that yield after each pass of a piece. The caller can do other work
+in between.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Add the gradient of the step's loss, and return the step's metrics, for a loss that
-        couples tokens of different pieces. The first pass computes the log-probabilities of all
-        pieces. The second pass adds each piece's part of the gradient."""
+        """Add the gradient of the step's loss, and return the step's metrics. Use this method if
+        the loss couples tokens of different pieces. The first pass computes the log-probabilities
+        of all pieces. The second pass adds each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -139,9 +139,9 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces (parts of the step's token forest, each small enough for one
-    forward pass), and their contribution to the step's metrics. `values` has
-    the log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
+    """Return the loss of some pieces, and their contribution to the step's metrics. A piece is a
+    part of the step's token forest that is small enough for one forward pass. `values` has the
+    log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
     pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
@@ -160,17 +160,21 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Convert values per edge, one tensor for each piece, to values per trained token of all
-    pieces (shape [tokens]). An edge is a predicted token that several calls may share."""
+    """Convert values per edge to values per trained token. An edge is a predicted token that
+    several calls may share.
+
+    The input has one tensor for each piece. The result has the shape [tokens], with the tokens of
+    all pieces.
+    """
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """Return metrics of the difference between the trainer's and the rollout engine's
-    log-probabilities, and the metric `entropy`.
+    """Return metrics of the difference between the trainer's log-probabilities and the rollout
+    engine's. Also return the metric `entropy`.
 
-    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step; the returned values
+    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step. The returned values
     are the contributions of `tokens` to these means. `prob_diff_max` is the largest difference
     between the two probabilities of a token in `tokens`.
     """

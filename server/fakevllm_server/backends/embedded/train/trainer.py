@@ -1,9 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-A training step is a generator that yields after each pass of a piece (a part of the batch), so that
-its caller can do other work in between. This module uses no threads, no event loop and no
-tokenizer. The gradient of a step is the exact gradient of its loss. It does not depend on how the
-batch is cut, or on whether calls share prefixes.
+A training step is a generator that yields after each pass of a piece, which is a part of the batch.
+The caller can do other work in between. This module uses no threads, no event loop and no
+tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does not depend on
+how the batch is cut, or on prefixes that calls share.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from fakevllm_server.types.backend import (
 
 
 class PolicyTrainer:
-    """Trainer of one model. It holds the model's optimizer, and the weights of the reference policy
-    if a KL term needs them."""
+    """Trainer of one model. The trainer holds the model's optimizer. If a KL term needs the
+    reference policy, the trainer holds its weights too."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class PolicyTrainer:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Create a trainer of `model`. `load_reference` returns a new model with the starting
-        weights, and is called when a KL term first needs the reference policy. With LoRA it is
-        never called, because the model without its adapters has the starting weights. `dtype` is
-        the dtype in which the model computes; the weights keep their own dtype."""
+        weights. It is called when a KL term first needs the reference policy. With LoRA it is never
+        called, because the model without its adapters has the starting weights. `dtype` is the
+        dtype in which the model computes. The weights keep their own dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -80,9 +80,9 @@ class PolicyTrainer:
         description of the weights that are trained.
 
         This method may be called again for another job, and after `restore`. A repeated call
-        changes neither the weights nor the optimizer's moments. Raises BackendRefused if the job's
-        LoRA settings differ from those of an earlier job or of the restored checkpoint, or if the
-        job does not fit the model.
+        changes neither the weights nor the optimizer's moments. Raises BackendRefused if the job
+        does not fit the model. Raises BackendRefused as well if the job's LoRA settings differ from
+        those of an earlier job or of the restored checkpoint.
         """
         self.set_lora(LoraSettings.of(job), "the job", job.seed)
         if set_gradient_checkpointing(self.model, job.gradient_checkpointing):
@@ -99,12 +99,12 @@ class PolicyTrainer:
         return f"trains {trained}, in {dtype} on {self.model.device}"
 
     def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
-        """Choose the weights that are trained: new adapters with the settings `lora`, or all
-        weights if `lora` is None. The choice is final for the run.
+        """Choose the weights that are trained. These are new adapters with the settings `lora`, or
+        all weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
-        adapters. Raises BackendRefused, before any weight has changed, if an earlier choice was
-        different.
+        adapters. Raises BackendRefused if an earlier choice was different. No weight has changed
+        then.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -123,11 +123,11 @@ class PolicyTrainer:
         """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
         Metrics that were not measured are left out.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update, and
-        the metrics contain the non-finite value. If the mismatch between the log-probabilities of
-        rollout engine and trainer is above the job's limit, the step makes no update. Raises
-        FidelityError, before any update, if tokens differ from the recorded tokens. Raises
-        PartialStep if the step fails after it has begun to change the weights.
+        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        metrics then contain the value that is not finite. If the mismatch between the
+        log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
+        update. Raises FidelityError if tokens differ from the recorded tokens. No update has been
+        made then. Raises PartialStep if the step fails after the weights have begun to change.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)
@@ -149,9 +149,11 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probabilities of each call's trained tokens under the current policy or
-        the reference policy, at the call's temperature. A log-probability is normalized over the
-        tokens that could be sampled at its position."""
+        """Return the log-probabilities of each call's trained tokens at the call's temperature. The
+        policy is the current policy or the reference policy.
+
+        A log-probability is normalized over the tokens that could be sampled at its position.
+        """
         step, passes = self._plan(calls, LossSpec())
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)
@@ -200,8 +202,8 @@ class PolicyTrainer:
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
         """Return copies of the pieces with the further log-probabilities that the loss needs. A KL
-        term needs those of the reference policy. Unless `bypass_mode` is set, the loss also needs
-        those of the trainer's policy before the step's first update."""
+        term needs the log-probabilities of the reference policy. If `bypass_mode` is off, the loss
+        also needs those of the trainer's policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:

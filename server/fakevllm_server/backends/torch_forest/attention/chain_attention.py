@@ -3,21 +3,21 @@
 The heaviest child of a node is the child with the largest subtree. Nodes are numbered so that the
 heaviest child directly follows its parent. A chain begins at a root or at a child that is not the
 heaviest, and follows the heaviest children down to a leaf. Therefore the nodes of a chain are
-consecutive, each node is in exactly one chain, and a chain is a plain causal sequence. The other
+consecutive, and each node is in exactly one chain. A chain is a plain causal sequence. The other
 ancestors of a node are the upper parts of other chains. The node attends to all nodes of these
 parts:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-This method needs no mask and no copy of keys, and it computes no pair of nodes that a mask would
-hide. The path from the root to a node passes through at most 1 + log2(number of nodes) chains. Each
-of these chains gives one partial attention result for the node. The partial results are combined by
-their softmax denominators, as flash attention combines its tiles. A forest without branches needs
-one causal pass.
+This method needs no mask and no copy of keys. It computes no pair of nodes that a mask would hide.
+The path from the root to a node passes through at most 1 + log2(number of nodes) chains. Each of
+these chains gives one partial attention result for the node. The partial results are combined with
+their softmax denominators, in the same way as flash attention combines its tiles. A forest without
+branches needs one causal pass.
 
-The method directly calls the kernels that `scaled_dot_product_attention` uses on a CPU, because
-`scaled_dot_product_attention` does not return the softmax denominators.
+The method directly calls the kernels that `scaled_dot_product_attention` uses on a CPU.
+`scaled_dot_product_attention` itself does not return the softmax denominators.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def is_available(device: torch.device) -> bool:
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
     """Return (chains, blocks) of a forest. A chain is a range of nodes [first, last) that follows
     the children with the largest subtrees down to a leaf. Each branch has one block of full
-    attention: the nodes below the other children attend to the chain down to the branch."""
+    attention. In this block, the nodes below the other children attend to the chain down to the
+    branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -93,8 +94,9 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout (a computation of attention over a forest) by chains. Layers whose attention window
-    is shorter than the longest call use SegmentLayout instead."""
+    """A Layout that computes attention by chains. A Layout is a computation of attention over a
+    forest. Layers whose attention window is shorter than the longest call use SegmentLayout
+    instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -116,8 +118,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Put chains (ranges of consecutive nodes) of similar lengths into common batches, and yield
-    the batches. Each batch is computed in one kernel launch."""
+    """Put chains of similar lengths into common batches, and yield the batches. A chain is a range
+    of consecutive nodes. One kernel launch computes one batch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
@@ -151,8 +153,8 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 class _ChainAttention(torch.autograd.Function):
     """An autograd function that computes the attention of each node to itself and all its
     ancestors. The forward pass combines the partial softmax results of several kernel launches. In
-    the backward pass, each launch gets the combined output and softmax denominator, and therefore
-    returns its exact part of the gradients."""
+    the backward pass, each launch gets the combined output and the combined softmax denominator.
+    Therefore it returns its exact part of the gradients."""
 
     @staticmethod
     def forward(
@@ -238,7 +240,7 @@ def _select(values: Tensor, batch: ChainBatch) -> Tensor:
 
 def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
     """Write the values of a batch of chains, [chains, heads, longest chain, …], into `target`,
-    [heads, nodes, …]. Each node is in exactly one chain, so no entry is written twice."""
+    [heads, nodes, …]. Each node is in exactly one chain, so each entry is written at most once."""
     if batch.first_node is not None:
         _select(target, batch).copy_(values)
         return

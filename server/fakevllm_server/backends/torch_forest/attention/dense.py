@@ -1,8 +1,8 @@
-"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests, and
-it is fast for tiny trees.
+"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests. It
+is fast for tiny trees.
 
-It also computes the pairs of nodes that the mask hides, so time and memory are quadratic in the
-number of nodes.
+The method also computes the pairs of nodes that the mask hides. Therefore time and memory are
+quadratic in the number of nodes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout (a computation of attention over a forest) that uses one mask of all pairs of
-    nodes."""
+    """A Layout that uses one mask of all pairs of nodes. A Layout is a computation of attention
+    over a forest."""
 
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos

@@ -2,10 +2,10 @@
 nodes of each subtree are consecutive. Therefore the ends of all subtrees determine the attention
 mask.
 
-FlexAttention needs a mask of whole blocks of nodes. This module computes it from the subtree ends
-in each block. For a hundred thousand nodes, this takes about ten milliseconds and almost no memory,
-while torch's own function would evaluate every pair of nodes. The kernel is compiled once for all
-lengths, because a compilation for each length would take longer than a training step.
+FlexAttention needs a mask of whole blocks of nodes. This module computes the block mask from the
+subtree ends in each block. For a hundred thousand nodes, this takes about ten milliseconds and
+almost no memory. Torch's own function would evaluate every pair of nodes. The kernel is compiled
+once for all lengths. A compilation for each length would take longer than a training step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ size."""
 
 
 class FlexLayout:
-    """A Layout (a computation of attention over a forest) by FlexAttention. Padding nodes fill the
-    last block. Each of them is a tree of its own, so no other node attends to it."""
+    """A Layout that uses FlexAttention. A Layout is a computation of attention over a forest.
+    Padding nodes fill the last block. Each padding node is a tree of its own, so no other node
+    attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -58,14 +59,14 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return FlexAttention's block mask of a forest. `tout` has, for each node, the end of the
-    node's subtree (the first node after the subtree). `pos` has the position of each node. Both are
-    [nodes], and the number of nodes is a multiple of the block size `size`. `window` is the
-    attention window in tokens, or None.
+    """Return FlexAttention's block mask of a forest. `tout` has the end of each node's subtree,
+    which is the first node after the subtree. `pos` has the position of each node. Both are
+    [nodes]. The number of nodes is a multiple of the block size `size`. `window` is the attention
+    window in tokens, or None.
 
-    With a window, the mask may list pairs of blocks in which no node attends to another. This costs
-    time but does not change the result, because FlexAttention also applies a mask of single nodes
-    inside the listed blocks.
+    With a window, the mask may list pairs of blocks in which no node attends to a node of the other
+    block. This costs time but does not change the result, because FlexAttention also applies a mask
+    of single nodes inside the listed blocks.
     """
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
@@ -107,8 +108,8 @@ def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
     block.
 
     `counts` has the number of attended key blocks of each query block, [1, 1, query blocks].
-    `indices` has all key blocks for each query block, the attended ones first, [1, 1, query blocks,
-    key blocks].
+    `indices` has all key blocks for each query block, [1, 1, query blocks, key blocks]. The
+    attended key blocks come first.
     """
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()

@@ -36,16 +36,15 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the attention method that is the fastest on `device` among those that
-    share prefixes."""
+    """Return the name of the fastest attention method on `device` that shares prefixes."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of attention methods that share prefixes, in order of preference: first the
-    fastest method on `device`, then a method that needs no special kernel."""
+    """Return the names of attention methods that share prefixes, in order of preference. The first
+    is the fastest method on `device`. After it comes a method that needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
@@ -55,12 +54,14 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the name of the fastest attention method for a piece (a set of calls that go through
-    the model together). `sharing_attention` is the best method that shares prefixes on this device.
+    """Return the name of the fastest attention method for a piece. A piece is a set of calls that
+    go through the model together. `sharing_attention` is the best method that shares prefixes on
+    this device.
 
-    The result is `sharing_attention` if the piece's sharing factor `rho` (tokens of all calls per
-    computed token) is at least MIN_RHO. Otherwise it is `rows`, which shares no prefixes. Pieces
-    are sized for computation with shared prefixes, so a piece with `rows` may exceed the token
-    budget, by less than the factor MIN_RHO.
+    `rho` is the piece's sharing factor: the number of tokens of all calls divided by the number of
+    computed tokens. If `rho` is at least MIN_RHO, the result is `sharing_attention`. Otherwise the
+    result is `rows`, which shares no prefixes. The size of a piece is chosen for computation with
+    shared prefixes. Therefore a piece with `rows` may exceed the token budget, by less than the
+    factor MIN_RHO.
     """
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -1,10 +1,10 @@
 """Attention for one segment of a forest at a time. A segment is a maximal range of nodes without a
-branch. Its nodes are the queries, and all nodes from the root to the end of the segment are the
-keys.
+branch. The nodes of the segment are the queries. All nodes from the root to the end of the segment
+are the keys.
 
 This method runs on every device, and supports layers with an attention window. Segments with the
-same parent and the same length are computed in one kernel launch. Each launch copies the keys and
-values of the path from the root. On a CPU, the method `chains` avoids this copy.
+same parent and the same length form a batch. One kernel launch computes a batch. Each launch copies
+the keys and values of the path from the root. On a CPU, the method `chains` avoids this copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments (ranges of nodes without a branch) that are computed in one kernel launch. They all
-    have the same parent and the same length."""
+    """Segments that one kernel launch computes. A segment is a range of nodes without a branch. All
+    segments of a batch have the same parent and the same length."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
@@ -36,8 +36,8 @@ class SegmentBatch:
 
 
 class SegmentLayout:
-    """A Layout (a computation of attention over a forest) that computes one batch of segments after
-    another. A segment is a range of nodes without a branch."""
+    """A Layout that computes one batch of segments after another. A Layout is a computation of
+    attention over a forest. A segment is a range of nodes without a branch."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -56,8 +56,8 @@ class SegmentLayout:
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    """Yield the segments of a forest (ranges of nodes without a branch) in batches. All segments of
-    a batch have the same parent and the same length."""
+    """Yield the segments of a forest in batches. A segment is a range of nodes without a branch.
+    All segments of a batch have the same parent and the same length."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         batches[segment.parent, segment.end - segment.start].append(segment.start)
@@ -124,7 +124,7 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
     """Return the attention mask of a segment, [length, num_ancestors + length] of bool. A segment
-    is a range of nodes without a branch. Each of its `length` nodes attends to itself and to all
+    is a range of nodes without a branch. Each node of the segment attends to itself and to all
     earlier nodes of its path. With a window, it attends only to nodes less than `window` positions
     back."""
     num_keys = num_ancestors + length

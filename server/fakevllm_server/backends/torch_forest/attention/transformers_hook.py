@@ -3,8 +3,8 @@ computes attention over a forest (calls as trees of tokens).
 
 In a forward pass with the argument `forest=LAYOUT`, the layout decides to which nodes each node
 attends. Without this argument, the model computes as with `sdpa`. The layout is an argument and not
-a global setting, because gradient checkpointing runs a layer again in the backward pass. The layer
-then gets the same layout.
+a global setting. The reason is gradient checkpointing, which runs a layer again in the backward
+pass. The layer then gets the same layout.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ IMPLEMENTATION = "fakevllm_forest"
 
 class Layout(Protocol):
     """A computation of attention over the nodes of a forest. Each node attends to itself and to its
-    ancestors. In a layer with an attention window, it attends only to those less than `window`
-    positions back."""
+    ancestors. In a layer with an attention window, a node attends only to ancestors less than
+    `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -82,8 +82,9 @@ def body_of(model: Any) -> Any:
 
 
 def install_attention(model: Any) -> None:
-    """Set the attention implementation of `model`, so that its forward pass accepts a layout (a
-    computation of attention over a forest). Without a layout, the model computes as with `sdpa`."""
+    """Set the attention implementation of `model`. The model's forward pass then accepts a layout,
+    which is a computation of attention over a forest. Without a layout, the model computes as with
+    `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
@@ -116,6 +117,6 @@ def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
 
 
 def repeat_kv(states: Tensor, query: Tensor) -> Tensor:
-    """Repeat the heads of keys or values, [1, key heads, nodes, head dim], so that every head of
-    `query` has its own key or value head."""
+    """Repeat the heads of keys or values, [1, key heads, nodes, head dim]. Every head of `query`
+    then has its own key or value head."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], 1)
