@@ -27,8 +27,12 @@ settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            # `--dist loadgroup` then runs a file in one worker, as `--dist loadfile` does.
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
         if item.path.relative_to(FOLDER).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
 
