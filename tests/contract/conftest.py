@@ -19,10 +19,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Let each test of a module run with each of its `ENGINES`."""
     if "shared_rig" in metafunc.fixturenames:
         engines = cast(Any, metafunc).module.ENGINES
-        metafunc.parametrize("shared_rig", engines, indirect=True, scope="session")
+        metafunc.parametrize("shared_rig", engines, indirect=True, scope="package")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def shared_rig(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Rig]:

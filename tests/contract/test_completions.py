@@ -28,7 +28,7 @@ from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.types.calls import RecordedCall
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.xdist_group("rollout engines"),
 ]
 

@@ -28,13 +28,13 @@ LONG = "Please answer this question in your own words, and do not use more than 
 
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.xdist_group("rollout engines"),
 ]
 numbers = itertools.count(100)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="package")
 async def rig(shared_rig: Rig) -> AsyncGenerator[Rig]:
     """An engine with its first weights and without policies."""
     await shared_rig.rollout.load_weights(shared_rig.folders[0], 0)

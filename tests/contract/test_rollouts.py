@@ -31,7 +31,7 @@ from contract.rollouts import (
 )
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.xdist_group("rollout engines"),
 ]
 
