@@ -27,10 +27,7 @@ from contract.rollouts import (
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.types.calls import RecordedCall
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.xdist_group("rollout engines"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ENGINES = [
     "fake",

@@ -27,10 +27,7 @@ GREEDY: Json = {"temperature": 0, "logprobs": True, "return_token_ids": True}
 LONG = "Please answer this question in your own words, and do not use more than ten of them. "
 
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.xdist_group("rollout engines"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 numbers = itertools.count(100)
 
 

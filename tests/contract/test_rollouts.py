@@ -30,10 +30,7 @@ from contract.rollouts import (
     user,
 )
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.xdist_group("rollout engines"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ENGINES = [
     "fake",
