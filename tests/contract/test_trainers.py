@@ -24,18 +24,9 @@ from swarm_server.backends.verl.reference import (
     on_policy_calls,
     stale,
 )
-from typer.testing import CliRunner
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.procfs import SESSION, live_processes
-from fakevllm_server.cli.main import app
-from fakevllm_server.journal.row_changes import saved
-from fakevllm_server.journal.rows import SavedCheckpoint
-from fakevllm_server.journal.store import Journal
-from fakevllm_server.run.checkpoints import CheckpointFolders
-from fakevllm_server.run.folder import RunFolder
-from fakevllm_server.run.model_identity import identify
 from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
@@ -383,34 +374,6 @@ async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject
         await asyncio.sleep(0.1)
 
     assert "exited with code -9" in await two_ranks.engine.lost()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("shared", ["verl"], indirect=True)
-async def test_a_verl_checkpoint_is_exported_by_verls_workers(
-    trainer: Subject, tmp_path: Path
-) -> None:
-    """The command `fakevllm-server checkpoints export` starts a trainer of its own."""
-    await trainer.step(on_policy_calls())
-    expected = await trainer.export("checkpointed")
-    run_dir = tmp_path / "run"
-    folder, digest = await CheckpointFolders(run_dir / "checkpoints").write(1, trainer.engine.save)
-    journal = Journal(run_dir / "journal.sqlite")
-    await journal.write(saved(SavedCheckpoint(1, folder, 1, digest, None)))
-    journal.close()
-    lock = RunFolder(run_dir)
-    lock.record_model("verl", identify(str(DEMO_MODEL_DIR)))
-    lock.close()
-
-    model = tmp_path / "model"
-    command = ["checkpoints", "export", "1", str(model), "--run-dir", str(run_dir)]
-    refused = CliRunner().invoke(app, [*command, "--dtype", "float32"])
-    assert refused.exit_code == 2 and "is only for the embedded trainer" in refused.stderr
-    result = await asyncio.to_thread(CliRunner().invoke, app, command)
-
-    assert result.exit_code == 0, result.output
-    assert have_same_weights(model, expected)
-    assert_transformers_load(model)
 
 
 @pytest.mark.real
