@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer  # pyright: ignore[reportMissingTypeStubs]
+from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs]
 
 FOLDER = Path(__file__).parent
 SLOW_FOLDERS = ("crash", "e2e", "examples")
 """Every test in these folders starts several processes, so it is marked `slow`."""
+SHARING_ENGINES = frozenset(
+    f"tests/contract/test_{name}.py" for name in ("completions", "policies", "rollouts")
+)
+"""Files whose tests share the engines of tests/contract/conftest.py."""
 
 # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,6 +37,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(FOLDER).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+class SharedEngineScheduling(LoadFileScheduling):
+    """`--dist loadfile`, with the files that share engines in one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "files that share engines" if file in SHARING_ENGINES else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> SharedEngineScheduling | None:
+    """Schedule `--dist loadfile`. None leaves the choice to xdist."""
+    is_by_file = config.getoption("dist") == "loadfile"
+    return SharedEngineScheduling(config, log) if is_by_file else None
 
 
 @pytest.hookimpl(optionalhook=True)

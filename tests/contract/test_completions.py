@@ -1,18 +1,16 @@
 """Contract tests of the rollout engines: /v1/completions, tokenization and small routes.
 
-One engine serves all tests of the module. `contract.rollouts.ABILITIES` lists the deliberate
+The engines are those of conftest.py. `contract.rollouts.ABILITIES` lists the deliberate
 differences between engines.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
 import pytest
-import pytest_asyncio
 from contract.rollouts import (
     CHAT,
     MAX_ATTEMPTS,
@@ -23,14 +21,13 @@ from contract.rollouts import (
     SentAnswer,
     chunks_of,
     shape_of,
-    start_rig,
     user,
 )
 
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.types.calls import RecordedCall
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ENGINES = [
     "fake",
@@ -41,15 +38,6 @@ PATH = "/v1/completions"
 GREEDY: Json = {"temperature": 0}
 TOKENS: Json = {"return_token_ids": True, "logprobs": 0}
 USAGE: Json = {"stream_options": {"include_usage": True}}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def rig(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Rig]:
-    rig = await start_rig(request.param, tmp_path_factory.mktemp(request.param))
-    yield rig
-    await rig.close()
 
 
 def body(rig: Rig, fields: Json) -> Json:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from contract.rollouts import CHAT, Json, Rig, logprobs_of, start_rig, user
+from contract.rollouts import CHAT, Json, Rig, logprobs_of, user
 
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.vllm.rollout import VllmRollout
@@ -27,26 +27,18 @@ GREEDY: Json = {"temperature": 0, "logprobs": True, "return_token_ids": True}
 LONG = "Please answer this question in your own words, and do not use more than ten of them. "
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 numbers = itertools.count(100)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Rig]:
-    rig = await start_rig(request.param, tmp_path_factory.mktemp(request.param))
-    yield rig
-    await rig.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def rig(engine: Rig) -> AsyncGenerator[Rig]:
-    """The engine of the module, with its first weights and without policies."""
-    yield engine
-    for name in await engine.rollout.policies():
-        await engine.rollout.unload_policy(name)
-    await engine.rollout.load_weights(engine.folders[0], 0)
+@pytest_asyncio.fixture(loop_scope="package")
+async def rig(shared_rig: Rig) -> AsyncGenerator[Rig]:
+    """An engine with its first weights and without policies."""
+    await shared_rig.rollout.load_weights(shared_rig.folders[0], 0)
+    yield shared_rig
+    for name in await shared_rig.rollout.policies():
+        await shared_rig.rollout.unload_policy(name)
+    await shared_rig.rollout.load_weights(shared_rig.folders[0], 0)
 
 
 @dataclass(frozen=True, slots=True)

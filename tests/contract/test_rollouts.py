@@ -1,6 +1,6 @@
 """Contract tests of the rollout engines: chat completions, capture and weights.
 
-One engine serves all tests of the module. `contract.rollouts.ABILITIES` lists the deliberate
+The engines are those of conftest.py. `contract.rollouts.ABILITIES` lists the deliberate
 differences between engines.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pytest
-import pytest_asyncio
 from contract.rollouts import (
     CHAT,
     CONSTRAINED,
@@ -27,12 +26,11 @@ from contract.rollouts import (
     deltas_of,
     logprobs_of,
     shape_of,
-    start_rig,
     text_of,
     user,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ENGINES = [
     "fake",
@@ -42,15 +40,6 @@ ENGINES = [
 ]
 GREEDY: Json = {"temperature": 0}
 TOKENS: Json = {"return_token_ids": True, "logprobs": True}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def rig(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Rig]:
-    rig = await start_rig(request.param, tmp_path_factory.mktemp(request.param))
-    yield rig
-    await rig.close()
 
 
 async def test_an_engine_is_healthy_and_lists_its_model(rig: Rig) -> None:

@@ -1,5 +1,5 @@
-"""A Python interpreter that has imported the proxy and the server, and forks a process for each
-program that a test starts.
+"""A Python interpreter that has imported the proxy, the server and their commands, and forks a
+process for each program that a test starts.
 
 Importing takes four fifths of the CPU time of a start, and a test run starts more than a thousand
 programs. A forked program is a process of its own, with its own session, working directory, log and
@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -28,10 +29,19 @@ from typing import IO
 
 IMPORTED = (
     "fakevllm.cli.main",
+    "fakevllm.cli.release_table",
+    "fakevllm.cli.sessions",
+    "fakevllm.demo.command",
+    "fakevllm.hooks.check",
+    "fakevllm.overwatch.command",
+    "fakevllm.replay.command",
+    "fakevllm.train.command",
     "fakevllm.web.app",
     "fakevllm_runtime.engines",
     "fakevllm_server.cli.main",
+    "fakevllm_server.cli.run_archive",
     "fakevllm_server.web.http_server",
+    "openai.resources.chat",
     "pydantic.v1",
     "uvloop",
 )
@@ -101,19 +111,41 @@ class PreloadedPython:
         self._requests: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
 
+    def run(
+        self, command: Sequence[str], folder: Path, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program without input, and return its exit code and its output.
+
+        Raises TimeoutExpired, and kills the program, if it has not ended in `timeout_s` seconds.
+        """
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            program = self.start(command, output, folder, errors)
+            assert program.stdin is not None
+            program.stdin.close()
+            try:
+                code = program.wait(timeout_s)
+            finally:
+                program.kill()
+            texts: list[str] = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode())
+        return subprocess.CompletedProcess(command, code, *texts)
+
     def start(
-        self, command: Sequence[str], log: IO[bytes], folder: Path
+        self, command: Sequence[str], log: IO[bytes], folder: Path, errors: IO[bytes] | None = None
     ) -> ForkedProgram | subprocess.Popen[bytes]:
-        """Start a program.
+        """Start a program whose output is appended to `log`, and its errors to `errors` or `log`.
 
         `command` has the arguments of `python`: `-m MODULE ARGUMENT…` or `FILE ARGUMENT…`.
         """
+        errors = errors or log
         if _environment() != _ENVIRONMENT:
             return subprocess.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
-                stderr=log,
+                stderr=errors,
                 cwd=folder,
                 start_new_session=True,
             )
@@ -122,7 +154,8 @@ class PreloadedPython:
         stdin_read, stdin_write = os.pipe()
         status_read, status_write = os.pipe()
         message = json.dumps({"command": list(command), "folder": str(folder)}).encode()
-        socket.send_fds(self._requests, [message], [stdin_read, log.fileno(), status_write])
+        files = [stdin_read, log.fileno(), errors.fileno(), status_write]
+        socket.send_fds(self._requests, [message], files)
         os.close(stdin_read)
         os.close(status_write)
         return ForkedProgram(os.fdopen(stdin_write, "wb"), os.fdopen(status_read, "rb", 0))
@@ -151,7 +184,7 @@ def _serve(requests: socket.socket) -> None:
     gc.freeze()  # a collection in a forked process would copy all pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers need no wait
     while True:
-        message, descriptors, *_ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 3)
+        message, descriptors, *_ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 4)
         if not message:
             os._exit(0)
         if os.fork() == 0:
@@ -164,19 +197,19 @@ def _serve(requests: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _fork_and_watch(stdin: int, log: int, status: int) -> None:
+def _fork_and_watch(stdin: int, log: int, errors: int, status: int) -> None:
     """Fork the process of the program, and return in it. This process writes its id and its exit
     code to `status`, and ends with it."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        for descriptor, own in ((stdin, 0), (log, 1), (log, 2)):
+        for descriptor, own in ((stdin, 0), (log, 1), (errors, 2)):
             os.dup2(descriptor, own)
-        for descriptor in (stdin, log, status):
+        for descriptor in (stdin, log, errors, status):
             os.close(descriptor)
         return
-    os.close(stdin)
-    os.close(log)
+    for descriptor in (stdin, log, errors):
+        os.close(descriptor)
     os.write(status, b"%d\n" % pid)
     _, ended = os.waitpid(pid, 0)
     os.write(status, b"%d\n" % os.waitstatus_to_exitcode(ended))

@@ -4,8 +4,6 @@ questions about the state of the gate."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import httpx
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import rows
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, wait_until
 
 JOB = """
@@ -64,12 +63,8 @@ def wait_for_arms(proxy: Process) -> None:
 
 def release(url: str, *arguments: str) -> tuple[int, str]:
     """Run `fakevllm release` for the server at `url`, and return its exit code and its output."""
-    result = subprocess.run(
-        [sys.executable, "-m", "fakevllm", "release", *arguments, "--swarm", url],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["-m", "fakevllm", "release", *arguments, "--swarm", url]
+    result = PRELOADED_PYTHON.run(command, Path.cwd(), timeout_s=120)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -56,25 +56,14 @@ defaults:
 """
 
 
-@pytest.fixture(
-    params=[
-        ["--backend", "fake"],
-        pytest.param(["--backend", "embedded", "--model", "demo"], marks=pytest.mark.slow),
-    ],
-    ids=["fake", "demo"],
-)
-def server(request: pytest.FixtureRequest, processes: Processes) -> Process:
-    return processes.server(*request.param)
+@pytest.fixture
+def server(processes: Processes) -> Process:
+    return processes.server("--backend", "fake")
 
 
 def steps(server: Process) -> list[Any]:
     entries = httpx.get(f"{server.url}/get_run_log").json()["entries"]
     return [entry for entry in entries if entry["kind"] == "step"]
-
-
-def is_fake(server: Process) -> bool:
-    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
-    return model["id"] == "fake"
 
 
 @contextmanager
@@ -100,9 +89,13 @@ def script(
         process.communicate()
 
 
+@pytest.mark.parametrize(
+    "backend", [["--backend", "fake"], ["--model", "demo"]], ids=["fake", "demo"]
+)
 def test_the_werewolves_script_trains_until_it_is_interrupted(
-    server: Process, tmp_path: Path
+    processes: Processes, tmp_path: Path, backend: list[str]
 ) -> None:
+    server = processes.server(*backend)
     yaml_file = tmp_path / "tutorial/example_werewolves_swarm/werewolves.yaml"
     yaml_file.parent.mkdir(parents=True)
     yaml_file.write_text(WEREWOLVES_YAML)
@@ -135,6 +128,5 @@ def test_the_batches_script_runs_on_several_machines_and_ends(
     assert set(re.findall(r"the job's (\w+) = .* is without effect", log)) <= {"n_gpu"}, log
     for output in outputs:
         assert [len(json.loads(line)) for line in output.splitlines()] == [4, 4]
-        if is_fake(server):
-            assert output == "[1.0, 1.0, 1.0, 1.0]\n[0.0, 0.0, 0.0, 0.0]\n"
+        assert output == "[1.0, 1.0, 1.0, 1.0]\n[0.0, 0.0, 0.0, 0.0]\n"
     wait_until(lambda: sum(len(step["groups"]) for step in steps(server)) == 8, WAIT_S)

@@ -14,6 +14,7 @@ from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 from tests.e2e.release_stack import proxy_flags, stats, wait_for_arms
+from tests.e2e.test_known_prompt import check_agreement
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +201,7 @@ def test_the_embedded_engine_answers_the_baseline_with_version_0_after_training(
         return rows(proxy, "SELECT COUNT(DISTINCT trained_step) FROM groups")[0][0] >= 3
 
     wait_until(is_trained, 120.0, "three steps")
+    check_agreement(server)
     after = [greedy_log_probs(proxy, f"after {n}") for n in range(12)]
     query = "SELECT arm, state, reason FROM groups WHERE question = 'Say it.' ORDER BY received_at"
     wait_until(lambda: len(rows(proxy, query)) == 13, 20.0, "the greedy requests")

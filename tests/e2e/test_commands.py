@@ -17,6 +17,7 @@ import pytest
 from fakevllm_adapters.protocol.keys import fingerprint
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes, wait_until
 
 PROXY = ("-m", "fakevllm")
@@ -25,14 +26,7 @@ KEYS_TIMEOUT_S = 10.0
 
 
 def run(folder: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-    )
+    return PRELOADED_PYTHON.run(arguments, folder, timeout_s)
 
 
 def assert_mistake(done: subprocess.CompletedProcess[str], fix: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes
 from tests.e2e.test_trouble import ask
 
@@ -40,7 +38,5 @@ def test_the_log_reports_a_failing_hook_once_with_the_command_to_check_it(
     assert "WARNING" in line and f"({reason}" in line
     assert proxy.log.count("Traceback") == num_tracebacks
     command = line.partition("to see why: ")[2].split()
-    checked = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=50
-    )
+    checked = PRELOADED_PYTHON.run(["-m", *command], processes.folder)
     assert checked.returncode == 1 and f"{hook} failed" in checked.stdout

@@ -4,11 +4,11 @@ solves a sum, so that no version is worse than another."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 
 pytestmark = pytest.mark.slow
 
@@ -16,16 +16,9 @@ STEPS = 7
 
 
 def test_a_gated_demo_releases_a_version_and_reports_it(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "fakevllm", "demo", "--gated", "--backend", "fake"),
-            *("--steps", str(STEPS), "--run-dir", str(tmp_path / "run")),
-            *("--json", str(tmp_path / "run.json")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["-m", "fakevllm", "demo", "--gated", "--backend", "fake", "--steps", str(STEPS)]
+    command += ["--run-dir", "run", "--json", "run.json"]
+    result = PRELOADED_PYTHON.run(command, tmp_path, timeout_s=120)
     assert result.returncode == 0, result.stdout + result.stderr
     run = json.loads((tmp_path / "run.json").read_text())
     gated = run["gated"]

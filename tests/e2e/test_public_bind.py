@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from fakevllm_adapters.protocol.keys import named_key
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 SERVER = ("-m", "fakevllm_server", "start", "--backend", "fake")
@@ -21,13 +21,7 @@ PROGRAMS = pytest.mark.parametrize("program", [SERVER, PROXY], ids=["server", "p
 def run_to_end(
     folder: Path, program: tuple[str, ...], *flags: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *program, "--run-dir", str(folder / "run"), *flags],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return PRELOADED_PYTHON.run([*program, "--run-dir", str(folder / "run"), *flags], folder)
 
 
 @PROGRAMS

@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -22,14 +23,19 @@ from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.process.procfs import live_processes
+from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
 from tests.e2e.request_variants import send_each_variant
+from tests.e2e.test_known_prompt import check_agreement
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 READY_TIMEOUT_S = 240.0
 NUM_CLIENTS = 8
+NUM_SIBLINGS = 8
+SUCCESSORS = [f"Which number follows {number}?" for number in range(NUM_CLIENTS)]
+"""The question of each client while vLLM is killed. No task of the demo asks it."""
 FEW_STEPS = 10
 MANY_STEPS = 40
 """Steps after which the reward has risen."""
@@ -37,38 +43,52 @@ PARENT = 1
 """Index of the parent's id among the fields that fakevllm_server.backends.process.procfs reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class VllmStack:
+    """A server whose engine is vLLM, and a proxy in front of it."""
+
+    server: Process
+    proxy: Process
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with Processes(folder) as started:
+        config = folder / "fakevllm.toml"
+        config.write_text(
+            f"[job]\nbatch_size = 8\nnum_repeat = {NUM_SIBLINGS}\nlr = 4e-4\nppo_epochs = 2\n"
+        )
+        server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
+        hooks = write_hooks(folder / "hooks", SUMS_HOOK)
+        proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks), wait=False)
+        yield VllmStack(server, proxy.wait_until_healthy(READY_TIMEOUT_S))
+
+
 @pytest.mark.timeout(500)
-def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(tmp_path: Path) -> None:
-    means = train(tmp_path, FEW_STEPS)
+def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(stack: VllmStack) -> None:
+    means = train(stack, FEW_STEPS)
     assert len(means) == FEW_STEPS
+    check_agreement(stack.server)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_with_vllm_the_reward_rises_with_every_variant_of_requests(tmp_path: Path) -> None:
-    means = train(tmp_path, MANY_STEPS)
+def test_with_vllm_the_reward_rises_with_every_variant_of_requests(stack: VllmStack) -> None:
+    means = train(stack, MANY_STEPS)
     assert mean(means[-8:]) - mean(means[:4]) >= 0.2
 
 
-def train(tmp_path: Path, num_steps: int) -> list[float]:
+def train(stack: VllmStack, num_steps: int) -> list[float]:
     """Train so many steps on the demo's questions, beside requests of every variant.
 
     The result is the mean reward of each step.
     """
-    with Processes(tmp_path) as started:
-        config = tmp_path / "fakevllm.toml"
-        config.write_text(
-            "[job]\nbatch_size = 8\nnum_repeat = 8\nlr = 4e-4\nppo_epochs = 2\n"
-            f"total_training_steps = {num_steps}\n"
-        )
-        server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
-        hooks = write_hook(tmp_path / "hooks", SUMS_HOOK)
-        proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
-        proxy.wait_until_healthy(READY_TIMEOUT_S)
-        asyncio.run(play_until_trained(proxy, server, num_steps))
-        steps = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "step"]
-        untrainable = rows(proxy, "select count(*) as n from calls where untrainable is not null")
-        print("calls that could not be trained:", untrainable[0]["n"])
+    asyncio.run(play_until_trained(stack.proxy, stack.server, num_steps))
+    entries = read_log_entries(stack.server.folder)
+    steps = [entry for entry in entries if entry["kind"] == "step"][:num_steps]
+    query = "select count(*) as n from calls where untrainable is not null"
+    print("calls that could not be trained:", rows(stack.proxy, query)[0]["n"])
     means = [entry["metrics"]["reward_mean"] for entry in steps]
     print(" ".join(f"{value:.2f}" for value in means))
     assert [entry["step"] for entry in steps] == list(range(1, num_steps + 1))
@@ -106,24 +126,19 @@ async def play_until_trained(proxy: Process, server: Process, num_steps: int) ->
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_vllm_is_restarted_and_every_request_is_answered(tmp_path: Path) -> None:
-    with Processes(tmp_path) as started:
-        config = tmp_path / "fakevllm.toml"
-        config.write_text("[job]\nbatch_size = 4\nnum_repeat = 4\nlr = 1e-4\n")
-        hooks = write_hook(tmp_path / "hooks", LENGTH_HOOK)
-        server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
-        proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
-        proxy.wait_until_healthy(READY_TIMEOUT_S)
-        num_answers = asyncio.run(send_while_vllm_is_killed(proxy, server))
-        groups = wait_for_groups(proxy, num_answers)
-        assert len(groups) == num_answers
-        assert {group["state"] for group in groups} <= {"served", "pooled", "trained", "dropped"}
-        siblings = rows(
-            proxy, "select count(*) as n, group_id from siblings where text is not null group by 2"
-        )
-        assert {row["n"] for row in siblings} == {4}, (
-            "all siblings of an interrupted group are sampled again"
-        )
+def test_a_killed_vllm_is_restarted_and_every_request_is_answered(stack: VllmStack) -> None:
+    (num_before,) = rows(stack.proxy, "select count(*) from groups")[0]
+    num_answers = asyncio.run(send_while_vllm_is_killed(stack.proxy, stack.server))
+    groups = wait_for_groups(stack.proxy, num_before + num_answers)
+    asked = {group["group_id"]: group for group in groups if group["question"] in SUCCESSORS}
+    assert len(asked) == num_answers
+    states = {group["state"] for group in asked.values()}
+    assert states <= {"served", "pooled", "trained", "dropped"}
+    query = "select count(*) as n, group_id from siblings where text is not null group by 2"
+    complete = {row["group_id"]: row["n"] for row in rows(stack.proxy, query)}
+    assert {complete[group_id] for group_id in asked} == {NUM_SIBLINGS}, (
+        "all siblings of an interrupted group are sampled again"
+    )
 
 
 SUMS_HOOK = """
@@ -138,16 +153,6 @@ def on_compute_relative_reward(valid_results, all_answers):
 def finished(answer):
     return float(answer["finish_reason"] != "length")
 """
-LENGTH_HOOK = """
-def on_compute_relative_reward(valid_results, all_answers):
-    return [float(len(answer["content"] or "")) for answer in all_answers]
-"""
-
-
-def write_hook(folder: Path, source: str) -> str:
-    folder.mkdir()
-    (folder / "on_compute_relative_reward.py").write_text(source)
-    return str(folder)
 
 
 async def send_while_vllm_is_killed(proxy: Process, server: Process) -> int:
@@ -165,7 +170,7 @@ async def send_while_vllm_is_killed(proxy: Process, server: Process) -> int:
             was_killed = killed.is_set()
             reply = await app.chat.completions.create(
                 model="demo",
-                messages=[{"role": "user", "content": f"What is {number} plus 1?"}],
+                messages=[{"role": "user", "content": SUCCESSORS[number]}],
                 max_tokens=24,
             )
             assert reply.choices[0].finish_reason in ("stop", "length")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import httpx
 import openai
 
 from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, wait_until
 from tests.e2e.test_active_clients import ask, claim, end
 from tests.swarm_server.curves.readings import Charts
@@ -20,13 +19,7 @@ JSON_LOG = ("--log-format", "json")
 
 
 def fakevllm(program: str, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", program, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = PRELOADED_PYTHON.run(["-m", program, *arguments], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -93,13 +86,8 @@ def test_a_run_can_be_inspected_while_it_runs_and_afterwards(
 
 def test_the_curves_command_refuses_a_run_whose_server_is_running(processes: Processes) -> None:
     server = processes.server("--backend", "fake").wait_until_healthy()
-    done = subprocess.run(
-        [sys.executable, "-m", "fakevllm_server", "curves", "--run-dir", "."],
-        cwd=server.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = ["-m", "fakevllm_server", "curves", "--run-dir", "."]
+    done = PRELOADED_PYTHON.run(command, server.folder)
     assert done.returncode == 2
     assert "uses ., and a running server writes the curves itself" in done.stderr
     assert "tensorboard --logdir tensorboard" in done.stderr and "--run-dir" not in done.stderr

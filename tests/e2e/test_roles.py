@@ -6,29 +6,20 @@ The proxy may not start the engine, but serves when the engine runs.
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 from swarm_server.team_server import CHAT_BODY, KEYS, TeamServer, write_keys
 
 from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, wait_until
 
 
 def command(proxy: Process, *words: str, name: str) -> subprocess.CompletedProcess[str]:
     """Run a `fakevllm` command for that proxy with the key of a team member."""
-    arguments = [
-        sys.executable,
-        "-m",
-        "fakevllm",
-        *words,
-        "--url",
-        proxy.url,
-        "--key",
-        KEYS[name][0],
-    ]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    flags = ("--url", proxy.url, "--key", KEYS[name][0])
+    return PRELOADED_PYTHON.run(["-m", "fakevllm", *words, *flags], proxy.folder)
 
 
 def test_a_proxy_with_a_clients_key_says_who_may_start_the_engine_and_then_serves(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes
 
 Json = dict[str, Any]
@@ -61,10 +60,8 @@ def test_a_conversation_continues_after_a_kill_of_the_proxy(
         {"group_id": groups[3]["group_id"], "kind": "continues", "is_new_turn": True}
     ]
     assert httpx.get(f"{proxy.url}/fakevllm/groups/nobody").status_code == 404
-    command = [sys.executable, "-m", "fakevllm", "sessions", groups[2]["session_id"][:10]]
-    result = subprocess.run(
-        [*command, "--run-dir", str(proxy.folder)], capture_output=True, text=True, timeout=60
-    )
+    command = ["-m", "fakevllm", "sessions", groups[2]["session_id"][:10]]
+    result = PRELOADED_PYTHON.run([*command, "--run-dir", str(proxy.folder)], processes.folder)
     assert result.returncode == 0, result.stderr
     assert "3 turns, 3 groups" in result.stdout and "[[say third]]" in result.stdout
 

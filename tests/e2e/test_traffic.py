@@ -6,8 +6,6 @@ import contextlib
 import json
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -54,8 +53,9 @@ def answered(proxy: Process, body: dict[str, Any] = HI, **headers: str) -> str:
 
 def command(proxy: Process, *words: str) -> str:
     """Run a `fakevllm` command for that proxy, and return its output."""
-    arguments = [sys.executable, "-m", "fakevllm", *words, "--url", proxy.url]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = PRELOADED_PYTHON.run(["-m", "fakevllm", *words, "--url", proxy.url], proxy.folder)
+    done.check_returncode()
+    return done.stdout
 
 
 def config(processes: Processes, text: str) -> tuple[str, str]:

@@ -18,9 +18,11 @@ from fakevllm import SwarmClient
 from fakevllm.train.config import load
 from fakevllm.train.step_schedule import step_tasks
 from fakevllm.train.training_inputs import load_inputs
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes, free_port, wait_until
 
 WAIT_S = 60.0
+COMMAND = ("-m", "fakevllm", "train", "--conf", "night.yaml")
 AGENT = '''
 import asyncio
 import itertools
@@ -135,7 +137,7 @@ def write(
 
 def command(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fakevllm", "train", "--conf", "night.yaml"],
+        [sys.executable, *COMMAND],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -145,12 +147,8 @@ def command(folder: Path) -> subprocess.Popen[str]:
 
 def run_to_end(folder: Path) -> tuple[int, str, str]:
     """Run the command, and return its exit code, output and errors."""
-    with command(folder) as process:
-        try:
-            output, errors = process.communicate(timeout=WAIT_S)
-        finally:
-            process.kill()
-    return process.returncode, output, errors
+    done = PRELOADED_PYTHON.run(COMMAND, folder, WAIT_S)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_run_trains_to_the_last_step_and_a_second_run_trains_nothing_more(tmp_path: Path) -> None:

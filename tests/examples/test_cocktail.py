@@ -14,6 +14,7 @@ from examples.cocktail.tasks import MIXES
 from examples.run_log import trained_steps
 from fakevllm import SwarmClient
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes, wait_until
 from tests.examples.webchat_app import ROOT
 
@@ -38,9 +39,10 @@ def test_twenty_steps_have_the_requested_mix(tmp_path: Path) -> None:
 def test_a_small_cocktail_is_trained_and_reported(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
-        command = [sys.executable, "-m", "examples.cocktail.run", "--server", server.url]
+        command = ["-m", "examples.cocktail.run", "--server", server.url]
         command += ["--num-repeat", "2", "--steps", "2"]
-        played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        played = PRELOADED_PYTHON.run(command, ROOT)
+    assert played.returncode == 0, played.stderr
     for name in MIXES:
         assert f"{name}: 2 steps are trained" in played.stdout
 

@@ -32,6 +32,7 @@ from examples.werewolves.players import (
 )
 from examples.werewolves.prompts import build_prompt, parse_choice
 from fakevllm import RandomReader
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -254,10 +255,10 @@ def test_the_training_script_plays_games_and_each_batch_is_a_step(
     processes: Processes, reward: str
 ) -> None:
     server = processes.server("--backend", "fake")
-    command = [sys.executable, "-m", "examples.werewolves.train", "--swarm-url", server.url]
+    command = ["-m", "examples.werewolves.train", "--swarm-url", server.url]
     command += ["--small", "--free", "--steps", "2", "--batch-size", "2", "--num-repeat", "2"]
     command += ["--reward", reward, "--games", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = PRELOADED_PYTHON.run(command, ROOT)
     assert done.returncode == 0, done.stderr
     labels = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert labels == ["before", "step 1", "step 2", "after"]

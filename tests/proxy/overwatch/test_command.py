@@ -22,6 +22,7 @@ from fakevllm.overwatch.server_actions import SERVER_ACTIONS
 from fakevllm.sdk.episode_calls import EpisodeType
 from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Processes, wait_until
 
 JOB = TrainJob(num_repeat=2, batch_size=2)
@@ -37,8 +38,8 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def run_once(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fakevllm", "overwatch", "--once", "--swarm-url", url]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=50)
+    command = ["-m", "fakevllm", "overwatch", "--once", "--swarm-url", url]
+    return PRELOADED_PYTHON.run([*command, *arguments], Path.cwd())
 
 
 def play(

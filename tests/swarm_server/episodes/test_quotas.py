@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakevllm_server.episodes.quotas import (
@@ -193,6 +193,7 @@ def test_a_mix_without_pooled_tasks_does_not_block_the_others(num_workers: int) 
     assert shares["other"] == pytest.approx(1 / 3, abs=0.05)
 
 
+@settings(max_examples=40)
 @given(
     shares=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     seconds=st.lists(st.floats(0.5, 30), min_size=4, max_size=4),
