@@ -4,8 +4,6 @@ the demo's model, from the first answer to a return of training. The apps are op
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -143,7 +141,7 @@ class Apps:
             return Answer(group_id, None if version is None else int(version), log_probs)
 
 
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(600)
 def test_with_adapters_in_vllm_a_version_is_released_and_training_goes_back_to_it(
     tmp_path: Path,
 ) -> None:
@@ -157,7 +155,8 @@ def test_with_adapters_in_vllm_a_version_is_released_and_training_goes_back_to_i
         proxy = started.proxy(server, *flags, wait=False).wait_until_healthy(READY_TIMEOUT_S)
         wait_until(lambda: not stats(proxy)["arms"]["trouble"], LIMIT_S, "version 0")
         asyncio.run(release_and_go_back(server, proxy))
-    assert not (server.folder / "engine-adapters").exists()
+    assert not (server.folder / "engine-adapters").exists(), "vLLM has ended"
+    assert (server.folder / "engine_adapters_held").exists()
     check_steps(server)
 
 
@@ -166,30 +165,31 @@ async def release_and_go_back(server: Process, proxy: Process) -> None:
     model = await apps.ask_greedily("released")
     assert model.version == 0
 
-    def is_released() -> bool:
-        """Return True if the released version answers its arm, and a later one the other arm."""
-        released = released_versions(server)
-        return bool(released & apps.versions("released")) and any(
-            version > max(released) for version in apps.versions("training")
-        )
-
-    await apps.talk_until(is_released, "a released version that answers")
+    await apps.talk_until(lambda: bool(releases(server)), "a release")
     code, output = release(server.url, "hold")
     assert code == 0, output
-    check_evaluation(server, proxy)
-    assert {0, *released_versions(server)} >= apps.versions("released") > {0}
+    (record,) = releases(server)
+    check_evaluation(record, proxy)
+    version: int = record["version"]
+
+    def both_arms_changed() -> bool:
+        return version in apps.versions("released") and max(apps.versions("training")) > version
+
+    await apps.talk_until(both_arms_changed, f"answers of version {version} and a later one")
+    print("training arm", apps.versions("training"), "released arm", apps.versions("released"))
+    assert apps.versions("released") == {0, version}
     assert len(apps.versions("training")) >= 3
     newest, released = await both_arms(apps)
-    assert released.version == max(released_versions(server))
+    assert released.version == version
     assert not same(released, model) and not same(released, newest)
 
     code, output = release(server.url, "rollback")
     assert code == 0, output
     *_, record = history(server)
     assert (record["decision"], record["decided_by"]) == ("rejected", "operator")
-    assert record["version"] > released.version == record["evidence"]["restored"]
+    assert record["version"] > version == record["evidence"]["restored"]
     restored, still_released = await both_arms(apps)
-    assert still_released.version == released.version and same(still_released, released)
+    assert still_released.version == version and same(still_released, released)
     assert restored.certain_version > newest.certain_version and same(restored, released)
     await apps.talk_until(
         lambda: max(apps.versions("training")) > restored.certain_version, "a step after the return"
@@ -203,20 +203,21 @@ async def both_arms(apps: Apps) -> tuple[Answer, Answer]:
 
 def same(one: Answer, other: Answer) -> bool:
     """Return True if two answers to one question were sampled by equal weights."""
-    return len(one.log_probs) == len(other.log_probs) and all(
-        math.isclose(left, right, abs_tol=1e-4)
-        for left, right in zip(one.log_probs, other.log_probs, strict=True)
-    )
+    if len(one.log_probs) != len(other.log_probs):
+        return False
+    pairs = zip(one.log_probs, other.log_probs, strict=True)
+    difference = max(abs(left - right) for left, right in pairs)
+    print(f"versions {one.version} and {other.version} differ by {difference:.1e}")
+    return difference < 1e-4
 
 
-def released_versions(server: Process) -> set[int]:
-    return {record["version"] for record in history(server) if record["decision"] == "released"}
+def releases(server: Process) -> list[dict[str, Any]]:
+    return [record for record in history(server) if record["decision"] == "released"]
 
 
-def check_evaluation(server: Process, proxy: Process) -> None:
-    """Check that each drawn row was sampled by both versions."""
-    record = next(one for one in history(server) if one["decision"] == "released")
-    print(json.dumps(history(server), indent=1))
+def check_evaluation(record: dict[str, Any], proxy: Process) -> None:
+    """Check that the gate made the decision, and that both versions sampled each drawn row."""
+    print(record)
     version, evidence = record["version"], record["evidence"]
     assert (record["decided_by"], evidence["released"]) == ("gate", 0)
     query = "SELECT COUNT(*) FROM groups WHERE eval_id LIKE ? AND eval_version = ?"
@@ -225,9 +226,12 @@ def check_evaluation(server: Process, proxy: Process) -> None:
 
 
 def check_steps(server: Process) -> None:
-    """Check that vLLM had the weights that were trained, also after the return."""
+    """Check that vLLM sampled with the weights that were trained, also after the return."""
     entries = read_log_entries(server.folder)
-    metrics = [entry["metrics"] for entry in entries if entry["kind"] == "step"]
-    print("mismatch_k3", " ".join(f"{step['mismatch_k3']:.1e}" for step in metrics))
     assert [entry["kind"] for entry in entries].count("restored") == 1
+    metrics = [entry["metrics"] for entry in entries if entry["kind"] == "step"]
     assert {step["token_fidelity"] for step in metrics} == {1.0}
+    mismatches = [step["mismatch_k3"] for step in metrics if step["equal_version"] == 1]
+    print(f"{len(metrics)} steps, mismatch_k3", " ".join(f"{value:.1e}" for value in mismatches))
+    assert len(mismatches) > len(metrics) / 2
+    assert max(mismatches) < 1e-9, "in float32"
