@@ -57,6 +57,8 @@ def on_compute_relative_reward(siblings, answers):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """An answer, and what its receipt says."""
+
     group_id: str
     version: int | None
     """Version that the receipt names; None if it names none."""
@@ -231,7 +233,7 @@ def check_steps(server: Process) -> None:
     assert [entry["kind"] for entry in entries].count("restored") == 1
     metrics = [entry["metrics"] for entry in entries if entry["kind"] == "step"]
     assert {step["token_fidelity"] for step in metrics} == {1.0}
+    # Tokens of older weights have another mismatch. On a busy machine, half of the steps have some.
     mismatches = [step["mismatch_k3"] for step in metrics if step["equal_version"] == 1]
     print(f"{len(metrics)} steps, mismatch_k3", " ".join(f"{value:.1e}" for value in mismatches))
-    assert len(mismatches) > len(metrics) / 2
-    assert max(mismatches) < 1e-9, "in float32"
+    assert max(mismatches) < 1e-9, "both compute in float32"
