@@ -34,6 +34,8 @@ class EngineSpec:
     lora_rank: int = 0
     """Rank of the LoRA adapters that the job trains and the trainer can export; 0 if there are
     none."""
+    target_modules: str = ""
+    """The layers with an adapter, in the words of the job."""
     train_only: bool = False
     """Whether the engine is only a trainer and another engine samples."""
     url: str | None = None

@@ -509,6 +509,7 @@ class ServerState:
             extra_args=config.engine_args_for(job),
             job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
             lora_rank=job.lora_rank if config.trainer_name == "embedded" else 0,
+            target_modules=job.target_modules,
             url=config.rollout_url,
             api_key=config.rollout_key,
             media_domains=config.media_domains,

@@ -63,7 +63,7 @@ class Adapters:
     ) -> None:
         """Create the list of adapters, which is empty. `model_name` is the name of vLLM's model,
         and `max_rank` is the highest rank that vLLM takes. `were_held` says whether a vLLM with the
-        same arguments has held adapters before."""
+        same arguments has held such adapters before."""
         self._client = client
         self._gate = gate
         self._max_rank = max_rank
@@ -82,7 +82,7 @@ class Adapters:
         adapters before them are served on.
 
         Raises BackendRefused if vLLM cannot hold adapters of this kind, and BackendError for all
-        other failures. If the vLLM before a restart held adapters, a failure is an accident.
+        other failures. If an earlier vLLM has held such adapters, a refusal is such a failure.
         """
         name = policy_name(version)
         async with self._lock:

@@ -24,6 +24,7 @@ from fakevllm_server.backends.vllm.command import (
     serve_environment,
 )
 from fakevllm_server.backends.vllm.control_client import NO_ROUTE, ControlClient
+from fakevllm_server.backends.vllm.held_adapters import HeldAdapters
 from fakevllm_server.backends.vllm.known_prompt import known_prompt_ids, known_prompt_reply
 from fakevllm_server.backends.vllm.model_folder import (
     read_chat_template,
@@ -66,7 +67,9 @@ class VllmRollout:
         self._adapters: Adapters | None = None
         """The adapters that vLLM holds; None if its own weights are replaced."""
         self._has_held_adapters = False
-        """Whether vLLM, or a vLLM before a restart, has held adapters."""
+        """Whether this vLLM, or an earlier one with the same arguments, has held adapters."""
+        self._held_adapters: HeldAdapters | None = None
+        """The record of this in the run directory; None if vLLM holds no adapters."""
         self._known_prompt: list[int] | None = None
         """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
@@ -106,7 +109,7 @@ class VllmRollout:
         client = self._connected_client()
         if self._adapters is not None:
             await self._adapters.serve(folder, version)
-            self._has_held_adapters = True
+            await self._record_held_adapters()
             return
         async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(client)):
             try:
@@ -204,6 +207,10 @@ class VllmRollout:
         holds_adapters = max_lora_rank(spec) is not None
         if holds_adapters:
             await self._remove_adapter_files()
+            arguments = serve_command(spec, install, Path(), template)  # each start has a socket
+            self._held_adapters = record = HeldAdapters(spec, install.version, arguments)
+            is_recorded = await asyncio.to_thread(record.is_recorded)
+            self._has_held_adapters = self._has_held_adapters or is_recorded
         self._socket = spec.new_socket()
         await self._process.start(
             serve_command(spec, install, self._socket, template),
@@ -265,6 +272,15 @@ class VllmRollout:
             takes_adapters=rank is not None,
             gate=self._gate,
         )
+
+    async def _record_held_adapters(self) -> None:
+        if self._has_held_adapters or self._held_adapters is None:
+            return
+        self._has_held_adapters = True
+        try:
+            await asyncio.to_thread(self._held_adapters.record)
+        except OSError as error:  # isolated: only a later server process reads the record
+            log.warning("it is not recorded that vLLM holds adapters: %s", error)
 
     def _policy_holder(self) -> Adapters:
         if self._adapters is not None:

@@ -162,6 +162,24 @@ async def test_a_failed_load_after_a_restart_of_vllm_is_no_refusal(
         await vllm.load_weights(tmp_path / "nowhere", 1)
 
 
+async def test_a_new_server_process_knows_whether_vllm_has_held_such_adapters(
+    child: Child, adapters: Weights, tmp_path: Path
+) -> None:
+    vllm = child(lora_rank=RANK)
+    await vllm.launch()
+    await vllm.load_weights(adapters("one"), 1)
+    await vllm.close()
+    known, with_other_arguments = (
+        child(lora_rank=RANK),
+        child(lora_rank=RANK, arguments=["--enable-lora", "--seed=1"]),
+    )
+    for next_process, error in ((known, ActionFailed), (with_other_arguments, BackendRefused)):
+        await next_process.launch()
+        with pytest.raises(error, match="has no LoRA adapters"):
+            await next_process.load_weights(tmp_path / "nowhere", 2)
+        await next_process.close()
+
+
 async def test_a_vllm_without_the_flag_gets_merged_weights_also_for_a_job_with_adapters(
     tmp_path: Path, child: Child, weights: Path
 ) -> None:
