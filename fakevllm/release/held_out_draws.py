@@ -1,9 +1,9 @@
-"""The held-out rows that an evaluation of the gate draws. This module does no I/O, and the draws
-follow from the evaluation's id.
+"""Draw the held-out rows of an evaluation of the release gate. This module does no I/O. The
+evaluation's id determines the draws.
 
 Each draw is a row of the held-out file, uniformly at random and with replacement. Given all earlier
-draws, the expected difference of a pair is then the mean difference over the whole file. This is
-what the confidence sequence of the gate needs. (Without replacement, the expectation would depend
+draws, the expected difference of a pair is therefore the mean difference over the whole file. The
+gate's confidence sequence needs this property. (Without replacement, the expectation would depend
 on the rows that are left.)
 """
 
@@ -40,7 +40,7 @@ class HeldOutDraws:
         self._counts: Counter[int] = Counter()
 
     def get(self, number: int) -> Draw:
-        """Return the draw with this number, from 0."""
+        """Return the draw with this number. The first draw has the number 0."""
         while len(self._draws) <= number:
             row = self._row(len(self._draws))
             self._draws.append(Draw(row, self._counts[row]))
