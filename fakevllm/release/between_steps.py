@@ -101,9 +101,10 @@ class BetweenStepsController(GateController):
         """The version after which training makes `evaluate_every` versions before the next
         evaluation. The base is the newest of these versions:
 
-        * the version that the newest verdict was about
+        * the version of the newest verdict
         * the copies of the released version
-        * the copies of the newest version, if any of these copies had a verdict or is older
+        * the copies of the newest version, if the oldest of these copies is not newer than the
+          version of the newest verdict
         """
         base = super()._base
         same = self.newest_copies if min(self.newest_copies, default=base + 1) <= base else []
