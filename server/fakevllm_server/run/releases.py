@@ -64,8 +64,9 @@ class Releases:
 
     def set_answering(self, version: int, is_answering: bool) -> None:
         """Record whether a version answers apps as a policy, which is a version that the engine
-        holds beside the served weights. The checkpoint of such a version is kept. The checkpoint is
-        kept until MAX_ANSWERING other versions have answered apps later, also after a restart."""
+        holds beside the served weights. The checkpoint of such a version is kept, also after a
+        restart. The checkpoint is kept until the version no longer answers apps, or until
+        MAX_ANSWERING other versions have answered apps later."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
@@ -118,8 +119,8 @@ class Releases:
 
     def _lower_limit(self, row: ReleaseRow) -> None:
         """Lower the limit of training to the newest version after a release or a return to an
-        earlier version. Do nothing without a limit. The release gate then compares candidates with
-        other weights than before. Training waits until the gate has sampled these weights."""
+        earlier version. The release gate then compares candidates with other weights than before,
+        so training waits until the gate has sampled these weights. Without a limit, do nothing."""
         limit, newest = self.training_limit, self._log.version
         is_change = row.record.decision is Decision.RELEASED or row.restored is not None
         if is_change and limit is not None and limit > newest:

@@ -111,9 +111,9 @@ class VersionLineage:
         return version
 
     def parent_of(self, version: int) -> int:
-        """Return the version from which the training of `version` began. Follow the training path
-        back from `version` to the latest restore. Return the version before this restore. Return 0,
-        the model itself, if there was no restore."""
+        """Return the version from which the training of `version` began. The result is the version
+        whose weights were restored in the latest restore before `version`. Return 0, the model
+        itself, without such a restore."""
         while version not in self._restored and version != MODEL:
             version = self._previous[version]
         return self._previous.get(version, MODEL)
