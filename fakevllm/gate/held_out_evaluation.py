@@ -17,7 +17,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """The rewards of one row. One version answered the row several times."""
+    """The rewards of one held-out row. One version answered the row several times."""
 
     rewards: Sequence[float]
     reason: str | None = None
@@ -68,8 +68,8 @@ class EvaluationRows:
 
 
 class AnsweredRows:
-    """The rewards of one version for drawn rows. The ledger has the rewards of some rows. The other
-    rows are sampled when their rewards are needed."""
+    """The rewards of one version for the held-out rows that an evaluation draws. The ledger has the
+    rewards of some rows. The other rows are sampled when their rewards are needed."""
 
     def __init__(
         self,

@@ -422,7 +422,8 @@ class ReleaseGate:
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
         """Sample rows of an evaluation with both versions. Return the number of rows that were not
-        in the ledger. Return also the reason why a row has no reward, or None."""
+        in the ledger. Return also the reason why a row has no reward. The reason is None if there
+        is none."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -440,7 +441,8 @@ class ReleaseGate:
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
         """Sample rows of the reference with the served version. Return the number of rows that were
-        not in the ledger. Return also the reason why a row has no reward, or None."""
+        not in the ledger. Return also the reason why a row has no reward. The reason is None if
+        there is none."""
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"

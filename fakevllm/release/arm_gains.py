@@ -65,7 +65,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A gain, with the confidence interval that contains the gain."""
+    """An estimated gain in reward, with its confidence interval."""
 
     mean: float
     low: float | None

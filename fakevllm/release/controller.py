@@ -1,7 +1,7 @@
 """Make the release gate's decisions. The controller decides which version becomes a candidate, and
 when the candidate is released, rejected or undecided. This module does no I/O, and has no clock.
 
-The decisions depend only on what the controller is given:
+The decisions depend only on this input:
 
 * the server's history of releases
 * the newest version
@@ -11,7 +11,8 @@ The decisions depend only on what the controller is given:
 `next_action` returns the action that is due. A decision stays due until the history contains the
 decision. The process may therefore die at any time, and a decision may be sent twice.
 
-Two tests run during each cycle. A verdict ends the cycle.
+Two tests run during each cycle. A verdict ends the cycle. A verdict is the decision that a version
+is released, rejected or undecided.
 
 * Held-out rows: the candidate and the released version answer the same rows. The paired difference
   has the confidence sequence (low, high). low > -margin releases the candidate, and high < -margin
@@ -69,8 +70,8 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """The rewards of one drawn row for the two versions. A list is shorter than the other list if
-    some samples got no reward.
+    """The rewards of the two versions for one drawn held-out row. A list is shorter than the other
+    list if some samples got no reward.
 
     A reward that only one version lacks counts against the candidate. If the candidate lacks the
     reward, the reward counts as the lowest possible reward. If the released version lacks the
@@ -212,13 +213,15 @@ class GateController:
 
     @property
     def latest_verdict(self) -> int:
-        """Number of the latest verdict, with which the present comparison of live sessions began. 0
-        if there was no verdict."""
+        """Number of the latest decision that released or rejected a version, or left it undecided.
+        The present comparison of live sessions began with this decision. 0 if there was no such
+        decision."""
         return self._verdict_number(self._history)
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs in the current evaluation. 0 without a candidate."""
+        """Number of pairs in the current evaluation. A pair is a held-out row that both versions
+        answered. 0 without a candidate."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property
@@ -251,8 +254,9 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that had a verdict. A rejected version also counts if it descends from
-        a version that had a verdict."""
+        """The newest version that had a verdict, which means that it was released, rejected or
+        undecided. A rejected version also counts if it descends from a version that had a
+        verdict."""
         history = self._history
         if history is None:
             return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One drawn row."""
+    """One held-out row that an evaluation draws."""
 
     row: int
     """Position of the row in the file, from 0."""
@@ -25,7 +25,7 @@ class Draw:
 
 
 class HeldOutDraws:
-    """The draws of one evaluation, in order.
+    """The draws of one evaluation, in order. Each draw is a held-out row.
 
     >>> draws = HeldOutDraws("gate-20", num_rows=3)
     >>> draws.get(0), draws.get(5)

@@ -27,7 +27,8 @@ baseline."""
 
 
 def read_state(db: Connection) -> ReleaseState:
-    """Return the state that follows from the history of releases in a journal."""
+    """Return the state of releases that follows from the decisions in a journal. The state contains
+    the released version, the candidate and the rejected versions."""
     state, lineage = ReleaseState(answering=reads.answering_versions(db)), VersionLineage()
     rows = reads.releases(db)
     for change in reads.version_changes(db, 0) if rows else []:
@@ -59,7 +60,7 @@ class Releases:
         return self._lineage
 
     def rejected(self) -> set[int]:
-        """Return the rejected versions."""
+        """Return the versions that must not answer apps, because they were rejected."""
         return self.state.rejected
 
     def set_answering(self, version: int, is_answering: bool) -> None:

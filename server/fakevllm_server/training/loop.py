@@ -45,7 +45,8 @@ SAVE_GRACE_S = 60.0
 
 
 class LoopEnded(Exception):
-    """Error for an action that was not run, because the training loop has ended."""
+    """Error for an action that was not run, because the training loop has ended. An action is a
+    decision about a version, which is carried out between two training steps."""
 
 
 class EngineLost(Exception):
@@ -405,8 +406,9 @@ class TrainLoop:
         self._steps.steps_were_discarded()
 
     def _can_act(self) -> bool:
-        """Return True if an action waits and may run now. Steps that a crash has undone are trained
-        again first, because an action is meant for the newest weights."""
+        """Return True if an action waits and may run now. An action is a decision about a version.
+        Steps that a crash has undone are trained again first, because an action is meant for the
+        newest weights."""
         will_replay = self._steps.is_replaying and self.closed_reason is None
         return bool(self._actions) and not will_replay
 

@@ -111,8 +111,8 @@ class PolicyLoader:
         served model's name. A pinned request is refused in this case, because training would
         replace the weights.
 
-        A pinned policy answers apps. The pin lasts for PINNED_S, also if the policy is unloaded. A
-        pinned policy takes no place of the other policies. If too many policies are pinned, a
+        A pinned policy answers apps. The pin lasts for PINNED_S, also if the policy is unloaded.
+        Pinned policies have a maximum number of their own. If too many policies are pinned, a
         policy whose pin is older than STALE_PIN_S is unloaded.
         """
         name = policy_name(version)

@@ -51,11 +51,13 @@ result."""
 
 
 class DecisionPending(Exception):
-    """Error for a decision that is not carried out yet. The same request gets the result later."""
+    """Error for a decision about a version that is not carried out yet. The same request gets the
+    result later."""
 
 
 class ReleaseRefused(Exception):
-    """Error for a decision that cannot be made. The message contains the reason and the remedy."""
+    """Error for a decision about a version that cannot be made. The message contains the reason and
+    the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class ReturnTarget:
 
 
 class TrainingControl(Protocol):
-    """The changes that a decision may make to training, between two steps."""
+    """The functions with which a decision about a version changes training, between two training
+    steps."""
 
     async def save_newest(self) -> None:
         """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
@@ -173,9 +176,9 @@ class ReleaseService:
     async def _making(
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
-        """Make sure that no other decision is made in the `with` block. Yield the request's earlier
-        decision, or None without an earlier decision. An earlier decision exists if the training
-        loop ended while the action ran, because the action is then run again."""
+        """Make sure that no other decision is made in the `with` block. If the request was already
+        decided, yield the decision. Otherwise yield None. A request may already be decided if the
+        training loop ended while the action ran, because the action is then run again."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)

@@ -86,8 +86,8 @@ class Adapters:
         loaded, vLLM continues to serve the previous adapters.
 
         Raise BackendRefused if vLLM cannot hold adapters of this kind. Raise BackendError for all
-        other failures. If vLLM has held adapters before, a failure to load adapters always raises
-        BackendError, because vLLM can hold adapters of this kind.
+        other failures. If vLLM has held adapters before, this method never raises BackendRefused,
+        because vLLM can hold adapters of this kind.
         """
         name = policy_name(version)
         async with self._lock:
