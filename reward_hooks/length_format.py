@@ -47,8 +47,8 @@ def passes(answer: Json) -> bool:
 
 
 def measure_lengths(siblings: list[Sibling], answers: list[Json]) -> list[int]:
-    """Return the length of each answer. Lengths are in tokens if all token counts are known, else
-    in characters."""
+    """Return the length of each answer. Lengths are in tokens if all token counts are known.
+    Otherwise lengths are in characters."""
     tokens = [sibling.usage.get("completion_tokens") for sibling in siblings]
     if all(isinstance(count, int) for count in tokens):
         return [int(count or 0) for count in tokens]

@@ -344,8 +344,8 @@ class LimitedProtocol(_HttpTools):
     def _watch(self) -> None:
         """Start the timer that limits the arrival of the current head or body.
 
-        If a head is arriving, register the connection as one with an unfinished head. If there are
-        too many such connections, close the connection whose head began first.
+        If a head is arriving, register that the connection has an unfinished head. If there are too
+        many such connections, close the connection whose head began first.
         """
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
         if not self._awaits_head or self._is_answering:

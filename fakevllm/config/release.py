@@ -1,6 +1,6 @@
-"""The section `[release]` of fakevllm.toml. It has three kinds of settings: which versions of the
-weights answer apps, which rows are held out of training, and when a version is released or
-rejected. Versions are measured with the held-out rows."""
+"""The section `[release]` of fakevllm.toml. The section has three kinds of settings: which versions
+of the weights answer apps, which rows are held out of training, and when a version is released or
+rejected. Held-out rows measure the versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _checked_range(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 class ReleaseSection(Section):
-    """The section `[release]`: which versions answer apps, and how that is decided."""
+    """The section `[release]`. The settings say which versions answer apps, and how versions are
+    chosen."""
 
     mode: Literal["continuous", "gated"] = "continuous"
     """Which weights answer apps. `continuous`: those of the newest training step. `gated`: the
@@ -67,12 +68,13 @@ class ReleaseSection(Section):
 
     @property
     def has_released_arm(self) -> bool:
-        """Whether the released version answers sessions beside the newest one."""
+        """Whether the released version answers some sessions, and the newest version answers other
+        sessions."""
         return self.is_gated and not self.is_between_steps
 
     @property
     def shares(self) -> dict[str, float]:
-        """The configured shares of sessions, by key."""
+        """The configured shares of sessions, by configuration key."""
         canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 

@@ -126,8 +126,8 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
 
 
 def _served_model(engine: EngineStatusReply) -> str | None:
-    """Return the served model's name, or None while the engine is starting. Raises FakevllmError if
-    the engine failed to start."""
+    """Return the served model's name. Return None while the engine is starting. Raise FakevllmError
+    if the engine failed to start."""
     if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
         raise FakevllmError(f"The engine did not start: {engine.engine_status_detail}")
     return engine.model

@@ -1,13 +1,17 @@
-"""The versions of the weights that are in use beside the newest one, and the release gate. The
-folder `release` decides, and this one carries the decisions out.
+"""Work with older versions of the weights, which apps use beside the newest version. The folder
+`release` makes the decisions about versions. This folder carries the decisions out.
 
-* `arm_policies` keeps the versions of the arms loaded.
-* `release_gate` evaluates candidates, and sends decisions to the server.
-* `held_out_evaluation` samples the rows of an evaluation, and `live_sessions` makes one outcome of
-  each session of an app.
+* `arm_policies` keeps the version of each arm loaded. An arm is a share of the sessions that one
+  version answers.
+* `release_gate` evaluates candidates, and sends decisions to the server. A candidate is a version
+  that may be released.
+* `compared_versions` opens the evaluations that compare a candidate with the released version.
+* `held_out_evaluation` samples the held-out rows of an evaluation.
+* `live_sessions` makes one outcome of each session of an app.
 * `loaded_versions` decides when the versions of an ended evaluation are unloaded.
+* `training_limit` removes a limit of training that an earlier proxy process has left.
 
-Trouble with a version never fails a request of an app. The server's journal keeps the decisions,
-and the ledger keeps the evaluated rows before a decision that follows from them is sent, so the
-process may die at any time.
+Trouble with a version never fails a request of an app. The proxy process may die at any time. The
+server's journal keeps the decisions. The ledger stores evaluated rows before the gate sends the
+decision that follows from these rows.
 """

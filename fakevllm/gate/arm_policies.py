@@ -1,13 +1,16 @@
-"""The policies of the arms: each arm but the training arm answers with one version of the weights,
-which the engine holds beside the served ones.
+"""Load the version of the weights that answers each arm. An arm is a share of the sessions. The
+newest weights answer the training arm. Each other arm has a policy, which is one fixed version that
+the engine holds beside the newest weights.
 
-Trouble with a version never fails a request: the served weights then answer, and the record of the
-group says why. The server keeps a version for some time only, so it is requested again and again.
-This also loads the version after the engine was started again.
+Trouble with a version never fails a request. The newest weights answer the request instead, and the
+record of the group gives the reason. The server keeps a version only for some minutes, so this
+module requests each version again and again. The repeated request also loads the version after a
+restart of the engine.
 
-If an arm gets another version, the old one answers until the new one is loaded, unless the server
-refuses the old one, because it was rejected. The server keeps only few versions for apps, so the
-new one is first loaded as an evaluation's version, and kept for apps after the old one is unloaded.
+An arm may get another version. The old version answers until the new version is loaded. A rejected
+old version stops answering at once, because the server refuses to sample rejected versions. The
+server keeps only few versions for apps. The new version is therefore loaded first as a version of
+an evaluation. After the old version is unloaded, the server keeps the new version for apps.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ OLD_SERVER = "the server does not know policies: update fakevllm-server"
 
 
 class _ArmPolicy:
-    """The policy of one arm."""
+    """The version of the weights that answers one arm, and the state of its loading."""
 
     def __init__(
         self,
@@ -53,9 +56,10 @@ class _ArmPolicy:
         unload_old: Callable[[], Awaitable[None]],
         on_failed: Callable[[], None],
     ) -> None:
-        """Create the policy. `unload_old` unloads the versions that answer apps no more. It is
-        called before the version is requested for apps, because the server keeps only few such
-        versions. `on_failed` is called when the version could not be loaded."""
+        """Create the policy. `advice` is a sentence for the log about settings to change.
+        `unload_old` unloads versions that no longer answer apps. `unload_old` is called before the
+        version is requested for apps, because the server keeps only few versions for apps.
+        `on_failed` is called after each failed load of the version."""
         self.version = version
         self.stand_in: int | None = None
         """Version that answers the arm until this one is loaded. None if this one does, or, until
@@ -79,8 +83,9 @@ class _ArmPolicy:
         """Trouble that was logged last."""
 
     async def wait_loaded(self, max_s: float) -> str | None:
-        """Wait until the version is loaded, until `max_s` seconds after the load began. Return the
-        reason if it cannot be sampled, else None."""
+        """Wait until the version is loaded, at most until `max_s` seconds after the load began.
+        Return the reason if the version cannot be sampled. Return None if the version can be
+        sampled."""
         now_s, failed_at = time.monotonic(), self._failed_at
         is_failing = failed_at is not None and now_s - failed_at < self.retry_s
         if self.trouble is not None and not is_failing:
@@ -93,7 +98,7 @@ class _ArmPolicy:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the version is not loaded yet, and no attempt to load it has failed."""
+        """Whether the version is still being loaded, without a failed attempt so far."""
         return self.trouble is not None and self._failed_at is None
 
     @property
@@ -104,7 +109,8 @@ class _ArmPolicy:
         return min(RETRY_EVERY_S, FIRST_RETRY_S * 2.0 ** min(self._num_outages - 1, 10))
 
     def start(self) -> asyncio.Task[None]:
-        """Start to load the version, if it is not being loaded. Return the task that loads it."""
+        """Start to load the version. If a load is already running, do not start a second load.
+        Return the task that loads the version."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load())
             self._started_at = time.monotonic()
@@ -116,13 +122,13 @@ class _ArmPolicy:
             await asyncio.wait({self._loading})
 
     def mark_lost(self) -> None:
-        """Record that the engine does not hold the version any more."""
+        """Record that the engine no longer holds the version."""
         if self.trouble is None:
             self.trouble = f"version {self.version} is not loaded"
             self._failed_at = None
 
     def cancel(self) -> None:
-        """Stop to load the version, because it is not needed any more."""
+        """Cancel the load of the version, because no arm needs the version any longer."""
         if self._loading is not None:
             self._loading.cancel()
 
@@ -159,7 +165,8 @@ class _ArmPolicy:
             )
 
     async def _request(self) -> tuple[str | None, bool]:
-        """Request the version. Return (trouble, whether the server has refused the version)."""
+        """Request the version from the server. Return the trouble, and whether the server has
+        refused the version. The trouble is None after a success."""
         is_for_apps = self.stand_in is None
         if is_for_apps:
             await self._unload_old()
@@ -179,11 +186,12 @@ class _ArmPolicy:
 
 
 class ArmPolicies:
-    """The policies of all arms but the training arm."""
+    """The policies of all arms except the training arm. A policy is the version that answers an
+    arm."""
 
     def __init__(self, link: SwarmLink, versions: Mapping[Arm, int], advice: str) -> None:
-        """Create the policies. `versions` has the version of each arm. `advice` is a sentence that
-        tells the owner which settings to change if a version cannot be sampled."""
+        """Create the policies. `versions` contains the version of each arm. `advice` is a sentence
+        for the log. The sentence names the settings to change if a version cannot be sampled."""
         self._link = link
         self._advice = advice
         self._failed = asyncio.Event()
@@ -201,7 +209,7 @@ class ArmPolicies:
         return self._link.is_serving
 
     async def run(self) -> None:
-        """Keep the versions loaded, until this task is cancelled."""
+        """Keep the versions of all arms loaded, until this task is cancelled."""
         while True:
             await self._link.serving.wait()
             for policy in list(self._policies.values()):
@@ -212,8 +220,8 @@ class ArmPolicies:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the versions must be requested again. A version that cannot be loaded
-        meanwhile makes the pause shorter."""
+        """Wait until the versions must be requested again. The wait becomes shorter if the load of
+        a version fails meanwhile."""
         is_failing = any(policy.trouble for policy in self._policies.values())
         is_failing = is_failing or bool(self._next or self._old)
         end = time.monotonic() + (self._retry_s() if is_failing else KEEP_EVERY_S)
@@ -225,7 +233,7 @@ class ArmPolicies:
                 end = min(end, time.monotonic() + self._retry_s())
 
     def _retry_s(self) -> float:
-        """Return the seconds until the versions that could not be loaded are requested again."""
+        """Return the number of seconds until failed versions are requested again."""
         policies = [*self._policies.values(), *self._next.values()]
         pauses = [policy.retry_s for policy in policies if policy.trouble is not None]
         return min(pauses, default=RETRY_EVERY_S)
@@ -238,7 +246,8 @@ class ArmPolicies:
             await policy.close()
 
     def set_version(self, arm: Arm, version: int) -> None:
-        """Let another version answer an arm, as soon as it is loaded. Start to load it."""
+        """Give an arm another version, and start to load this version. The arm's present version
+        answers until the other version is loaded."""
         present, waiting = self._policies[arm], self._next.get(arm)
         if (waiting or present).version == version:
             return
@@ -254,35 +263,36 @@ class ArmPolicies:
         self._start_change(arm)
 
     def model(self, arm: Arm) -> str:
-        """Return the model name by which calls are sampled by the arm's version."""
+        """Return the model name with which the engine samples the arm's version."""
         return policy_name(self._policies[arm].version)
 
     def is_current(self, arm: Arm, model: str | None) -> bool:
-        """Return True if a policy with this model name is of the version that the arm was given
-        last. The newest weights are always current."""
+        """Return True if `model` is the model name of the version that the arm got last. Return
+        True also if `model` is None, which stands for the newest weights, and if the arm has no
+        version of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return model is None or policy is None or model == policy_name(policy.version)
 
     def trouble(self, arm: Arm) -> str | None:
-        """Return the reason why the version that the arm was given last cannot be sampled; None if
-        it can, or if the arm has no version of its own."""
+        """Return the reason why the version that the arm got last cannot be sampled. Return None if
+        this version can be sampled. Return None also if the arm has no version of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return None if policy is None else policy.trouble
 
     def is_loading(self, arm: Arm) -> bool:
-        """Return True if the version that the arm was given last cannot be sampled only because it
-        is not loaded yet, and no attempt has failed."""
+        """Return True if the version that the arm got last is still being loaded, without a failed
+        attempt so far."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return policy is not None and policy.is_loading
 
     async def wait_loaded(self, arm: Arm) -> str | None:
-        """Wait until the arm has a version that is loaded, but not for long. Return the reason if
-        it has none, else None."""
+        """Wait until the arm's version is loaded, at most until MAX_WAIT_S after the load began.
+        Return the reason if the version is not loaded. Return None if the version is loaded."""
         return await self._policies[arm].wait_loaded(MAX_WAIT_S)
 
     async def reload(self, arm: Arm, model: str | None) -> str | None:
-        """Load the arm's version again, after the engine did not know `model`. Return the reason if
-        that fails, else None."""
+        """Load the arm's version again, because the engine did not know the model name `model`.
+        Return the reason if the load fails. Return None if the load succeeds."""
         if model == self.model(arm):  # and not a version that was replaced meanwhile
             self._policies[arm].mark_lost()
         return await self.wait_loaded(arm)
@@ -293,7 +303,8 @@ class ArmPolicies:
         )
 
     def _start_change(self, arm: Arm) -> asyncio.Task[None]:
-        """Start to load the arm's next policy, if it is not being loaded. Return the task."""
+        """Start to load the arm's next version. If a load is already running, do not start a second
+        load. Return the task that loads the version."""
         change = self._changes.get(arm)
         if change is None or change.done():
             change = self._changes[arm] = asyncio.create_task(self._change(arm))
@@ -316,7 +327,7 @@ class ArmPolicies:
         await asyncio.wait({self._policies[arm].start()})
 
     def _replace(self, arm: Arm) -> None:
-        """Let the arm's next policy answer."""
+        """Replace the arm's present policy by the arm's next policy."""
         self._drop(self._policies[arm])
         self._policies[arm] = self._next.pop(arm)
         self._policies[arm].stand_in = None

@@ -1,5 +1,7 @@
-"""Open the held-out evaluations of the release gate: with two versions that the engine holds, or
-with the served version and the reference. `release/between_steps` says what a reference is."""
+"""Open the held-out evaluations of the release gate. An evaluation compares a candidate with the
+released version on held-out rows. If the engine holds several versions, the engine samples both
+versions. If the engine holds one set of weights, the served version is compared with the reference.
+The reference contains earlier answers of the released version to the same rows."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ reason, such as an outage of a judge that it calls."""
 
 
 async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> HeldOutEvaluation:
-    """Return an evaluation in which the engine samples both versions."""
+    """Return an evaluation in which the engine samples both versions while training goes on."""
     eval_id, hooks = key.eval_id, rows.hook_hash()
     known = await asyncio.to_thread(rows.read_evaluated, eval_id, hooks)
     draws = HeldOutDraws(eval_id, len(rows.tasks))
@@ -42,11 +44,12 @@ async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> Held
 
 
 class Reference:
-    """The answers of the released version to drawn rows. Candidates answer the same rows."""
+    """The answers of the released version to the drawn held-out rows. Each later candidate answers
+    the same rows, so that the rewards can be compared in pairs."""
 
     def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
-        """Create the reference. `retry_every_s` is the pause before a candidate answers a row again
-        that the hook could not score."""
+        """Create the reference. If the hook could not score a candidate's answers to a row, the
+        candidate answers the row again after `retry_every_s` seconds."""
         self.eval_id = eval_id
         self._rows = rows
         self._retry_every_s = retry_every_s
@@ -55,8 +58,8 @@ class Reference:
         self._answers: AnsweredRows | None = None
 
     async def read(self, copies: Callable[[], Collection[int]]) -> None:
-        """Read the answers that the ledger has. `copies` returns the versions that have the
-        released weights."""
+        """Read the reference's answers from the ledger. `copies` returns the versions that have the
+        released weights. Call this method before any other method."""
         self._answers = await self._served(self.eval_id, copies)
 
     @property
@@ -65,24 +68,26 @@ class Reference:
         return self._answers
 
     async def sample(self, first: int, num: int) -> list[Sequence[float]]:
-        """Sample draws from `first` on with the served version, and return their rewards. Raises
-        WireError, HooksChanged and VersionChanged."""
+        """Sample `num` draws with the served version, from the draw `first` on. Return the rewards
+        of each draw. Raise WireError if a row cannot be sampled, HooksChanged if other hooks scored
+        a row, and VersionChanged if another version answered a row."""
         numbers = range(first, first + num)
         return await at_once([self.answers.rewards(number) for number in numbers])
 
     async def open(
         self, key: EvaluationKey, copies: Callable[[], Collection[int]]
     ) -> HeldOutEvaluation:
-        """Return an evaluation of the served version. `copies` returns the versions that have the
-        candidate's weights."""
+        """Return an evaluation that compares the served version with the reference. `copies`
+        returns the versions that have the candidate's weights."""
         candidate = await self._served(key.eval_id, copies, NUM_TRIES)
         return HeldOutEvaluation(key, self.answers, candidate)
 
     async def _served(
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
-        """Return the rows that the served version answers while it is one of `copies`. If the hook
-        fails, a row is answered up to `num_tries` times."""
+        """Return the rows of the evaluation `eval_id` that the served version answers. A row raises
+        VersionChanged if the version that answered is not among `copies`. If the hook cannot score
+        the answers to a row, the row is answered up to `num_tries` times in all."""
 
         async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)

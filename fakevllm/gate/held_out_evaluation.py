@@ -1,5 +1,5 @@
-"""The held-out rows of an evaluation: sample them with the versions that are compared, and read
-those that an earlier process has sampled."""
+"""Sample the held-out rows of an evaluation with the two versions that are compared. Rows that an
+earlier process has sampled are read from the ledger instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """The rewards of a row that was sampled with one version."""
+    """The rewards of one held-out row. One version answered the row several times."""
 
     rewards: Sequence[float]
     reason: str | None = None
@@ -29,11 +29,11 @@ class SampledRow:
 
 
 class HooksChanged(Exception):
-    """Error for a row that was scored by other hooks than those of its evaluation."""
+    """Error for a row that other hooks scored than the hooks of the evaluation."""
 
 
 class VersionChanged(Exception):
-    """Error for a row that another version sampled than the evaluation needs."""
+    """Error for a row that another version answered than the evaluation needs."""
 
 
 SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
@@ -43,13 +43,13 @@ evaluation's id. It raises WireError if the row cannot be sampled now."""
 
 
 async def _flushed() -> bool:
-    """Say that there is nothing to write."""
+    """Return True, because there is nothing to write."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRows:
-    """The held-out rows of a proxy, and the functions that sample and read them."""
+    """The held-out rows of a proxy, and the functions that sample and read these rows."""
 
     tasks: Sequence[Task]
     sample: SampleRow
@@ -68,8 +68,8 @@ class EvaluationRows:
 
 
 class AnsweredRows:
-    """The rewards of one version for drawn rows: those that the ledger has, and those that are
-    sampled."""
+    """The rewards of one version for the held-out rows that an evaluation draws. The ledger has the
+    rewards of some rows. The other rows are sampled when their rewards are needed."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class AnsweredRows:
         known: Iterable[EvaluatedRewards],
         hook_hash: str = "",
     ) -> None:
-        """Create the rows. `sample` samples a row, `known` are the rows that the ledger has, and
-        `hook_hash` is the content hash of the hooks that score the others."""
+        """Create the rows. `sample` samples a row. `known` are the rows that the ledger has.
+        `hook_hash` is the content hash of the hooks that score the rows that are sampled."""
         self._draws = draws
         self._tasks = tasks
         self._sample = sample
@@ -97,7 +97,8 @@ class AnsweredRows:
             self._answered[row.task_id].append(row.rewards)
 
     def num_known(self, most: int) -> int:
-        """Return how many draws are known, from the first one on, but not more than `most`."""
+        """Return the number of draws with known rewards, counted from the first draw until the
+        first draw without known rewards. Count at most `most` draws."""
         for number in range(most):
             draw = self._draws.get(number)
             if len(self._answered[self._tasks[draw.row].task_id]) <= draw.occurrence:
@@ -105,8 +106,9 @@ class AnsweredRows:
         return most
 
     async def rewards(self, number: int) -> Sequence[float]:
-        """Return the rewards of a draw, after its row was sampled as often as it was drawn. Raises
-        WireError if it cannot be sampled, and HooksChanged if other hooks scored it."""
+        """Return the rewards of the draw with this number. If the row was drawn more often than the
+        row was sampled, sample the row first. Raise WireError if the row cannot be sampled. Raise
+        HooksChanged if other hooks scored the row."""
         draw = self._draws.get(number)
         task = self._tasks[draw.row]
         known = self._answered[task.task_id]
@@ -123,7 +125,7 @@ class AnsweredRows:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationKey:
-    """What an evaluation is about."""
+    """The two versions that an evaluation compares, and the evaluation's id."""
 
     eval_id: str
     """Id under which the ledger keeps the sampled rows."""
@@ -132,7 +134,8 @@ class EvaluationKey:
 
 
 class HeldOutEvaluation:
-    """The drawn rows of one evaluation, answered by two versions."""
+    """The drawn rows of one evaluation, with the rewards of the released version and of the
+    candidate."""
 
     def __init__(self, key: EvaluationKey, released: AnsweredRows, candidate: AnsweredRows) -> None:
         self.key = key
@@ -140,18 +143,18 @@ class HeldOutEvaluation:
 
     @property
     def reason(self) -> str | None:
-        """Reason why a row that was sampled without rewards has none."""
+        """Reason why a sampled row has no rewards. None if each sampled row has rewards."""
         return next((rows.reason for rows in self._versions if rows.reason is not None), None)
 
     @property
     def num_sampled(self) -> int:
-        """Number of rows that were sampled, and not read from the ledger."""
+        """Number of rows that were sampled. Rows from the ledger do not count."""
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
-        """Return the rewards of the draws from `first` on, after their rows were sampled by the
-        versions that lack them. Raises WireError if one cannot be sampled, and HooksChanged if
-        other hooks scored it."""
+        """Return the rewards of `num` draws, from the draw `first` on. Rows without known rewards
+        are sampled first. Raise WireError if a row cannot be sampled. Raise HooksChanged if other
+        hooks scored a row."""
         numbers = range(first, first + num)
         rewards = await at_once(
             [rows.rewards(number) for number in numbers for rows in self._versions]
@@ -162,8 +165,8 @@ class HeldOutEvaluation:
 async def at_once(
     draws: Sequence[Coroutine[Any, Any, Sequence[float]]],
 ) -> list[Sequence[float]]:
-    """Return the rewards of draws that are sampled at the same time. If one raises an error, cancel
-    the others, and raise it."""
+    """Return the rewards of all draws, which are sampled at the same time. If a draw raises an
+    error, cancel the other draws, and raise the error."""
     tasks = [asyncio.create_task(draw) for draw in draws]
     try:
         return list(await asyncio.gather(*tasks))

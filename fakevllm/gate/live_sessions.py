@@ -1,4 +1,5 @@
-"""Make one outcome of each live session, for the comparison of the arms. This module does no I/O,
+"""Make one outcome of each live session, for the comparison of the arms. An arm is a share of the
+sessions that one version answers. A live session is a session of an app. This module does no I/O,
 and gets the time as an argument."""
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ MAX_PUBLISHES = 1000
 
 
 class LiveSessions:
-    """Makes one outcome of each live session: the mean reward of its first scored group since the
-    latest decision."""
+    """Makes one outcome of each live session. The outcome is the mean reward of the session's first
+    scored group since the latest verdict about a version."""
 
     def __init__(self) -> None:
         self._comparison = 0
@@ -27,21 +28,23 @@ class LiveSessions:
         """Unix time at which each version was first seen, with the version."""
 
     def published(self, version: int, now: float) -> None:
-        """Record the newest version at the time `now`, in Unix seconds."""
+        """Record that `version` is the newest version at the time `now`, in Unix seconds."""
         if not self._publishes or self._publishes[-1][1] != version:
             self._publishes.append((now, version))
             del self._publishes[:-MAX_PUBLISHES]
 
     def begin(self, comparison: int) -> None:
-        """Let each session count once more if another comparison begins. `comparison` is the number
-        of the decision with which it began."""
+        """Begin a comparison. `comparison` is the number of the decision with which the comparison
+        begins. If the number is new, each session counts once more. If the number is the present
+        number, do nothing."""
         if comparison != self._comparison:
             self._comparison = comparison
             self._seen.clear()
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
         """Return the outcome of the group's session. Return None if the session was counted
-        already, if it takes no part, or if it is not known which version answered it."""
+        already. Return None if the session is in an arm that takes no part in the comparison.
+        Return None if the version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None

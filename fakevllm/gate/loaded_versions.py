@@ -1,7 +1,8 @@
-"""Decide which versions of the weights no evaluation needs any more. This module does no I/O, and
-gets the time as an argument.
+"""Decide which loaded versions of the weights can be unloaded, because no evaluation needs these
+versions any longer. This module does no I/O, and gets the time as an argument.
 
-`fakevllm eval` unloads its versions at its end. If it was killed, the proxy unloads them.
+The command `fakevllm eval` unloads its versions at its end. If the command was killed, the proxy
+unloads the versions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ too early is loaded again with the next row."""
 
 
 class LoadedVersions:
-    """The versions that evaluations have loaded, with the time of their last use.
+    """The versions that evaluations have loaded, with the time of each version's last use.
 
     >>> versions = LoadedVersions(idle_s=600.0)
     >>> versions.begin([3])
@@ -34,11 +35,13 @@ class LoadedVersions:
         self._last_used_s: dict[int, float] = {}
 
     def begin(self, versions: Iterable[int]) -> None:
-        """Record that a request begins to load or to sample versions. Call `end` at its end."""
+        """Record that a request begins to load or sample the versions. Call `end` when the request
+        ends."""
         self._num_uses.update(versions)
 
     def end(self, versions: Iterable[int], now_s: float) -> None:
-        """Record that a request has ended, even if it failed."""
+        """Record that a request which loaded or sampled the versions has ended. Call this method
+        also for a failed request."""
         for version in versions:
             self._num_uses[version] -= 1
             assert self._num_uses[version] >= 0, "a use ended that had not begun"
@@ -49,7 +52,8 @@ class LoadedVersions:
         self._last_used_s.pop(version, None)
 
     def take_idle(self, now_s: float) -> list[int]:
-        """Return the versions that must be unloaded now, and forget them."""
+        """Return the versions that have been idle long enough to be unloaded now. Forget these
+        versions."""
         idle = [
             version
             for version, used_s in self._last_used_s.items()

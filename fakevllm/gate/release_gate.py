@@ -1,9 +1,10 @@
-"""The release gate: evaluate versions of the weights on held-out rows, and send decisions about
-them to the server. `release/controller` decides; this module carries the decisions out.
+"""The release gate. The gate evaluates versions of the weights on held-out rows, and sends
+decisions about versions to the server. `release/controller` makes the decisions. This module
+carries the decisions out.
 
-Nothing here is remembered. The server keeps the history of decisions, and the ledger keeps the
-evaluated rows. After a restart, both are read, and the evaluation continues with its next row. Only
-the comparison of live sessions begins anew.
+The gate stores no state of its own. The server keeps the history of decisions, and the ledger keeps
+the evaluated rows. After a restart, the gate reads both, and continues the evaluation with the next
+row. Only the comparison of live sessions begins anew.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class ReleaseServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReleasedArm:
-    """The functions with which the gate controls the arm of the released version."""
+    """The functions with which the gate controls the released arm. The released arm is the share of
+    the sessions that the released version answers."""
 
     set_version: Callable[[int], None]
     """Function that is called with the version that answers the arm."""
@@ -139,16 +141,17 @@ class GateView:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Figures of the current evaluation, or of the reference while it is sampled."""
+        """Figures of the current evaluation. While the reference is sampled, also the reference's
+        figures. The reference contains the released version's answers to the held-out rows."""
         return self.progress()
 
 
 class _NotDue(Exception):
-    """Error for rows that are not needed any more."""
+    """Error for rows that the gate does not need any longer."""
 
 
 class ReleaseGate:
-    """The gate of one proxy."""
+    """The release gate of one proxy."""
 
     def __init__(
         self,
@@ -162,9 +165,9 @@ class ReleaseGate:
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Create the gate. `pinned` are further versions whose checkpoints are kept, such as the
-        baseline. `controller` creates the object that decides, also when the server changes to
-        another run."""
+        """Create the gate. `pinned` contains further versions whose checkpoints the server keeps,
+        such as the baseline. `controller` creates the object that makes the decisions. A new
+        controller is created when the server changes to another run."""
         self._rows = rows
         self._server = server
         self._arm = arm
@@ -194,7 +197,7 @@ class ReleaseGate:
         self._is_blocked = False
 
     async def run(self) -> None:
-        """Carry out what is due, until this task is cancelled."""
+        """Carry out each due action, until this task is cancelled."""
         await self._check()
         while True:
             pause_s = self._retry_every_s
@@ -221,7 +224,7 @@ class ReleaseGate:
             await asyncio.sleep(pause_s)
 
     async def _check(self) -> None:
-        """Find out whether the held-out rows can measure anything."""
+        """Check whether the held-out rows can measure the versions."""
         try:
             self._unusable = await asyncio.to_thread(self._rows.check)
         except Exception:  # isolates: the versions are evaluated without the check
@@ -230,7 +233,8 @@ class ReleaseGate:
             self._controller.rows_unusable(self._unusable)
 
     async def first_read(self, timeout_s: float) -> None:
-        """Wait until the released version is known, but at most `timeout_s` seconds."""
+        """Wait until the history of releases has been read, which contains the released version.
+        Wait at most `timeout_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._history is None:
@@ -240,7 +244,8 @@ class ReleaseGate:
                     await asyncio.sleep(0.1)
 
     def group_scored(self, group: GroupOutcome) -> None:
-        """Count the first scored group of each live session in the comparison of the arms."""
+        """Count a scored group in the comparison of the arms. Only the first scored group of each
+        live session counts."""
         self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:
@@ -261,7 +266,7 @@ class ReleaseGate:
         )
 
     async def _step(self) -> float:
-        """Do what is due, and return the seconds until the next look."""
+        """Carry out the action that is due. Return the number of seconds until the next step."""
         status = self._server.status
         if status is None:
             self._set_trouble("the server cannot be reached")  # logged with the connection
@@ -288,15 +293,19 @@ class ReleaseGate:
                 return self._check_every_s
 
     def _observe(self, status: EngineStatusReply) -> None:
-        """Record the newest version, and the hooks."""
+        """Pass the newest version and the hash of the hooks to the controller."""
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
         self._controller.scorer_changed(self._rows.hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
-        """Return True if the known history is that of the server, which may have decisions of
-        operators. Between steps, it is read with each version, because a version may be a copy of
-        another one, and when the limit of training was changed."""
+        """Return True if the history that was read last is the server's history.
+
+        Operators may add decisions to the history. If versions are evaluated between training
+        steps, the history is also out of date after each new version, because a version may be a
+        copy of an older version. It is then also out of date after each change of the training
+        limit.
+        """
         history = self._history
         if history is None or status.run_id != self._run_id:
             return False
@@ -307,7 +316,8 @@ class ReleaseGate:
         return status.num_releases == len(history.records)
 
     async def _read(self) -> None:
-        """Read the history of the server's present run."""
+        """Read the history of the server's present run. Create a new controller if the run has
+        changed."""
         status = self._server.status
         version = 0 if status is None else status.weight_version
         history = await self._server.releases()
@@ -329,7 +339,8 @@ class ReleaseGate:
             await self._rows.unload(ended)
 
     async def _decide(self, decision: Decide) -> float:
-        """Send a decision to the server, and read the history, which then contains it."""
+        """Send a decision to the server. Then read the history, which contains the new decision.
+        Return the number of seconds until the next step."""
         # The next process must have the rows on which it is based, to make the same decision.
         if decision.source == HELD_OUT and not await self._rows.flush():
             self._report(DISK_TROUBLE)
@@ -358,7 +369,8 @@ class ReleaseGate:
         return 0.0
 
     async def _limit_training(self, version: int) -> float:
-        """Let training make no version above this one, until the next limit."""
+        """Set the newest version that training may make. The limit holds until the next limit is
+        sent. Return the number of seconds until the next step."""
         # The next process must have the reference, which cannot be sampled any more.
         if not await self._rows.flush():
             self._report(DISK_TROUBLE)
@@ -371,7 +383,8 @@ class ReleaseGate:
         return 0.0
 
     async def _read_reference(self) -> None:
-        """Read the answers of the reference from the ledger, if the controller needs them."""
+        """Read the answers of the reference from the ledger, if the controller needs the answers.
+        The reference contains the released version's answers to the held-out rows."""
         controller = self._controller
         if not isinstance(controller, BetweenStepsController) or not controller.needs_reference:
             return
@@ -386,9 +399,12 @@ class ReleaseGate:
         controller.reference_answered(name, num_known)
 
     async def _sample(self, due: Evaluate | SampleReference) -> float:
-        """Sample the rows that are due, and pass their rewards to the controller. Stop as soon as
-        something else is due, such as a decision or the evaluation of another version: an operator
-        does not wait for the rows. Return the seconds until the next look."""
+        """Sample the rows that are due, and pass the rewards to the controller. Return the number
+        of seconds until the next step.
+
+        Sampling stops as soon as another action is due, such as a decision or the evaluation of
+        another version. An operator therefore does not wait for the rows.
+        """
         try:
             if isinstance(due, Evaluate):
                 num_sampled, reason = await self._sample_pairs(due)
@@ -405,8 +421,9 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample rows of an evaluation. Return the number of rows that the ledger did not have, and
-        the reason why a row has no reward."""
+        """Sample rows of an evaluation with both versions. Return the number of rows that were not
+        in the ledger. Return also the reason why a row has no reward. The reason is None if there
+        is none."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -423,8 +440,9 @@ class ReleaseGate:
         return evaluation.num_sampled - num_before, evaluation.reason
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
-        """Sample rows of the reference. Return the number of rows that the ledger did not have, and
-        the reason why a row has no reward."""
+        """Sample rows of the reference with the served version. Return the number of rows that were
+        not in the ledger. Return also the reason why a row has no reward. The reason is None if
+        there is none."""
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"
@@ -449,8 +467,8 @@ class ReleaseGate:
         return await self._reference.open(key, lambda: controller.newest_copies)
 
     async def _while_due(self, due: Action, sampling: Coroutine[Any, Any, _Rows]) -> _Rows:
-        """Return the result of a coroutine. Cancel it and raise _NotDue if something else is due
-        meanwhile."""
+        """Run the coroutine `sampling`, and return its result. If another action becomes due
+        meanwhile, cancel the coroutine, and raise _NotDue. Do the same if the hooks change."""
         hooks, task = self._rows.hook_hash(), asyncio.create_task(sampling)
         try:
             is_sampled = False
@@ -468,13 +486,13 @@ class ReleaseGate:
         self._num_unscored = 0 if is_scored else self._num_unscored + 1
 
     def _eval_id(self, name: str) -> str:
-        """Return the id under which the ledger keeps rows. It names the hooks, because the rewards
-        of different hooks cannot be compared."""
+        """Return the id under which the ledger keeps the rows of an evaluation. The id contains the
+        hash of the hooks, because rewards of different hooks cannot be compared."""
         hooks = self._rows.hook_hash()[:8]
         return "-".join(filter(None, (GATE, name, hooks, self._run_id)))[:100]
 
     def _is_still_due(self, due: Action) -> bool:
-        """Return False if something else is due than the rows that are sampled."""
+        """Return True if the action `due` is still the controller's next action."""
         status = self._server.status
         if status is not None:
             if not self._is_current(status):
@@ -483,20 +501,22 @@ class ReleaseGate:
         return self._controller.next_action() == due
 
     def _count_refusal(self, candidate: int, error: WireError) -> None:
-        """Let the candidate be undecided if its rows are refused again and again."""
+        """Count a refusal of the candidate's rows. After MAX_REFUSALS refusals, one after the
+        other, give the evaluation up, so that the candidate is undecided."""
         self._num_refused = self._num_refused + 1 if error.status == 400 else 0
         if self._num_refused >= MAX_REFUSALS:
             self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])
 
     def _outage_pause_s(self) -> float:
-        """Return the seconds until the next attempt after an outage. Each pause is twice as long as
-        the one before."""
+        """Return the number of seconds until the next attempt after an outage. Each pause is twice
+        as long as the pause before, up to the usual pause after an error."""
         self._num_outages += 1
         pause_s = self._check_every_s * 2.0 ** min(self._num_outages - 1, 10)
         return min(pause_s, self._retry_every_s)
 
     def _report(self, trouble: str | None) -> None:
-        """Log a new reason why nothing is decided."""
+        """Record the reason why no decision can be made now. Log the reason if the reason is
+        new."""
         if trouble is not None and trouble != self._trouble:
             if trouble == self._controller.trouble:  # only the user can end it
                 log.warning("no version is evaluated or released: %s", trouble)
@@ -510,15 +530,15 @@ class ReleaseGate:
 
 
 def _needs_released_arm(action: Action) -> bool:
-    """Return True if an action needs a released version that can be sampled. A rejection is carried
-    out without it, because the rejected version must not answer apps any longer."""
+    """Return True if an action needs a released version that can be sampled. A rejection does not
+    need the released version, because the rejected version must stop answering apps at once."""
     if isinstance(action, Decide):
         return action.decision in (Decision.CANDIDATE, Decision.RELEASED)
     return True
 
 
 def _unsampled(error: WireError, *, has_candidate: bool) -> str:
-    """Return a line about a row that cannot be sampled."""
+    """Return a line for the log about a row that cannot be sampled."""
     line = f"a held-out row cannot be sampled: {error.message}"
     if error.status == 400 and has_candidate:
         line += f" After {MAX_REFUSALS} such refusals, the candidate is undecided"
@@ -526,13 +546,13 @@ def _unsampled(error: WireError, *, has_candidate: bool) -> str:
 
 
 def _unscored(reason: str | None) -> str:
-    """Return a line about rows that get no reward."""
+    """Return a line for the log about rows that get no reward."""
     cause = "" if reason is None else f" ({one_line(reason)})"
     return f"none of {NUM_UNSCORED} held-out rows in a row got a reward{cause}: {HOW_TO_SCORE}"
 
 
 def _refusal(error: aiohttp.ClientResponseError) -> str:
-    """Return a line about an error response of the server."""
+    """Return a line for the log about an error response of the server."""
     if error.status == 403:
         return RELEASES_NEED_ADMIN_KEY
     if error.status in (404, 405):

@@ -1,4 +1,5 @@
-"""Remove the limit of training that the gate of an earlier proxy process has left at the server."""
+"""Remove the limit of training that an earlier proxy process has left at the server. The limit is
+the newest version that training may make. The release gate of that process had set the limit."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ CHECK_EVERY_S = 1.0
 
 
 class LimitedServer(Protocol):
-    """The part of the connection to the server that is used here."""
+    """The part of the connection to the server that this module uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -27,8 +28,9 @@ class LimitedServer(Protocol):
 async def remove_training_limit(
     server: LimitedServer, check_every_s: float = CHECK_EVERY_S
 ) -> None:
-    """Remove the limit of each run of the server that has one when it is first seen. A limit that
-    appears later belongs to the gate of another proxy, and stays."""
+    """Remove the training limit from each run of the server, if the run has a limit when it is
+    first seen. A limit that appears later belongs to the gate of another proxy, and stays. Run
+    until this task is cancelled."""
     seen, reported = "", ""
     while True:
         await asyncio.sleep(check_every_s)
@@ -44,7 +46,8 @@ async def remove_training_limit(
 
 
 async def _remove(server: LimitedServer, status: EngineStatusReply) -> str | None:
-    """Remove the limit that a status has. Return the reason if that fails, else None."""
+    """Remove the training limit, if `status` contains a limit. Return the reason if the removal
+    fails. Return None otherwise."""
     if status.training_limit is None:
         return None
     waits = f"training waits at version {status.training_limit}"

@@ -175,8 +175,8 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Check the value that the hook on_feedback returned. Return a float or None, or a HookFailure
-    if the value is not valid.
+    """Check the value that the hook on_feedback returned. Return a float or None. Return a
+    HookFailure if the value is not valid.
 
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')

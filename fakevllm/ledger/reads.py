@@ -133,7 +133,8 @@ class CallReads:
 
     def latest_group_id(self) -> str | None:
         """Return the id of the newest trained group (request) with recorded model calls. If there
-        is no such group, return the id of the newest group with recorded model calls, or None."""
+        is no such group, return the id of the newest group with recorded model calls. Return None
+        if no group has recorded model calls."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_LATEST).scalar()
 

@@ -88,8 +88,8 @@ def _count_branches(totals: Mapping[str, float]) -> str:
 
 
 def _describe_client_metrics(metrics: Mapping[str, float]) -> str:
-    """Return a text with the metrics that clients logged with `log_metrics`, or "" if there are
-    none."""
+    """Return a text with the metrics that clients logged with `log_metrics`. Return "" if clients
+    logged no metrics."""
     names = [name for name in metrics if name.startswith(CLIENT_PREFIX)]
     parts = [
         f"{clean(name.removeprefix(CLIENT_PREFIX))} {format_number(metrics[name])}"

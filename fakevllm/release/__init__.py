@@ -1,14 +1,17 @@
-"""Decisions about releases: which versions of the weights may answer apps, which arm a session
-belongs to, and what learning and choosing gained.
+"""Decisions about releases. The decisions concern which versions of the weights may answer apps,
+and which arm a session belongs to. The folder also computes how much learning and choosing gained.
 
-* `controller` decides which version is evaluated, and whether it is released or rejected.
+* `actions` lists the actions that the release gate can have to do.
+* `controller` decides which version is evaluated, and whether the version is released or rejected.
+* `between_steps` makes the same decisions for an engine that holds one set of weights.
 * `held_out_draws` chooses the held-out rows of an evaluation.
-* `arms` assigns each session to an arm: the newest weights, the released ones, or the baseline.
-* `arm_gains` estimates from live sessions how much the newest weights are better than the baseline,
+* `arms` assigns each session to an arm. The newest weights, the released weights or the baseline
+  answer the sessions of an arm.
+* `arm_gains` estimates from live sessions how much better the newest weights are than the baseline,
   and how much is gained by serving the best sibling.
 * `evidence_text` writes the figures of a decision as text.
 
-The folder is pure: no I/O, no clock, no random numbers. It starts no task and opens no socket. The
-server's journal keeps the decisions, and the proxy's ledger keeps the evaluated rows and the
-sessions, so the objects can be created again from them.
+The folder is pure: no I/O, no clock, no random numbers. The code starts no task and opens no
+socket. The server's journal keeps the decisions. The proxy's ledger keeps the evaluated rows and
+the sessions. The objects can therefore be created again after a restart.
 """

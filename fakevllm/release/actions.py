@@ -1,5 +1,5 @@
-"""What the release gate has to do next. `controller` and `between_steps` decide it, and
-`gate/release_gate` carries it out."""
+"""The actions that the release gate can have to do next. `controller` and `between_steps` choose
+the action, and `gate/release_gate` carries the action out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """A decision to send to the server."""
+    """A decision that must be sent to the server."""
 
     id: str
     """Id of the request. It is the same until the history changes, also if the newest version does
@@ -28,14 +28,16 @@ class Decide:
 
     @property
     def source(self) -> str | None:
-        """Test from which the decision follows, LIVE or HELD_OUT; None for a candidate."""
+        """Test from which the decision follows, LIVE or HELD_OUT. None if the decision makes a
+        version the candidate."""
         return self.evidence.get("source")
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Held-out rows to sample with two versions, or with the candidate alone if the reference has
-    the answers of the released one."""
+    """Held-out rows that must be sampled for an evaluation. The candidate and the released version
+    answer the rows. If there is a reference, only the candidate answers, because the reference
+    already has the released version's answers."""
 
     candidate: int
     released: int
@@ -47,7 +49,8 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SampleReference:
-    """Held-out rows to sample with the served version, which has the released weights."""
+    """Held-out rows that the served version must answer for the reference. The served version has
+    the released weights."""
 
     reference: str
     """Name of the reference."""
@@ -58,14 +61,15 @@ class SampleReference:
 
 @dataclass(frozen=True, slots=True)
 class LimitTraining:
-    """The newest version that training may make, to send to the server."""
+    """A limit of training that must be sent to the server: the newest version that training may
+    make."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is due before the next event."""
+    """No action is due before the next event."""
 
 
 Action = Decide | Evaluate | SampleReference | LimitTraining | Wait

@@ -1,18 +1,23 @@
-"""Estimates from live sessions: what learning gained, and what choosing the best sibling gained.
+"""Estimate two gains from live sessions: the gain of learning, and the gain of choosing the best
+sibling. Siblings are the answers that are sampled for one request.
 
-* The policy's gain: mean reward of all siblings of the training arm, minus that of the baseline.
-* The choice's gain: reward of the served sibling minus the mean of its siblings, in the training
-  arm.
+* The policy's gain is the mean reward of the siblings in the training arm, minus the mean reward of
+  the siblings in the baseline arm.
+* The choice's gain is the reward of the served sibling, minus the mean reward of all siblings of
+  the same request. The choice's gain is measured in the training arm.
 
-A session is one observation, because its turns are not independent: the mean over its groups. It
-is counted once, when it has had no group for SESSION_IDLE_S. Its later groups do not count. So no
-observation changes after it was counted, and the intervals hold at all times (see `statistics`).
+A session is one observation, because its turns are not independent. The observation is the mean
+over the session's groups. A session is counted once, when the session has had no group for
+SESSION_IDLE_S. Later groups of the session do not count. An observation therefore never changes
+after it was counted, and the intervals hold at all times (see `statistics`).
 
-Live sessions come in no pairs. As soon as both arms have sessions that are not in a pair yet, all
-of them form one: a session of the rarer arm and the sessions of the other arm since the last pair.
-The arms are drawn without regard to rewards. The order in which sessions are counted is not quite:
-it depends on how long they last, which may depend on the weights. So if both the mean reward of
-sessions and their length change in the course of time, the intervals hold only approximately.
+Live sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
+sessions without a pair, all these sessions form one pair. The pair has one session of one arm, and
+the other arm's sessions since the last pair.
+
+The arms are drawn without regard to rewards. The order in which sessions are counted depends on how
+long sessions last, and the length may depend on the weights. The intervals are therefore only
+approximate if the mean reward and the length of sessions both change over time.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ MAX_COUNTED_SESSIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """What one group contributes: a request whose siblings were scored."""
+    """The figures of one group. A group is a request whose siblings were scored."""
 
     root: str
     """Root of the session's tree."""
@@ -60,7 +65,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A gain, with the interval that contains it."""
+    """An estimated gain in reward, with its confidence interval."""
 
     mean: float
     low: float | None
@@ -72,7 +77,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The sessions of the arms, and the two gains."""
+    """The numbers of sessions in the arms, and the two gains."""
 
     sessions: Mapping[Arm, int]
     """Number of counted sessions by arm, for the arms that have any."""
@@ -113,8 +118,8 @@ class _ArmTotals:
 
 
 class ArmGains:
-    """The two gains of one proxy. Groups come in the order in which they were received, as far as
-    the caller knows it."""
+    """The two gains of one proxy. Add groups in the order in which the proxy received them, as far
+    as the order is known."""
 
     def __init__(
         self,
@@ -124,8 +129,8 @@ class ArmGains:
         second: Arm = Arm.TRAINING,
         alpha: float = ALPHA,
     ) -> None:
-        """Create empty gains. `rewards` is the range of a single reward. The policy's gain is that
-        of the arm `second` over the arm `first`."""
+        """Create gains without sessions. `rewards` is the range of a single reward. The policy's
+        gain compares the arm `second` with the arm `first`."""
         self._rewards = rewards
         self._first, self._second = first, second
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
@@ -138,7 +143,7 @@ class ArmGains:
         self._outside: float | None = None
 
     def add(self, group: GroupOutcome) -> None:
-        """Add a group. A group of a session that was counted already does not count."""
+        """Add a group. A group does not count if its session was counted already."""
         self._count_idle(group.received_at)
         for reward in (group.lowest, group.highest):
             if not self._rewards.low <= reward <= self._rewards.high:

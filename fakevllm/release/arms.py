@@ -1,7 +1,7 @@
-"""Assignment of sessions to arms. An arm decides which weights answer a session.
+"""Assign each session to an arm. The arm decides which version of the weights answers the session.
 
-The assignment is a hash of the session's root and of a salt, so it needs no memory: the same
-session has the same arm in each process, also after a restart.
+The assignment is a hash of the session's root and a salt, so no memory is needed. A session has the
+same arm in each process, also after a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SUM_TOLERANCE = 1e-9
 
 
 class Arm(StrEnum):
-    """What a session is assigned to.
+    """The arm to which a session is assigned.
 
     training  The newest version answers. The session's groups are trained.
     released  The version that passed its evaluation answers. Nothing is trained.
@@ -55,8 +55,8 @@ class Shares:
 
     @staticmethod
     def continuous(baseline: float) -> Shares:
-        """Return the shares if each training step is served: all sessions but those of the
-        baseline are of the training arm."""
+        """Return the shares for the mode in which apps get the weights of each training step. The
+        baseline arm gets the share `baseline`, and the training arm gets all other sessions."""
         return Shares(1 - baseline, 0.0, baseline)
 
     def of(self, arm: Arm) -> float:
@@ -72,7 +72,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The arm of a session."""
+    """The arm of a session, and the probability of this arm."""
 
     arm: Arm
     propensity: float
@@ -81,12 +81,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ArmAssigner:
-    """The assignment of sessions to arms, with one salt and one set of shares.
+    """Assigns sessions to arms, with one salt and one set of shares.
 
-    The unit interval is divided among the arms: the baseline begins at 0, the training arm ends at
-    1, and the released arm is between them. A session is a point of the interval. A change of
-    `baseline` therefore moves no session into or out of the training arm if the released arm takes
-    the difference, and a change of `training` moves none into or out of the baseline.
+    The interval from 0 to 1 is divided among the arms. The baseline arm begins at 0, the training
+    arm ends at 1, and the released arm is between the two. A session is a point of the interval.
+
+    A change of one share therefore moves only few sessions, if the released arm takes the
+    difference. A change of `baseline` moves no session into or out of the training arm. A change of
+    `training` moves no session into or out of the baseline arm.
 
     >>> assigner = ArmAssigner(b"salt", Shares.continuous(baseline=0.5))
     >>> [assigner.assign(root).arm.value for root in ("a", "b", "c", "a")]
@@ -111,6 +113,6 @@ class ArmAssigner:
 
 
 def position(salt: bytes, root: str) -> float:
-    """Return the session's point of the interval from 0 (included) to 1 (excluded)."""
+    """Return the session's point in the interval from 0 (included) to 1 (excluded)."""
     digest = hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=8, key=salt[:64])
     return (int.from_bytes(digest.digest()) >> (64 - _NUM_BITS)) / 2**_NUM_BITS

@@ -1,25 +1,28 @@
-"""The release gate's decisions for an engine that holds one set of weights: versions are evaluated
-between training steps. This module does no I/O, and has no clock.
+"""Make the release gate's decisions for an engine that holds one set of weights. Versions are
+evaluated between training steps. This module does no I/O, and has no clock.
 
 Such an engine samples only the version that it serves, and all sessions get this version. Training
 therefore waits while a version is evaluated:
 
-1. After a release, the served weights are the released ones. They answer the rows that all
-   candidates will answer. These answers are the reference.
+1. After a release, the served weights are the released weights. The served version answers the
+   held-out rows that all candidates will answer. These answers are the reference.
 2. Training makes `evaluate_every` versions, and waits.
-3. The served version becomes the candidate, and answers the same rows. The paired differences to
-   the reference decide, by the test in `controller`.
-4. A rejection lets training go back, so the released weights are served again. They make a new
-   reference.
+3. The served version becomes the candidate, and answers the same rows. The test in `controller`
+   decides from the paired differences between the candidate and the reference.
+4. After a rejection, training goes back, and the released weights are served again. The released
+   weights make a new reference.
 
-A candidate does not depend on the reference before it is compared with it, so the bounds of
-`controller` hold for each candidate. (They hold on average over all references. Candidates that
-share a reference share its luck, so their errors are not independent.) For this, two references
-must be new. The answers with which a candidate was released are too good in the mean, because they
-were good enough for a release. The reference with which a candidate was rejected is too good too.
+A candidate does not depend on the reference before the two are compared. The bounds of `controller`
+therefore hold for each candidate. (The bounds hold on average over all references. Candidates that
+share a reference share its luck, so their errors are not independent.)
 
-If the served weights are neither the released ones nor trained under the gate, for example because
-the gate was turned on in the middle of a run, training waits for an operator.
+For this independence, a new reference is made after each release and after each rejection. After a
+release, the candidate's answers cannot become the reference, because the answers were good enough
+for a release, and are therefore too good in the mean. After a rejection, the old reference cannot
+be used again. A reference that rejected a candidate is also too good in the mean.
+
+The served weights may be neither the released weights nor trained under the gate. An example is a
+gate that was turned on in the middle of a run. Training then waits for an operator.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ engine."""
 
 
 class BetweenStepsController(GateController):
-    """The decisions of one proxy's gate about one run, if the engine holds one set of weights."""
+    """Makes the decisions of one proxy's gate about one run, if the engine holds one set of
+    weights."""
 
     def __init__(self, rules: GateRules) -> None:
         super().__init__(rules)
@@ -66,8 +70,8 @@ class BetweenStepsController(GateController):
 
     @property
     def reference(self) -> str | None:
-        """Name of the reference. It changes with each release, and with each return of training.
-        None if the history is not known."""
+        """Name of the reference. The name changes with each release, and each time training goes
+        back to an earlier version. None if the history is not known."""
         history = self._history
         if history is None:
             return None
@@ -82,35 +86,44 @@ class BetweenStepsController(GateController):
 
     @property
     def released_copies(self) -> list[int]:
-        """The versions that have the released weights. Their answers make the reference."""
+        """The versions that have the released weights. The answers of these versions make the
+        reference."""
         return [] if self._history is None else self._history.released_copies
 
     @property
     def newest_copies(self) -> list[int]:
-        """The versions that have the newest weights, of which the server serves the last."""
+        """The versions that have the newest weights. The server serves the last of these
+        versions."""
         return [] if self._history is None else self._history.newest_copies
 
     @property
     def _base(self) -> int:
-        """The newest version that a verdict was about, or the newest one with the same weights as
-        this version or as the released one. Training makes `evaluate_every` versions after it."""
+        """The version after which training makes `evaluate_every` versions before the next
+        evaluation. The base is the newest of these versions:
+
+        * the version of the newest verdict
+        * the copies of the released version
+        * the copies of the newest version, if the oldest of these copies is not newer than the
+          version of the newest verdict
+        """
         base = super()._base
         same = self.newest_copies if min(self.newest_copies, default=base + 1) <= base else []
         return max([base, *self.released_copies, *same])
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the answers that the ledger has of the reference must be read."""
+        """Whether the reference's answers in the ledger must be read."""
         return self._history is not None and self._num_reference_draws is None
 
     def reference_answered(self, reference: str, num_draws: int) -> None:
-        """Record how many draws the reference has answered, from the first one on."""
+        """Record the number of draws that the reference has answered, counted from the first
+        draw."""
         if reference == self.reference:
             self._num_reference_draws = num_draws
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the next drawn row of an evaluation. A row that has no reward in the reference says
-        nothing: the hook may have failed when the reference was scored."""
+        """Add the next drawn row of an evaluation. If the reference has no reward for the row, the
+        row counts only as a draw. The hook may have failed while the reference was scored."""
         pair = pair if pair.released else ScoredPair([], [])
         super().pair_scored(candidate, released, draw, pair)
 
@@ -136,7 +149,7 @@ class BetweenStepsController(GateController):
         return action
 
     def _next_of_reference(self, num_draws: int) -> Action:
-        """Return what is due while the reference is not complete."""
+        """Return the action that is due while the reference is not complete."""
         if self._is_stopped or self._newest not in self.released_copies:
             return Wait()
         assert self.reference is not None, "the history is known"
@@ -149,7 +162,8 @@ class BetweenStepsController(GateController):
 
     @property
     def _unserved(self) -> str | None:
-        """Reason why no reference can be made, and what to do; None if there is none."""
+        """Reason why the reference cannot be completed, and the remedy. None if the reference can
+        be completed."""
         history, num_draws = self._history, self._num_reference_draws
         if history is None or num_draws is None:
             return None

@@ -1,27 +1,33 @@
-"""The release gate's decisions: which version becomes a candidate, and when it is released,
-rejected or undecided. This module does no I/O, and has no clock.
+"""Make the release gate's decisions. The controller decides which version becomes a candidate, and
+when the candidate is released, rejected or undecided. This module does no I/O, and has no clock.
 
-The controller is a function of what it is given: the server's history of releases, the newest
-version, the scored pairs of the candidate's evaluation in the order of their draws, and the
-sessions that were scored since the latest verdict. `next_action` names what is due. A decision
-stays due until the history contains it, so the process may die at any time, and a decision may be
-sent twice.
+The decisions depend only on this input:
 
-Two tests run during each cycle, which ends with a verdict:
+* the server's history of releases
+* the newest version
+* the scored pairs of the candidate's evaluation, in the order of their draws
+* the sessions that were scored since the latest verdict
 
-* Held-out rows: the candidate and the released version answer the same rows. Their paired
-  difference has the confidence sequence (low, high). low > -margin releases the candidate, and
-  high < -margin rejects it.
-* Live sessions: the training arm (the versions since the latest verdict) against the released arm.
-  This test can only reject. It judges the mean of these versions, and is no test of the candidate.
+`next_action` returns the action that is due. A decision stays due until the history contains the
+decision. The process may therefore die at any time, and a decision may be sent twice.
 
-If no version is worse by more than `margin`, each test rejects one with a probability of at most
-alpha / 2, however often it is looked at, so both together with at most alpha. The comparison of
-live sessions begins anew with each GateController, and after a rejection that the server has
-refused. The bound does not cover this.
+Two tests run during each cycle. A verdict ends the cycle. A verdict is the decision that a version
+is released, rejected or undecided.
 
-The bounds need rewards in their range. While a reward outside of it was seen, nothing is evaluated
-and no version is released.
+* Held-out rows: the candidate and the released version answer the same rows. The paired difference
+  has the confidence sequence (low, high). low > -margin releases the candidate, and high < -margin
+  rejects the candidate.
+* Live sessions: the training arm is compared with the released arm. The versions since the latest
+  verdict answer the training arm. This test judges the mean of these versions. The test can only
+  reject, and does not test the candidate alone.
+
+Suppose that no version is worse by more than `margin`. Each test then rejects a version with a
+probability of at most alpha / 2, however often the test is looked at. Both tests together reject
+with a probability of at most alpha. The bound does not cover one case: the comparison of live
+sessions begins anew with each GateController, and after a rejection that the server has refused.
+
+The bounds hold only for rewards in their declared range. After a reward outside of the range,
+nothing is evaluated and no version is released.
 """
 
 from __future__ import annotations
@@ -58,16 +64,20 @@ class GateRules:
 
     @property
     def max_draws(self) -> int:
-        """Number of held-out rows that are drawn for one candidate, at most."""
+        """Maximum number of held-out rows that are drawn for one candidate."""
         return max(1, self.max_samples // self.num_samples)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """The rewards of one drawn row. The list of a version is shorter if some of its samples got no
-    reward. A reward that only one of the versions lacks counts against the candidate: as the lowest
-    one for the candidate, and as the highest one for the released version. If both versions have no
-    reward, the pair counts only as a draw."""
+    """The rewards of the two versions for one drawn held-out row. A list is shorter than the other
+    list if some samples got no reward.
+
+    A reward that only one version lacks counts against the candidate. If the candidate lacks the
+    reward, the reward counts as the lowest possible reward. If the released version lacks the
+    reward, the reward counts as the highest possible reward. If both versions have no reward, the
+    pair counts only as a draw.
+    """
 
     released: Sequence[float]
     candidate: Sequence[float]
@@ -76,7 +86,7 @@ class ScoredPair:
 @dataclass(frozen=True, slots=True)
 class ScoredSession:
     """The outcome of one session of an app. Each session is passed to the controller once, because
-    its turns are not independent."""
+    the turns of a session are not independent."""
 
     version: int | None
     """Version that answered a session of the training arm; None for the released arm."""
@@ -85,7 +95,7 @@ class ScoredSession:
 
 
 class GateController:
-    """The decisions of one proxy's gate about one run of the server."""
+    """Makes the decisions of one proxy's gate about one run of the server."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
@@ -98,7 +108,7 @@ class GateController:
         self._unusable: str | None = None
 
     def history_read(self, history: ReleasesReply) -> None:
-        """Replace the known history by the one that the server has now."""
+        """Replace the known history by the history that the server has now."""
         if self._verdict_number(history) != self._verdict_number(self._history):
             self._live = _LiveTest(self._rules)
         self._history = history
@@ -116,33 +126,35 @@ class GateController:
         self._newest = version
 
     def scorer_changed(self, scorer: str) -> None:
-        """Record which hook scores the rows. With another hook, the evaluation begins again,
+        """Record which hook scores the rows. If the hook has changed, the evaluation begins again,
         because the rewards of two hooks cannot be compared."""
         if scorer != self._scorer and self._evaluation is not None:
             self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
         self._scorer = scorer
 
     def rewards_seen(self, *rewards: float) -> None:
-        """Record rewards of groups or rows. One outside of the range stops all releases."""
+        """Record rewards of groups or rows. A reward outside of the declared range stops all
+        evaluations and releases."""
         low, high = self._rules.rewards.low, self._rules.rewards.high
         for reward in rewards:
             if self._outside is None and not low <= reward <= high:
                 self._outside = reward
 
     def rows_unusable(self, reason: str) -> None:
-        """Record that the held-out rows measure nothing, for good. Nothing is evaluated or released
-        then. Live sessions can still reject."""
+        """Record that the held-out rows cannot measure a version. From then on, no version is
+        evaluated or released. Live sessions can still reject a version."""
         self._unusable = reason
 
     def give_up(self, candidate: int, reason: str) -> None:
-        """End the evaluation of a version that cannot be sampled. It is then undecided."""
+        """End the evaluation of a candidate that cannot be sampled. The candidate is then
+        undecided."""
         evaluation = self._evaluation
         if evaluation is not None and evaluation.versions[0] == candidate:
             evaluation.give_up(reason)
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the next drawn row of an evaluation. Rows of another evaluation, and draws out of
-        order, are ignored."""
+        """Add the next drawn row of an evaluation. Ignore rows of another evaluation, and draws out
+        of order."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.versions != (candidate, released):
             return
@@ -151,8 +163,8 @@ class GateController:
             evaluation.add(pair)
 
     def decision_refused(self, decision: Decide) -> None:
-        """Record that the server has refused a decision. After a rejection that follows from live
-        sessions, their comparison begins again. Other decisions stay due."""
+        """Record that the server has refused a decision. If the decision was a rejection by live
+        sessions, the comparison of live sessions begins again. All other decisions stay due."""
         if decision.source == LIVE:
             candidate = self._live.candidate
             self._live = _LiveTest(self._rules)
@@ -160,12 +172,12 @@ class GateController:
 
     def session_scored(self, session: ScoredSession) -> None:
         """Add a session that an app had since the latest verdict. A session of the training arm
-        counts if its version is newer than all versions of earlier verdicts."""
+        counts only if the session's version is newer than all versions that had a verdict."""
         if session.version is None or session.version > self._base:
             self._live.add(session)
 
     def next_action(self) -> Action:
-        """Return what is due now."""
+        """Return the action that is due now."""
         history, evaluation = self._history, self._evaluation
         if history is None:
             return Wait()
@@ -183,7 +195,8 @@ class GateController:
 
     @property
     def trouble(self) -> str | None:
-        """Reason why no version is evaluated or released, and what to do; None if there is none."""
+        """Reason why no version is evaluated or released, and the remedy. None if there is no
+        trouble."""
         if self._outside is None:
             return self._unusable
         rewards = self._rules.rewards
@@ -195,27 +208,30 @@ class GateController:
 
     @property
     def _is_stopped(self) -> bool:
-        """Whether no version is evaluated or released."""
+        """Whether evaluations and releases have stopped."""
         return self._outside is not None or self._unusable is not None
 
     @property
     def latest_verdict(self) -> int:
-        """Number of the decision with which the present comparison of live sessions began."""
+        """Number of the latest decision that released or rejected a version, or left it undecided.
+        The present comparison of live sessions began with this decision. 0 if there was no such
+        decision."""
         return self._verdict_number(self._history)
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs in the current evaluation; 0 without a candidate."""
+        """Number of pairs in the current evaluation. A pair is a held-out row that both versions
+        answered. 0 without a candidate."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The figures of the current evaluation; empty without a candidate. After a new pair, the
-        interval is computed, which may take 50 ms."""
+        """The figures of the current evaluation. Empty without a candidate. After a new pair, this
+        property computes the interval, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
-        """Return what is due for the candidate."""
+        """Return the action that is due for the candidate."""
         candidate, released = evaluation.versions
         verdict = evaluation.verdict
         if verdict is None:
@@ -238,8 +254,9 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that a verdict was about. Rejected versions include those that descend
-        from one."""
+        """The newest version that had a verdict, which means that it was released, rejected or
+        undecided. A rejected version also counts if it descends from a version that had a
+        verdict."""
         history = self._history
         if history is None:
             return 0
@@ -252,13 +269,14 @@ class GateController:
 
     @staticmethod
     def _verdict_number(history: ReleasesReply | None) -> int:
-        """Return the number of the latest verdict in a history, or 0."""
+        """Return the number of the latest verdict in a history. Return 0 if there was no
+        verdict."""
         records = [] if history is None else history.records
         return max((one.number for one in records if one.decision in _VERDICTS), default=0)
 
 
 class _Difference:
-    """A difference of mean rewards with its confidence sequence."""
+    """A difference between mean rewards, with the confidence sequence of the difference."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
@@ -272,7 +290,8 @@ class _Difference:
             self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
     def add(self, first: float, second: float) -> None:
-        """Add the pair of two mean rewards in the range: the difference is `second - first`."""
+        """Add a pair of two mean rewards. Both rewards must be in the declared range. The
+        difference is `second - first`."""
         difference = max(-self._width, min(self._width, second - first))
         self._sequence.add(difference)
         if self._test is not None:
@@ -346,8 +365,8 @@ class _Evaluation:
             self.verdict, self._trouble = Decision.UNDECIDED, reason
 
     def _mean(self, rewards: Sequence[float], num: int, missing: float) -> float:
-        """Return the mean of `num` rewards, of which those that are not in the list count as
-        `missing`."""
+        """Return the mean of `num` rewards. If the list has fewer rewards, each missing reward
+        counts as `missing`."""
         known = sum(_clipped(reward, self._rules) for reward in rewards)
         return (known + (num - len(rewards)) * missing) / num
 
@@ -359,7 +378,7 @@ class _Evaluation:
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum of some numbers, and how many there are."""
+    """The sum of some numbers, and the count of these numbers."""
 
     num: int = 0
     total: float = 0.0
@@ -374,12 +393,14 @@ class _Sum:
 
 
 class _LiveTest:
-    """The comparison of live sessions: the training arm against the released arm.
+    """The comparison of live sessions between the training arm and the released arm.
 
-    Sessions come in no pairs. As soon as both arms have sessions that are in no pair yet, all of
-    them form one: one session of one arm, and the sessions of the other arm since the last pair.
-    Sessions come in the order in which their first groups end. Arms are drawn without regard to
-    rewards, but a long answer ends late, so that the pairs are not quite independent of rewards.
+    Sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
+    sessions without a pair, all these sessions form one pair. The pair has one session of one arm,
+    and the other arm's sessions since the last pair.
+
+    Sessions are added in the order in which their first groups end. Arms are drawn without regard
+    to rewards. A long answer ends late, so the pairs are not quite independent of rewards.
     """
 
     def __init__(self, rules: GateRules) -> None:
@@ -426,8 +447,9 @@ class _LiveTest:
             self.rejected = self._first_worse()
 
     def _first_worse(self) -> int | None:
-        """Return the oldest version that took part. Return the first one after the candidate if the
-        sessions of the candidate and of older versions did not lose more than the margin."""
+        """Return the version to reject. The result is usually the oldest version that took part. If
+        the candidate and older versions did not lose more than the margin, the result is the oldest
+        version that took part and is newer than the candidate."""
         differences = self._older_differences
         if differences.num and differences.mean >= -self._rules.margin:
             return self._oldest if self._oldest_newer is None else self._oldest_newer

@@ -1,4 +1,4 @@
-"""The figures of a decision about a release, as text."""
+"""Write the figures of a decision about a release as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 
 def difference(evidence: dict[str, Any]) -> str:
-    """Return the difference of mean rewards with its interval, or a dash.
+    """Return the difference of mean rewards with its interval. Return a dash if a figure is
+    missing.
 
     >>> difference({"difference": -0.1, "low": -0.14, "high": -0.06})
     '-0.100 (-0.140 to -0.060)'

@@ -1,9 +1,9 @@
-"""The held-out rows that an evaluation of the gate draws. This module does no I/O, and the draws
-follow from the evaluation's id.
+"""Draw the held-out rows of an evaluation of the release gate. This module does no I/O. The
+evaluation's id determines the draws.
 
 Each draw is a row of the held-out file, uniformly at random and with replacement. Given all earlier
-draws, the expected difference of a pair is then the mean difference over the whole file. This is
-what the confidence sequence of the gate needs. (Without replacement, the expectation would depend
+draws, the expected difference of a pair is therefore the mean difference over the whole file. The
+gate's confidence sequence needs this property. (Without replacement, the expectation would depend
 on the rows that are left.)
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One drawn row."""
+    """One held-out row that an evaluation draws."""
 
     row: int
     """Position of the row in the file, from 0."""
@@ -25,7 +25,7 @@ class Draw:
 
 
 class HeldOutDraws:
-    """The draws of one evaluation, in order.
+    """The draws of one evaluation, in order. Each draw is a held-out row.
 
     >>> draws = HeldOutDraws("gate-20", num_rows=3)
     >>> draws.get(0), draws.get(5)
@@ -40,7 +40,7 @@ class HeldOutDraws:
         self._counts: Counter[int] = Counter()
 
     def get(self, number: int) -> Draw:
-        """Return the draw with this number, from 0."""
+        """Return the draw with this number. The first draw has the number 0."""
         while len(self._draws) <= number:
             row = self._row(len(self._draws))
             self._draws.append(Draw(row, self._counts[row]))

@@ -110,8 +110,8 @@ class SwarmClient:
         return reply.engine_status, reply.model_dump(mode="json")
 
     def get_global_step(self) -> int:
-        """Return the number of the training step whose batch is being collected, or 0 if no server
-        answers."""
+        """Return the number of the training step whose batch is being collected. Return 0 if no
+        server answers."""
         return int(self.get_engine_status()[1].get("global_step") or 0)
 
     def sync_train_config(self, job: TrainJob) -> None:

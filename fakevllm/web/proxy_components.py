@@ -1,4 +1,4 @@
-"""The parts of a running proxy. They are opened together, and closed in reverse order."""
+"""Open the parts of a proxy together. Close the parts in reverse order."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported whi
 
 
 class ModelNames:
-    """The other names (aliases) by which apps may request the served model."""
+    """The aliases of the served model. An alias is another name by which apps may request the
+    model."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
         """Store the aliases. The alias `*` stands for every name. `link` knows the name of the
@@ -79,31 +80,33 @@ class ModelNames:
         self._link = link
 
     def is_alias(self, name: str) -> bool:
-        """Return True if `name` is an alias, so that it must be replaced by the served model's
+        """Return True if `name` is an alias. An alias must be replaced by the served model's
         name."""
         if name == self._link.model:
             return False
         return name in self._aliases or ("*" in self._aliases and name != "")
 
     def served_name(self, name: str) -> str | None:
-        """Return the served model's name if `name` is an alias, else None. Raises WireError (503)
-        if `name` is an alias and the server has not reported its model yet."""
+        """Return the served model's name if `name` is an alias. Return None if `name` is no alias.
+        Raise WireError (503) if `name` is an alias and the server has not reported its model
+        yet."""
         if not self.is_alias(name):
             return None
         return self.reported()
 
     def reported(self) -> str:
-        """Return the served model's name. Raises WireError (503) if the server has not reported it
-        yet."""
+        """Return the served model's name. Raise WireError (503) if the server has not reported its
+        model yet."""
         if self._link.model is None:
             raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
         return self._link.model
 
     def refuse_policy(self, name: str) -> None:
-        """Raise WireError if an app's request names a policy, which only evaluations may sample.
+        """Raise WireError if `name` is the name of a policy, which is a loaded version of the
+        weights. Only evaluations may sample policies by name.
 
-        The status is 404, as for an unknown model. It is 503 if the server has not reported its
-        model yet, because the served model may have such a name.
+        The status is 404, as for an unknown model. The status is 503 if the server has not reported
+        its model yet, because the served model may have such a name.
         """
         if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
             return
@@ -112,7 +115,7 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class ProxyComponents:
-    """The parts of a running proxy that its routes use."""
+    """The parts of a running proxy that the proxy's routes use."""
 
     config: Config
     ledger: Ledger
@@ -143,11 +146,11 @@ class ProxyComponents:
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all parts of a proxy, and close them when the block ends. `files` says how many files
-    the process may open. This number limits the open calls to the server, because each call needs a
-    file descriptor.
+    """Open all parts of a proxy. Close the parts when the block ends.
 
-    Raises UserError for mistakes that the user can fix.
+    `files` contains the number of files that the process may open. This number limits the open
+    calls to the server, because each call needs a file descriptor. Raise UserError for mistakes
+    that the user can fix.
     """
     async with contextlib.AsyncExitStack() as stack:
         rows = _dataset_rows(config.dataset)
@@ -276,8 +279,8 @@ def _open_arms(
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> RequestArms | None:
-    """Return the object that assigns requests to arms, or None if all sessions are of the training
-    arm."""
+    """Return the object that assigns requests to arms. Return None if all sessions are in the
+    training arm."""
     release = config.release
     if release.is_gated and config.hooks.path is None:
         raise ConfigError(
@@ -332,7 +335,8 @@ async def _open_gate(
     arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
-    """Start the object that decides about versions, and wait until it knows the released one."""
+    """Start the release gate, which decides about versions. Wait up to FIRST_READ_S seconds until
+    the gate knows the released version."""
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
 
@@ -435,8 +439,8 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
-    """Return the held-out rows. Raises ConfigError if the file has none, or if the dataset, whose
-    rows are trained, contains some of them."""
+    """Return the held-out rows. Raise ConfigError if the held-out file has no rows. Raise
+    ConfigError if the dataset contains a held-out row, because the dataset's rows are trained."""
     file = config.release.eval_dataset
     if file is None:
         return HeldOutRows()
@@ -469,10 +473,10 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the cache of recent answers. If an app sends the same request again, for example after
-    a lost connection, it gets the answer from the cache, and nothing is sampled.
+    """Return the cache of recent answers. An app may send the same request again, for example after
+    a lost connection. The app then gets the answer from the cache, and nothing is sampled.
 
-    Without hooks, the cache is switched off. A request then has no siblings, so answering it again
+    Without hooks, the cache is switched off. A request then has no siblings, so a second answer
     costs only one sample, as at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s

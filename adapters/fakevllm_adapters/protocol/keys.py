@@ -79,7 +79,7 @@ def new_episode_key(epoch: int) -> str:
     """Return a new API key for one claim of an episode.
 
     A claim reserves the episode for one client. `epoch` is the number of the claim, counted from 1
-    for each episode. It is part of the key.
+    for each episode. The key contains this number.
     """
     return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 

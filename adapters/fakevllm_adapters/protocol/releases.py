@@ -1,8 +1,9 @@
-"""The messages about releases: which version of the weights may answer apps, and who decided it.
+"""The messages about releases. A release decides which version of the weights may answer apps.
 
-The proxy evaluates versions and decides. The server keeps the decisions in its journal, so that
-they survive the end of either process, and carries out what they mean for training: it keeps the
-checkpoints that are needed, and restores the released version when a newer one is rejected.
+The proxy evaluates versions and makes decisions. The server keeps the decisions in its journal, so
+that the decisions survive the end of either process. The server also carries the decisions out in
+training. The server keeps the required checkpoints, and restores the released version when a newer
+version is rejected.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ class Decision(StrEnum):
     """A decision about a version, or about all releases.
 
     candidate  The version is being evaluated. Its checkpoint is saved and kept.
-    released   The version passed, and answers apps from now on.
+    released   The version passed its evaluation, and answers apps from now on.
     rejected   The version is worse. It never answers an app again, and training goes back to the
                released version.
     undecided  The evaluation ended without a verdict. The released version stays.
-    hold       No version becomes a candidate, and none is released, until `resume`.
-    resume     The end of a hold.
+    hold       Until `resume`, no version becomes a candidate, and no version is released.
+    resume     The hold ends.
     """
 
     CANDIDATE = "candidate"
@@ -50,8 +51,8 @@ MAX_EVIDENCE_BYTES = 65_536
 
 
 class DecisionRequest(BaseModel):
-    """What all requests have that decide about versions. A request with the id of an earlier one
-    changes nothing, and gets the same reply."""
+    """The common fields of all requests that decide about versions. If an earlier request had the
+    same id, the request changes nothing, and gets the earlier reply."""
 
     id: str = Field(min_length=1, max_length=200)
     run_id: str | None = Field(default=None, max_length=200)
@@ -87,16 +88,16 @@ class ReleaseRequest(DecisionRequest):
 
 
 class RollbackRequest(DecisionRequest):
-    """The request that training goes back to a version (`POST /rollback`). All versions that
-    descend from it are rejected."""
+    """A request that training goes back to an earlier version (`POST /rollback`). All versions that
+    descend from this version are rejected."""
 
     version: int | None = Field(default=None, ge=0)
     """Version whose weights and optimizer are restored; None for the released version."""
 
 
 class TrainingLimitRequest(BaseModel):
-    """The request that training waits at a version (`POST /training_limit`). It replaces the limit
-    that was set before."""
+    """A request that training waits at a version (`POST /training_limit`). The request replaces the
+    limit that was set before."""
 
     version: int | None = Field(default=None, ge=0)
     """Newest version that training may make. While the served version is at least this one, no step
@@ -133,7 +134,7 @@ class ReleaseReply(SuccessReply):
 
 
 class ReleasesReply(BaseModel):
-    """The history of releases (`GET /releases`), and what follows from it."""
+    """The history of releases, and the state that follows from the history (`GET /releases`)."""
 
     run_id: str | None = None
     """Id of the run to which the versions belong."""

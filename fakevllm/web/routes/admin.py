@@ -187,9 +187,9 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
-    """Return the statistics of the proxy. The learning curve is that of one run: the newest run
-    whose id begins with `run`. If there is no such run, return a response with status 404. If
-    `ends_only` is set, only the ends of the curve are read."""
+    """Return the statistics of the proxy. The learning curve belongs to the newest run whose id
+    begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
+    set, only the ends of the curve are read."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")

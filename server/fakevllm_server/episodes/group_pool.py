@@ -334,7 +334,8 @@ class Pool:
 
     def take_excluded_counts(self) -> dict[str, int]:
         """Return the numbers of stale calls, partial groups and dropped tied groups since the
-        previous call of this method, by metric name."""
+        previous call of this method. In a tied group, all rewards are equal. The keys of the result
+        are metric names."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts

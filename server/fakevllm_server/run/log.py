@@ -108,7 +108,7 @@ class RunLog:
         checkpoint: SavedCheckpoint | None = None,
         source: RewardSource = UNKNOWN_SOURCE,
     ) -> None:
-        """Record a trained step and, if one was saved, its checkpoint.
+        """Record a trained step. If a checkpoint of the step was saved, record the checkpoint too.
 
         `version` is the version of the new weights. `groups` are the groups that were trained.
         `source` is the result of `observe_source` for this step.

@@ -1,9 +1,9 @@
-"""Compute the state of releases from their history: the version that answers apps, the version that
-is evaluated, and the rejected versions. This module does no I/O.
+"""Compute the state of releases from the history of decisions. The state contains the version that
+answers apps, the version that is evaluated, and the rejected versions. This module does no I/O.
 
-The history is a list of decisions. Each decision changes the state. Only decisions change the
-state. There is one exception: the versions that answer apps as policies are kept beside the
-decisions.
+The history is a list of decisions. Each decision changes the state, and nothing else changes the
+state. There is one exception: the versions that answer apps as policies do not come from decisions.
+A policy is a version that the engine holds beside the served weights.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class ReleaseState:
 
     @property
     def pinned(self) -> set[int]:
-        """Versions whose checkpoints are kept. They are:
+        """Versions whose checkpoints are kept. The pinned versions are:
 
         * the released version
         * the version that would answer apps if the released version were rejected
         * the candidate
         * the versions in the latest decision that has a list of versions
+        * the versions that answer apps as policies
         """
         candidate = [] if self.candidate is None else [self.candidate]
         # An app's version is kept whatever the decisions are.
@@ -54,7 +55,7 @@ class ReleaseState:
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Apply a decision to the state."""
+        """Change the state as the decision requires."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:
@@ -88,7 +89,7 @@ class ReleaseState:
 
 
 def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
-    """Return the versions that a rejection or a rollback rejects.
+    """Return all versions that a rejection or a rollback rejects.
 
     Only versions from before the decision are rejected. Versions that are trained later do not
     descend from the rejected versions.

@@ -1,5 +1,5 @@
-"""The history of releases of a run: the decisions about versions of the weights, as they are
-recorded in the journal, and the state that follows from them."""
+"""The history of releases of a run. The history contains the decisions about versions of the
+weights that the journal has recorded. The state of releases follows from the history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ baseline."""
 
 
 def read_state(db: Connection) -> ReleaseState:
-    """Return the state that follows from the history of releases in a journal."""
+    """Return the state of releases that follows from the decisions in a journal. The state contains
+    the released version, the candidate and the rejected versions."""
     state, lineage = ReleaseState(answering=reads.answering_versions(db)), VersionLineage()
     rows = reads.releases(db)
     for change in reads.version_changes(db, 0) if rows else []:
@@ -52,20 +53,21 @@ class Releases:
         """Newest version that training may make, or None if there is no limit."""
 
     def lineage(self) -> VersionLineage:
-        """Return the lineage of the run's versions, up to the last entry of the run log that is on
-        disk."""
+        """Return the lineage of the run's versions. The lineage records from which version each
+        version was trained. Only entries of the run log that are on disk are included."""
         for change in self._journal.read(reads.version_changes, self._lineage.last_seq):
             self._lineage.add(change)
         return self._lineage
 
     def rejected(self) -> set[int]:
-        """Return the rejected versions."""
+        """Return the versions that must not answer apps, because they were rejected."""
         return self.state.rejected
 
     def set_answering(self, version: int, is_answering: bool) -> None:
-        """Record that a version answers apps as a policy, so that its checkpoint is kept, or that
-        it does so no more. The checkpoint is kept until MAX_ANSWERING other versions have answered
-        apps later, also after a restart."""
+        """Record whether a version answers apps as a policy, which is a version that the engine
+        holds beside the served weights. The checkpoint of such a version is kept, also after a
+        restart. The checkpoint is kept until the version no longer answers apps, or until
+        MAX_ANSWERING other versions have answered apps later."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
@@ -75,8 +77,9 @@ class Releases:
             self._journal.put(row_changes.meta_set(ANSWERING, value))
 
     async def limit_training(self, version: int | None) -> None:
-        """Set the newest version that training may make, or remove the limit, and return when this
-        is on disk. Raises JournalError if the disk is slow or the journal cannot be written."""
+        """Set the newest version that training may make, or remove the limit. Return when the
+        change is on disk. Raise JournalError if the disk is slow or the journal cannot be
+        written."""
         self.training_limit = version
         value = None if version is None else str(version)
         position = self._journal.put(row_changes.meta_set(TRAINING_LIMIT, value))
@@ -87,11 +90,12 @@ class Releases:
         return len(self._rows)
 
     def find(self, id: str) -> ReleaseRow | None:
-        """Return the decision that was made by the request with this id, or None."""
+        """Return the decision that the request with this id has made. Return None without such a
+        decision."""
         return next((row for row in self._rows if row.record.id == id), None)
 
     async def record(self, row: ReleaseRow) -> None:
-        """Append a decision, and return when it is on disk. Raises JournalError if the journal
+        """Append a decision. Return when the decision is on disk. Raise JournalError if the journal
         cannot be written."""
         self._lower_limit(row)
         position = self._journal.put(row_changes.release_decided(row))
@@ -99,14 +103,15 @@ class Releases:
         await self._journal.wait_written(position, None)
 
     def pinned_after(self, row: ReleaseRow) -> set[int]:
-        """Return the versions that a decision will pin."""
+        """Return the versions that are pinned after a decision. The checkpoints of pinned versions
+        are kept."""
         state = copy.deepcopy(self.state)
         state.apply(row, self.lineage())
         return state.pinned
 
     async def record_return(self, row: ReleaseRow, back: TrainingReturn) -> None:
-        """Append a decision with which training goes back to an earlier version, and return when it
-        is on disk."""
+        """Append a decision with which training goes back to an earlier version. Return when the
+        decision is on disk."""
         self._lower_limit(row)
         await self._journal.write()
         position = await self._log.put_return(row, back)
@@ -114,8 +119,9 @@ class Releases:
         await self._journal.wait_written(position, None)
 
     def _lower_limit(self, row: ReleaseRow) -> None:
-        """Let training wait at the newest version after a release or a return, if it has a limit:
-        the release gate then compares with other weights, which must be sampled first."""
+        """Lower the limit of training to the newest version after a release or a return to an
+        earlier version. The release gate then compares candidates with other weights than before,
+        so training waits until the gate has sampled these weights. Without a limit, do nothing."""
         limit, newest = self.training_limit, self._log.version
         is_change = row.record.decision is Decision.RELEASED or row.restored is not None
         if is_change and limit is not None and limit > newest:
@@ -123,7 +129,7 @@ class Releases:
             self._journal.put(row_changes.meta_set(TRAINING_LIMIT, str(newest)))
 
     def reply(self) -> ReleasesReply:
-        """Return the history and its state in the form that clients get."""
+        """Return the history and the state of releases in the form that clients get."""
         lineage = self.lineage()
         return ReleasesReply(
             records=[row.record for row in self._rows],

@@ -1,11 +1,13 @@
-"""The lineage of the versions of the weights: which version was trained from which. This module
-does no I/O.
+"""The lineage of the versions of the weights. The lineage records from which version each version
+was trained. This module does no I/O.
 
-Training is a path of versions. A training step adds a version. A restore leaves the versions after
-the restored step, and continues from the restored weights under a new version, which is a copy of
-the version before it on the path. After a crash, the same batches are trained again: such a version
-has the weights of the version that trained the batch before. Copies and repetitions are twins. What
-holds for the weights of a version holds for its twins.
+Training is a path of versions, and each training step adds a version. Training may also go back to
+an earlier step. The path then leaves the versions after this step. A new version continues from the
+restored weights. The new version is a copy of the version before it on the path.
+
+After a crash, the lost batches are trained again. A version that repeats a batch has the weights of
+the version that trained the batch before the crash. Copies and repetitions are twins. A fact about
+the weights of a version is also true for the version's twins.
 """
 
 from __future__ import annotations
@@ -93,38 +95,40 @@ class VersionLineage:
 
     @property
     def undone(self) -> set[int]:
-        """Versions that a crash has undone, and whose batches are not trained again yet."""
+        """Versions that a crash has undone, if their batches are not trained again yet."""
         return set(self._left.values())
 
     def step_of(self, version: int) -> int:
-        """Return the step of a known version."""
+        """Return the training step of a known version."""
         return self._steps[version]
 
     def common_version(self, version: int) -> int:
-        """Return the newest version on the path from which a version was trained. It is the version
-        itself, unless training has left it."""
+        """Return the newest version on the training path from which `version` was trained. A
+        version on the path is its own result."""
         path = set(self._path)
         while version not in path:
             version = self._previous[version]
         return version
 
     def parent_of(self, version: int) -> int:
-        """Return the version from which a version's training began: the one that was restored last
-        before it, or the model."""
+        """Return the version from which the training of `version` began. The result is the version
+        whose weights were restored in the latest restore before `version`. Return 0, the model
+        itself, without such a restore."""
         while version not in self._restored and version != MODEL:
             version = self._previous[version]
         return self._previous.get(version, MODEL)
 
     def twins_of(self, version: int) -> set[int]:
-        """Return the versions that have the same weights, because they were restored, or because
-        the same steps were trained again. The version itself is one of them."""
+        """Return the versions that have the weights of `version`, because of a restore, or because
+        the same steps were trained again. The result contains the version itself."""
         if self._steps[version] == 0:
             return {one for one, step in self._steps.items() if step == 0}
         return _reached(version, self._twins)
 
     def copies_of(self, version: int) -> set[int]:
-        """Return the versions whose weights are equal bit by bit, because one was restored from the
-        other. The version itself is one of them. All versions of step 0 are copies of the model.
+        """Return the versions whose weights are equal to the weights of `version` bit by bit,
+        because of a restore. The result contains the version itself. All versions of step 0 are
+        copies of the model.
 
         >>> lineage = VersionLineage()
         >>> lineage.add(VersionChange(1, version=1, step=1, is_step=True))
@@ -137,19 +141,19 @@ class VersionLineage:
         return _reached(version, self._copies)
 
     def on_path(self, version: int) -> int:
-        """Return the oldest version on the path that has the weights of a version, or the version
-        itself, if there is none."""
+        """Return the oldest version on the training path that has the weights of `version`. Return
+        `version` itself if no version on the path has these weights."""
         twins = self.twins_of(version)
         return next((one for one in self._path if one in twins), version)
 
     def first_after(self, version: int, but: Set[int]) -> int | None:
-        """Return the first version after `version` on the path that is not one of `but`; None if
-        there is none, or if the version is not on the path."""
+        """Return the first version after `version` on the training path that is not in `but`.
+        Return None if no such version exists. Return None also if `version` is not on the path."""
         later = self._path[self._path.index(version) + 1 :] if version in self._path else []
         return next((one for one in later if one not in but), None)
 
     def descendants(self, version: int) -> set[int]:
-        """Return a version, its twins, and all versions that were trained from one of them."""
+        """Return a version, its twins, and all versions that were trained from these versions."""
         return _reached(version, self._next, self._twins)
 
 
@@ -159,7 +163,8 @@ def _join(edges: defaultdict[int, list[int]], one: int, other: int) -> None:
 
 
 def _reached(version: int, *edges: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the versions that can be reached from a version, with the version itself."""
+    """Return the versions that can be reached from `version` along the edges. The result contains
+    `version` itself."""
     found: set[int] = set()
     waiting = [version]
     while waiting:

@@ -1,5 +1,5 @@
-"""The training loop of one run: start the engines, collect groups, train, publish the weights,
-save, and restart a dead engine.
+"""The training loop of one run. The loop starts the engines, collects groups, trains, publishes the
+weights, saves checkpoints, and restarts a dead engine.
 
 Model calls of apps are served in all these phases. Only the loop changes the engine's status and
 decides when a training step is made.
@@ -45,16 +45,17 @@ SAVE_GRACE_S = 60.0
 
 
 class LoopEnded(Exception):
-    """Error for an action that was not run, because the training loop has ended."""
+    """Error for an action that was not run, because the training loop has ended. An action is a
+    decision about a version, which is carried out between two training steps."""
 
 
 class EngineLost(Exception):
-    """Error that an engine died while the loop was running."""
+    """Error for an engine that died while the loop was running."""
 
 
 class TrainLoop:
-    """The training loop for one job. It collects groups, trains and publishes weights, and restarts
-    engines that die."""
+    """The training loop for one job. The loop collects groups, trains, publishes weights, and
+    restarts engines that die."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class TrainLoop:
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
         training_limit: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Create the loop. `on_endpoint` is awaited with the address of each new rollout engine
-        that is ready to answer calls. `training_limit` returns the newest version that training may
-        make, or None without a limit."""
+        """Create the loop. When a new rollout engine is ready to answer calls, `on_endpoint` is
+        awaited with the engine's address. `training_limit` returns the newest version that training
+        may make, or None without a limit."""
         self._job = job
         self._engine = engine
         self._intake = intake
@@ -126,12 +127,14 @@ class TrainLoop:
         return self._steps.has_planned
 
     def notify(self) -> None:
-        """Wake the loop, because the pool or the episodes changed."""
+        """Wake the loop, because the pool or the episodes have changed."""
         self._changed.set()
 
     async def between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action when no training step runs, and return its result. While the engines cannot
-        be started, the action gets None. Raises LoopEnded if the loop ends before."""
+        """Run an action while no training step runs, and return the action's result. An action is a
+        decision about a version. If the engines cannot be started, the action is run without
+        engines, and its argument is None. Raise LoopEnded if the loop ends before the action is
+        run."""
         if self.has_ended:
             raise LoopEnded
         done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
@@ -140,8 +143,8 @@ class TrainLoop:
         return await done
 
     async def run(self) -> None:
-        """Run the training loop until it is stopped. If an engine fails, restart it after a pause.
-        The pauses become longer if failures continue."""
+        """Run the training loop until the loop is stopped. If an engine fails, restart the engine
+        after a pause. The pauses become longer if failures continue."""
         try:
             await self._run()
         finally:
@@ -167,7 +170,8 @@ class TrainLoop:
                 await self._recover(failure)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """Stop the loop, save a checkpoint if the newest steps are in none, and close the engines.
+        """Stop the loop, save the newest steps in a checkpoint, and close the engines. No
+        checkpoint is saved if a checkpoint already contains the newest steps.
 
         `running` is the task that executes `run`. A running step may finish within STEP_GRACE_S
         seconds, and the save may take SAVE_GRACE_S seconds. This method never raises an error.
@@ -213,8 +217,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Set the engine offline and close it. Another start would fail too until the user fixes
-        the cause."""
+        """Set the engine offline and close the engine. Another start would also fail until the user
+        fixes the cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -249,11 +253,12 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is unknown. The next start of the engines starts them
-        again.
+        """Close the engines whose state is unknown. The next start of the engines starts the closed
+        engines again.
 
-        After an unexpected error (`is_known` is false), these are all engines. After a known error,
-        it is the trainer, and only if its weights may differ from those that the run log expects.
+        After an unexpected error (`is_known` is false), the state of all engines is unknown. After
+        a known error, only the trainer is closed, and only if its weights may differ from the
+        weights that the run log expects.
         """
         if not is_known:
             await self._backend.close()
@@ -313,9 +318,9 @@ class TrainLoop:
             self._move_to_rolling()
 
     async def _run_action(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
-        """Run an action. An error that it raises goes to the caller of `between_steps`. If an
-        engine failed, or training went back only in part, the error is raised here too, so that the
-        engines are restarted."""
+        """Run an action. If the action raises an error, the caller of `between_steps` gets the
+        error. If an engine failed, or training went back only in part, this method also raises the
+        error, so that the engines are restarted."""
         failure = await self._act(action, done, self)
         cause, self._restart_cause = self._restart_cause, None
         is_partial = self._engine.status is EngineStatus.WEIGHT_SYNCING
@@ -329,8 +334,8 @@ class TrainLoop:
             self._move_to_rolling()
 
     async def _act_without_engines(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
-        """Run an action while the engines cannot be started. If training went back, the next start
-        begins with the checkpoint that is left."""
+        """Run an action while the engines cannot be started. If the action lets training go back to
+        an earlier version, the next start begins with a remaining checkpoint."""
         version = self._log.version
         failure = await self._act(action, done, None)
         if self._log.version != version:
@@ -343,8 +348,8 @@ class TrainLoop:
     async def _act(
         self, action: Action, done: asyncio.Future[ReleaseRow], control: TrainLoop | None
     ) -> BaseException | None:
-        """Run an action, and pass its result or its error to the caller of `between_steps`. Return
-        the error."""
+        """Run an action, and pass the result or the error to the caller of `between_steps`. Return
+        the error. Return None if the action succeeded."""
         failure: BaseException | None = None
         try:
             result = await action(control)
@@ -361,8 +366,8 @@ class TrainLoop:
         return failure
 
     async def save_newest(self) -> None:
-        """Save a checkpoint of the newest weights, unless there is one. Raises ActionFailed if the
-        trainer does not have these weights."""
+        """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
+        ActionFailed if the trainer does not have these weights."""
         if self._log.last_step <= self._checkpointer.last_step:
             return
         if not self._steps.is_in_sync:
@@ -371,11 +376,12 @@ class TrainLoop:
         await self._save_last()
 
     async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
-        """Continue training from an earlier version. `record` records this in the journal.
+        """Continue training from an earlier version. `record` records the change in the journal.
 
-        The model's own weights are in no checkpoint. For them, the trainer is started again after
-        this method has returned, as after a crash. So is a trainer that does not train, because it
-        refused the job for example.
+        In two cases, the trainer is started again after this method has returned, as after a crash.
+        The first case is a return to the model's own weights, which are in no checkpoint. The
+        second case is a trainer that does not train, for example because the trainer refused the
+        job.
         """
         self._move(EngineStatus.WEIGHT_SYNCING)
         if target.folder is not None and self._steps.is_in_sync:
@@ -400,8 +406,9 @@ class TrainLoop:
         self._steps.steps_were_discarded()
 
     def _can_act(self) -> bool:
-        """Return True if an action waits and may run now. Steps that a crash has undone are trained
-        again first, because an action is meant for the newest weights."""
+        """Return True if an action waits and may run now. An action is a decision about a version.
+        Steps that a crash has undone are trained again first, because an action is meant for the
+        newest weights."""
         will_replay = self._steps.is_replaying and self.closed_reason is None
         return bool(self._actions) and not will_replay
 
@@ -411,11 +418,11 @@ class TrainLoop:
         return self._steps.is_due(time.monotonic())
 
     def _waits_at_limit(self) -> bool:
-        """Return True if the next step would make a version beyond the limit of training. Steps
-        that a crash has undone are trained again whatever the limit is, because the limit allowed
-        them when they began.
+        """Return True if the next step would make a version beyond the limit of training. The limit
+        does not apply to steps that a crash has undone. These steps are trained again, because the
+        limit allowed the steps when they began.
 
-        When training begins to wait, this is logged.
+        When training begins to wait, this method logs a line.
         """
         limit, version = self._training_limit(), self._log.version
         was_limited = self._is_limited
@@ -458,11 +465,10 @@ class TrainLoop:
             self._log.record_drops(self._log.last_step, self._pool.drop_all(self._end_reason))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds or the loop is stopped. Raises EngineLost if an engine dies.
+        """Wait until `condition` holds or the loop is stopped. Raise EngineLost if an engine dies.
 
         The condition is checked after each change of the pool or the episodes, and at least once a
-        second. Once a second, claims of episodes and open groups that have expired are also
-        removed.
+        second. Expired claims of episodes and expired open groups are also removed once a second.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:

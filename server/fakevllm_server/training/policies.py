@@ -1,10 +1,13 @@
-"""Load earlier versions of the weights beside the served ones, so that they can be sampled.
+"""Load earlier versions of the weights into the rollout engine, so that the versions can be
+sampled. A loaded version is a policy. The engine holds policies beside the served weights.
 
-The weights of a version come from its checkpoint, which a separate trainer process exports as a
-model folder, or as adapters for an engine that takes these. Version 0 is the model itself, or
-adapters that change nothing. The rollout engine then holds them as the policy `policy-N`, a name
-that never stands for other weights. If the engine is started again, its policies are gone, and the
-next request for a version loads it again.
+The weights of a version come from the version's checkpoint. A separate trainer process exports the
+checkpoint as a model folder. For an engine that takes adapters, the trainer exports adapters
+instead. Version 0 is the model itself, or adapters that change nothing.
+
+The engine holds version N under the policy name `policy-N`. This name never stands for other
+weights. After a restart, the engine has no policies, and the next request for a version loads the
+version again.
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ twice the time in which a proxy repeats the request."""
 
 
 class PolicyRefused(Exception):
-    """Error for a version that cannot be sampled. The message says why, and what can be sampled.
-    `is_temporary` says whether it can be sampled as soon as other evaluations have ended."""
+    """Error for a version that cannot be sampled. The message contains the reason, and the versions
+    that can be sampled. If `is_temporary` is True, the version can be sampled as soon as other
+    evaluations have ended."""
 
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
         super().__init__(message)
@@ -59,7 +63,8 @@ class PolicyRefused(Exception):
 
 
 class PolicyLoader:
-    """The policies of one backend. Requests are handled one after another."""
+    """Loads and unloads the policies of one backend. A policy is a version of the weights that the
+    engine holds beside the served weights. Requests are handled one after another."""
 
     def __init__(
         self,
@@ -72,10 +77,14 @@ class PolicyLoader:
         rejected: Callable[[], Collection[int]] = frozenset,
         on_pin: Callable[[int, bool], None] = lambda version, is_pinned: None,
     ) -> None:
-        """Create the loader. `trainer` is the specification of the backend's trainer,
-        `served_version` returns the version that the engine serves, and `rejected` returns the
-        versions that must not be sampled any more. `on_pin` is called with each version that is
-        pinned, and True, or that is pinned no more, and False."""
+        """Create the loader. `trainer` is the specification of the backend's trainer.
+        `served_version` returns the version that the engine serves. `rejected` returns the versions
+        that must not be sampled any longer.
+
+        `on_pin` is called with a version and True after the version was pinned. A pinned version
+        answers apps, and must stay loaded. `on_pin` is called with the version and False when the
+        version is no longer pinned.
+        """
         self._on_pin = on_pin
         self._rejected = rejected
         self._clock = clock
@@ -91,15 +100,20 @@ class PolicyLoader:
         """When each policy was last pinned, by its name."""
 
     async def load(self, version: int, endpoint: Endpoint, *, pinned: bool = False) -> str:
-        """Return the model's name with which calls are sampled by this version. Load the weights,
-        if the engine does not hold them. If it holds as many policies as it can, the one that was
-        not requested for the longest time is unloaded, unless it was requested within IN_USE_S.
+        """Load a version, if the engine does not hold the version yet. Return the model name with
+        which calls are sampled by this version. Raise PolicyRefused if the version cannot be
+        sampled, or if all policies are in use. Raise BackendError if an engine fails.
 
-        A served version that cannot be held has the served model's name, but a pinned one is
-        refused, because training would replace it. A pinned policy is kept for PINNED_S, also if it
-        is unloaded, and takes no place of the others. If too many are pinned, one whose pin is
-        older than STALE_PIN_S is unloaded. Raises PolicyRefused if the version cannot be sampled,
-        or if all policies are in use. Raises BackendError if an engine fails.
+        If the engine holds the maximum number of policies, the policy without a request for the
+        longest time is unloaded. A policy that was requested within IN_USE_S is not unloaded.
+
+        The engine may be unable to hold the served version as a policy. The result is then the
+        served model's name. A pinned request is refused in this case, because training would
+        replace the weights.
+
+        A pinned policy answers apps. The pin lasts for PINNED_S, also if the policy is unloaded.
+        Pinned policies have a maximum number of their own. If too many policies are pinned, a
+        policy whose pin is older than STALE_PIN_S is unloaded.
         """
         name = policy_name(version)
         await self._check_rejected(version, endpoint)  # it does not wait until others are loaded
@@ -134,8 +148,9 @@ class PolicyLoader:
             return name
 
     async def unload(self, version: int, *, pinned: bool = False) -> None:
-        """Unload the policy of a version, if it is loaded. A policy that answers apps stays, unless
-        `pinned` says that it does so no more."""
+        """Unload the policy of a version, if the policy is loaded. A pinned policy answers apps,
+        and stays loaded. Pass `pinned=True` to remove the pin, so that the policy is unloaded
+        too."""
         async with self._lock:
             name = policy_name(version)
             if pinned:
@@ -145,7 +160,7 @@ class PolicyLoader:
                 await self._backend.rollout.unload_policy(name)
 
     async def _check_rejected(self, version: int, endpoint: Endpoint) -> None:
-        """Unload a rejected version, and raise PolicyRefused."""
+        """If the version was rejected, unload the version, and raise PolicyRefused."""
         if version not in self._rejected():
             return
         self._pinned_at.pop(policy_name(version), None)
@@ -230,12 +245,14 @@ class PolicyLoader:
             await asyncio.to_thread(folder.cleanup)
 
     async def _export(self, checkpoint: Path | None, to: Path) -> None:
-        """Write the weights of a checkpoint to a model folder, or those of the model itself."""
+        """Write the weights of a checkpoint to a model folder. Without a checkpoint, write the
+        weights of the model itself."""
         async with self._separate_trainer(checkpoint) as trainer:
             await trainer.export(to)
 
     async def _export_adapters(self, checkpoint: Path | None, to: Path) -> None:
-        """Write the adapters of a checkpoint to a folder, or those that change nothing."""
+        """Write the adapters of a checkpoint to a folder. Without a checkpoint, write adapters that
+        change nothing."""
         if checkpoint is None:
             return await self._backend.trainer.export_adapters(to, "reference")
         async with self._separate_trainer(checkpoint) as trainer:
@@ -243,7 +260,8 @@ class PolicyLoader:
 
     @asynccontextmanager
     async def _separate_trainer(self, checkpoint: Path | None) -> AsyncGenerator[Trainer]:
-        """Start a trainer with the weights of a checkpoint, or with those of the model itself."""
+        """Start a separate trainer with the weights of a checkpoint. Without a checkpoint, the
+        trainer has the weights of the model itself. Close the trainer when the block ends."""
         with tempfile.TemporaryDirectory(prefix="fakevllm-") as run_dir:
             # The trainer of the run keeps its weights and its memory: the export has its own.
             arguments = ["--device=cpu"] if self._trainer.engine == "embedded" else []

@@ -1,9 +1,9 @@
-"""Make decisions about versions of the weights: check a request, carry out what it means for
-training, record it in the journal, and acknowledge it.
+"""Make decisions about versions of the weights. The service checks a request, changes training if
+the decision requires a change, records the decision in the journal, and acknowledges the request.
 
-Decisions are made one after another. What changes the trainer or needs a checkpoint runs between
-two training steps, under the control of the training loop. While no engine runs, only the journal
-changes, and the next start continues from the checkpoint that is left.
+Decisions are made one after another. The training loop runs some decisions between two training
+steps. These are the decisions that change the trainer or need a checkpoint. While no engine runs,
+only the journal changes, and the next start continues from a remaining checkpoint.
 """
 
 from __future__ import annotations
@@ -51,16 +51,18 @@ result."""
 
 
 class DecisionPending(Exception):
-    """Error for a decision that is not carried out yet. The same request gets the result later."""
+    """Error for a decision about a version that is not carried out yet. The same request gets the
+    result later."""
 
 
 class ReleaseRefused(Exception):
-    """Error for a decision that cannot be made. The message says why, and what to do."""
+    """Error for a decision about a version that cannot be made. The message contains the reason and
+    the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnTarget:
-    """The weights to which training goes back."""
+    """The weights from which training continues after a return to an earlier version."""
 
     version: int
     step: int
@@ -69,18 +71,20 @@ class ReturnTarget:
 
 
 class TrainingControl(Protocol):
-    """What a decision may do to training, between two steps."""
+    """The functions with which a decision about a version changes training, between two training
+    steps."""
 
     async def save_newest(self) -> None:
-        """Save a checkpoint of the newest weights, unless there is one. Raises OSError or
-        BackendError if they cannot be saved."""
+        """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
+        OSError or BackendError if the weights cannot be saved."""
         ...
 
     async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
-        """Continue training from `target`. `record` records this in the journal.
+        """Continue training from `target`. `record` records the change in the journal.
 
-        Raises ActionFailed if the trainer does not accept the weights, and another BackendError if
-        it fails. Nothing is recorded then, and training continues from the newest weights.
+        Raise ActionFailed if the trainer does not accept the weights. Raise another BackendError if
+        the trainer fails. After an error, nothing is recorded, and training continues from the
+        newest weights.
         """
         ...
 
@@ -103,9 +107,9 @@ class ReleaseService:
         clock: Callable[[], float] = time.time,
         run_id: str | None = None,
     ) -> None:
-        """Create the service. `between_steps` runs an action between two training steps. The
-        action's argument is None if no engine runs, and no engine is then started meanwhile.
-        `run_id` is the id of the run; requests for another run are refused."""
+        """Create the service. `between_steps` runs an action between two training steps. If no
+        engine runs, the action's argument is None, and no engine is started while the action runs.
+        `run_id` is the id of the run. Requests for another run are refused."""
         self._run_id = run_id
         self._journal = journal
         self._log = runlog
@@ -119,9 +123,9 @@ class ReleaseService:
         """Request hash and task of each decision that is being made, by its id."""
 
     async def decide(self, request: ReleaseRequest, decided_by: str) -> ReleaseReply:
-        """Make a decision about a version, and return the reply when the decision is on disk.
-        Raises IdempotencyConflict if a different request had the same id, DecisionPending if the
-        training step takes long, and BackendError if an engine fails."""
+        """Make a decision about a version. Return the reply when the decision is on disk. Raise
+        IdempotencyConflict if a different request had the same id. Raise DecisionPending if the
+        training step takes long. Raise BackendError if an engine fails."""
 
         async def make(control: TrainingControl | None) -> ReleaseRow:
             async with self._making(request) as known:
@@ -132,8 +136,8 @@ class ReleaseService:
         return await self._once("release", request, lambda: self._between_steps(make))
 
     async def roll_back(self, request: RollbackRequest, decided_by: str) -> ReleaseReply:
-        """Let training go back to a version, and return the reply when this is on disk. Raises
-        the same errors as `decide`."""
+        """Let training go back to an earlier version. Return the reply when the decision is on
+        disk. Raise the same errors as `decide`."""
 
         async def make(control: TrainingControl | None) -> ReleaseRow:
             async with self._making(request) as known:
@@ -142,8 +146,8 @@ class ReleaseService:
         return await self._once("rollback", request, lambda: self._between_steps(make))
 
     async def limit_training(self, request: TrainingLimitRequest) -> SuccessReply:
-        """Set or remove the limit of training, and return the reply when this is on disk. The
-        caller wakes the training loop. Raises JournalError if the journal cannot be written."""
+        """Set or remove the limit of training. Return the reply when the limit is on disk. The
+        caller must wake the training loop. Raise JournalError if the journal cannot be written."""
         refusal = self._other_run("limit", "send the limit", request.run_id)
         if refusal is not None:
             return SuccessReply(success=False, failure_reason=refusal)
@@ -151,8 +155,8 @@ class ReleaseService:
         return SuccessReply(success=True)
 
     def _other_run(self, subject: str, remedy: str, run_id: str | None) -> str | None:
-        """Return the reason why a request is refused that is about another run; None if it is about
-        the current run."""
+        """Return the reason why a request is refused, if the request is about another run. Return
+        None if the request is about the current run."""
         if run_id in (None, self._run_id):
             return None
         return (
@@ -161,8 +165,8 @@ class ReleaseService:
         )
 
     async def close(self) -> None:
-        """Give up the decisions that are not carried out yet. Their requests may be sent again to
-        the next server process."""
+        """Cancel the decisions that are not carried out yet. Clients may send these requests again
+        to the next server process."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -172,8 +176,9 @@ class ReleaseService:
     async def _making(
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
-        """Let no other decision be made in the `with` block. Yield the decision of the request, if
-        it was made already: an action is run again if the training loop ended while it ran."""
+        """Make sure that no other decision is made in the `with` block. If the request was already
+        decided, yield the decision. Otherwise yield None. A request may already be decided if the
+        training loop ended while the action ran, because the action is then run again."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -251,8 +256,8 @@ class ReleaseService:
     async def _version_with_checkpoint(
         self, request: ReleaseRequest, control: TrainingControl | None
     ) -> int:
-        """Return the version of a decision for which the version needs a checkpoint. The checkpoint
-        of the newest version is saved now, if there is none."""
+        """Return the version for a decision that requires a checkpoint. If the decision is about
+        the newest version and this version has no checkpoint, save a checkpoint now."""
         version = request.version
         if version is None and request.decision is not Decision.CANDIDATE:
             raise ReleaseRefused(f"Name the version that is {request.decision}.")
@@ -282,8 +287,8 @@ class ReleaseService:
         return version
 
     def _newest_saved(self) -> int:
-        """Return the version of the checkpoint with the newest weights, which is to become the
-        candidate."""
+        """Return the version of the checkpoint that contains the newest weights. This version
+        becomes the candidate."""
         saved = self._journal.read(reads.checkpoints)
         step = self._log.last_step
         version = next((one.version for one in saved if one.step == step), MODEL)
@@ -304,9 +309,12 @@ class ReleaseService:
         return version
 
     def _version_to_reject(self, version: int) -> int:
-        """Return the version that is rejected if the rejection of `version` is requested. This is
-        another one if the version is a copy of the released one, which training has restored: the
-        first later version on the path that is none."""
+        """Return the version that is rejected after a request to reject `version`.
+
+        The result is usually `version` itself. The exception is a copy of the released version,
+        which training has restored. The result is then the next version on the training path that
+        is no such copy.
+        """
         lineage, released = self._releases.lineage(), self._releases.state.released
         twins = lineage.twins_of(released)
         if version != released and version in twins:
@@ -324,8 +332,8 @@ class ReleaseService:
         return version
 
     async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
-        """Record a rejection. If the newest weights are rejected with the version, let training go
-        back to the version that answers apps then."""
+        """Record a rejection. If the rejection includes the newest weights, let training go back to
+        the version that answers apps after the rejection."""
         lineage = self._releases.lineage()
         rejected = rejected_by(row, lineage)
         # An undone version would come back under another number.
@@ -383,9 +391,13 @@ class ReleaseService:
         return row
 
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
-        """Return what a return of training does to the checkpoints. Those of the versions that are
-        pinned before or after it, and of a version that is rejected now, are kept: they may still
-        be released by force."""
+        """Return the changes to the checkpoints when training goes back to `target`.
+
+        Two kinds of checkpoints are kept, because their versions may still be released by force.
+        The first kind are the versions that are pinned before or after the decision, which means
+        that their checkpoints must be kept. The second kind is the version that the decision
+        rejects.
+        """
         kept = self._releases.state.pinned | self._releases.pinned_after(row)
         if row.record.version is not None and not row.is_rollback:
             kept.add(row.record.version)
@@ -428,7 +440,7 @@ class ReleaseService:
         return {saved.version: saved for saved in sorted(known, key=lambda one: one.version)}
 
     def _choices(self) -> str:
-        """Return the versions that have weights, for a message."""
+        """Return a text that lists the versions with weights, for an error message."""
         return ", ".join(map(str, [MODEL, *self._saved()]))
 
     def _row(
@@ -455,8 +467,8 @@ class ReleaseService:
 
 
 def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:
-    """Return a decision with which training goes back to `version`. Clients read this version from
-    the evidence."""
+    """Return a copy of a decision with which training goes back to `version`. The evidence of the
+    decision contains this version, so that clients can read the version."""
     evidence = row.record.evidence | {"restored": version}
     record = row.record.model_copy(update={"evidence": evidence})
     return ReleaseRow(record, row.request_hash, row.newest, version, is_rollback, row.pinned)

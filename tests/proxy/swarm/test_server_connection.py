@@ -411,8 +411,10 @@ async def test_a_limit_of_training_names_the_run_of_the_history_that_was_read_la
     limits: list[dict[str, object]] = []
 
     async def releases(_: web.Request) -> web.Response:
-        reply = {"run_id": "run-1", "records": [], "released": 0, "candidate": None}
-        return web.json_response(reply | {"rejected": [], "is_held": False})
+        reply = ReleasesReply(
+            run_id="run-1", records=[], released=0, candidate=None, rejected=[], is_held=False
+        )
+        return web.json_response(reply.model_dump())
 
     async def limit_training(request: web.Request) -> web.Response:
         limits.append(await request.json())

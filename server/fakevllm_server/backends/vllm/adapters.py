@@ -1,15 +1,19 @@
-"""The weights that a vLLM with `--enable-lora` holds: one LoRA adapter for each version.
+"""Manage the LoRA adapters of a vLLM with `--enable-lora`. vLLM holds one adapter for each version
+of the weights.
 
-Calls select an adapter by its name, `policy-N` for version N. The served weights are an adapter
-too, also at version 0, where the adapter changes nothing: beside adapters, vLLM on a CPU computes
-the model itself wrongly. Four rules follow from how vLLM works:
+Calls select an adapter by its name, `policy-N` for version N. The served weights are also an
+adapter. At version 0, this adapter changes nothing. The adapter is needed because vLLM on a CPU
+computes the model itself wrongly while vLLM holds adapters.
 
-* A name is never given to other weights, because vLLM's prefix cache knows an adapter by its name.
-* An adapter's files stay as long as a call may use it: vLLM may read them again at any time, and
-  dies if they are gone.
-* The served weights change without a pause: running calls end with the adapter with which they
+Four rules follow from how vLLM works:
+
+* A name is never given to other weights, because vLLM's prefix cache identifies an adapter by its
+  name.
+* An adapter's files stay as long as a call may use the adapter. vLLM may read the files again at
+  any time, and dies if the files are gone.
+* The served weights change without a pause. Running calls end with the adapter with which they
   began.
-* vLLM's own weights are never replaced. It could not answer any more.
+* vLLM's own weights are never replaced, because vLLM could not answer calls after that.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ _ALREADY_LOADED = "has already been loaded"
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """An adapter that is not needed any more."""
+    """An adapter that is no longer needed, but that running calls may still use."""
 
     name: str
     folder: Path
@@ -61,9 +65,9 @@ class Adapters:
         *,
         were_held: bool = False,
     ) -> None:
-        """Create the list of adapters, which is empty. `model_name` is the name of vLLM's model,
-        and `max_rank` is the highest rank that vLLM takes. `were_held` says whether a vLLM with the
-        same arguments has held such adapters before."""
+        """Create an empty list of adapters. `model_name` is the name of vLLM's model. `max_rank` is
+        the highest adapter rank that vLLM takes. `were_held` is True if a vLLM with the same
+        arguments has held adapters before."""
         self._client = client
         self._gate = gate
         self._max_rank = max_rank
@@ -78,11 +82,12 @@ class Adapters:
         """The policies, which were loaded by `load_policy`."""
 
     async def serve(self, folder: Path, version: int) -> None:
-        """Serve the adapters in `folder` as `version` from now on. If they cannot be loaded, the
-        adapters before them are served on.
+        """Serve the adapters in `folder` as `version` from now on. If these adapters cannot be
+        loaded, vLLM continues to serve the previous adapters.
 
-        Raises BackendRefused if vLLM cannot hold adapters of this kind, and BackendError for all
-        other failures. If an earlier vLLM has held such adapters, a refusal is such a failure.
+        Raise BackendRefused if vLLM cannot hold adapters of this kind. Raise BackendError for all
+        other failures. If vLLM has held adapters before, this method never raises BackendRefused,
+        because vLLM can hold adapters of this kind.
         """
         name = policy_name(version)
         async with self._lock:
@@ -102,8 +107,9 @@ class Adapters:
                 self._leave(previous, self._loaded[previous])
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Hold the adapters in `folder` as the policy `name`. Raises ActionFailed if they cannot be
-        loaded or the name stands for another version."""
+        """Hold the adapters in `folder` as the policy `name`. A policy is a version that vLLM holds
+        beside the served weights. Raise ActionFailed if the adapters cannot be loaded, or if the
+        name stands for another version."""
         async with self._lock:
             await self._remove_unused()
             if self._gate.adapter is None:
@@ -120,8 +126,8 @@ class Adapters:
             self.names.add(name, version)
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Its running calls end normally. Raises ActionFailed if vLLM does not
-        unload it; it is then a policy as before."""
+        """Remove a policy. Running calls of the policy end normally. Raise ActionFailed if vLLM
+        does not unload the policy. The policy then stays a policy."""
         async with self._lock:
             if name in self.names.loaded and name != self._gate.adapter:
                 folder = self._loaded[name]
@@ -183,13 +189,14 @@ class Adapters:
         return name == self._gate.adapter or name in self.names.loaded
 
     def _leave(self, name: str, folder: Path) -> None:
-        """Record that an adapter is not needed any more, also if it has become unneeded before."""
+        """Record that an adapter is no longer needed. Replace an earlier record of the same
+        adapter."""
         self._leaving = [one for one in self._leaving if one.folder != folder]
         self._leaving.append(_Leaving(name, folder, self._gate.running))
 
     async def _remove_unused(self) -> None:
-        """Unload the adapters that no call can use any more, and delete their files. What fails or
-        is cancelled is tried again at the next change."""
+        """Unload the adapters that no call can use any longer, and delete their files. If this
+        fails or is cancelled for an adapter, the next change tries again."""
         for one in list(self._leaving):
             if one.calls & self._gate.running:
                 continue
@@ -206,7 +213,8 @@ class Adapters:
 
 
 def adapter_root(run_dir: Path) -> Path:
-    """Return the folder for the files of the loaded adapters. vLLM needs an absolute path."""
+    """Return the folder for the files of the loaded adapters. The path is absolute, because vLLM
+    needs an absolute path."""
     return run_dir.resolve() / FOLDER_NAME
 
 

@@ -1,9 +1,9 @@
-"""Checks of what a vLLM server can do, evaluated from its responses. The module `capability_probe`
-sends the requests.
+"""Check the capabilities of a vLLM server from its responses. The module `capability_probe` sends
+the requests.
 
 vLLM can serve requests even if all checks fail. Training is possible only if all required checks
-succeed. The required checks are those of the token ids, of their logprobs, and of the routes that
-replace the weights.
+succeed. The required checks concern the token ids, their logprobs, and the routes that replace the
+weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckResult:
 
 def training_refusal(results: Sequence[CheckResult]) -> str | None:
     """Return the reason, in one sentence, why the samples of this vLLM cannot be used for training.
-    Return None if they can be used."""
+    Return None if the samples can be used."""
     failed = [result for result in results if result.is_required and not result.is_ok]
     if not failed:
         return None
@@ -72,7 +72,7 @@ def training_refusal(results: Sequence[CheckResult]) -> str | None:
 
 
 def check_version(response: VllmResponse) -> CheckResult:
-    """Check that vLLM's version is a tested one. `response` is the response to GET /version."""
+    """Check that vLLM's version is a tested version. `response` is the response to GET /version."""
     version = response.json.get("version")
     if version is None:
         return CheckResult("version", False, f"not reported ({response.detail})")
@@ -90,8 +90,8 @@ def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResul
 
 
 def check_token_ids(response: VllmResponse) -> CheckResult:
-    """Check that a chat completion, requested with `return_token_ids`, contains the token ids of
-    the prompt and of the answer."""
+    """Check that a chat completion contains the token ids of the prompt and of the answer.
+    `response` is the response to a request with `return_token_ids`."""
 
     def failed(finding: str) -> CheckResult:
         return CheckResult("token ids", False, finding, "version >=0.24", is_required=True)
@@ -128,12 +128,13 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that vLLM reports the logprobs of the distribution from which it samples, in which the
-    logits are divided by the temperature.
+    """Check that vLLM reports the logprobs of the distribution from which it samples. In this
+    distribution, the logits are divided by the temperature.
 
-    The arguments are two chat completions for the same prompt, at temperatures 1 and 2, with the
-    top logprobs at the first position. If the logprobs include the temperature, the difference
-    between the logprobs of two tokens at temperature 2 is half of the difference at temperature 1.
+    The arguments are two chat completions for the same prompt, at temperatures 1 and 2. Both
+    contain the top logprobs at the first position. The check compares the difference between the
+    logprobs of two tokens. If the logprobs include the temperature, the difference at temperature 2
+    is half of the difference at temperature 1.
     """
 
     def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:
@@ -159,9 +160,9 @@ def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> Ch
 
 
 def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
-    """Check that vLLM has all UPDATE_ROUTES, which are the POST routes that replace the weights.
-    `responses` has the response to a GET request on each route. Its status is 405 if the route
-    exists."""
+    """Check that vLLM has all UPDATE_ROUTES. These are the POST routes that replace the weights.
+    `responses` contains the response to a GET request on each route. The status of the response is
+    405 if the route exists."""
     name, fix = "weight update", "VLLM_SERVER_DEV_MODE=1 in its environment"
     missing = [route for route, response in responses.items() if response.status != NO_SUCH_METHOD]
     if missing:

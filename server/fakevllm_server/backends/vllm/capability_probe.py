@@ -1,5 +1,4 @@
-"""Probe requests that the server sends to vLLM after each start, to find out what this vLLM
-supports.
+"""Send probe requests to vLLM after each start, to find out what this vLLM supports.
 
 The requests also warm vLLM up, because the first tokens after a start can take half a minute.
 """
@@ -54,7 +53,7 @@ async def probe(
     """Send the probe requests to vLLM. Return the served model and the results of all capability
     checks.
 
-    Raises BackendError if vLLM does not respond or fails, which may be temporary. Raises
+    Raise BackendError if vLLM does not respond or fails. Such a failure may be temporary. Raise
     BackendRefused if vLLM requires another API key, or if the server is not a vLLM.
     """
     model = served_model(await client.get("/v1/models"), wanted_name)
@@ -80,9 +79,9 @@ async def probe(
 
 
 def served_model(response: VllmResponse, wanted_name: str) -> ServedModel:
-    """Return the model named `wanted_name` from vLLM's response to GET /v1/models, or the first
-    model if none has this name. Raises BackendRefused if vLLM requires another API key or the
-    server is not a vLLM, and BackendError if there is no model."""
+    """Return the model named `wanted_name` from vLLM's response to GET /v1/models. Return the first
+    model if no model has this name. Raise BackendError if there is no model. Raise BackendRefused
+    if vLLM requires another API key, or if the server is not a vLLM."""
     if response.status in (401, 403):
         raise BackendRefused("vLLM wants another key: give it with --rollout-key-file FILE")
     cards = [as_object(card) for card in as_list(response.json.get("data"))]
@@ -107,7 +106,7 @@ def write_report(results: Sequence[CheckResult], run_dir: Path) -> None:
 
 
 async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) -> VllmResponse:
-    """Request a chat completion with token ids and logprobs, and return the response."""
+    """Request a chat completion with token ids and logprobs. Return the response."""
     reports = {
         "logprobs": True,
         "top_logprobs": NUM_TOP,
@@ -120,9 +119,9 @@ async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) 
 
 
 def _settled(response: VllmResponse, request: str) -> VllmResponse:
-    """Return `response` unchanged. Raises BackendError if there was no response or a server error
-    (status 500 or above). Such failures may be temporary, and say nothing about vLLM's
-    capabilities."""
+    """Return `response` unchanged. Raise BackendError if there was no response, or if the response
+    is a server error (status 500 or above). Such failures may be temporary, so they do not show
+    vLLM's capabilities."""
     if response.status == 0:
         raise BackendError(f"vLLM did not respond to {request}: {response.detail}")
     if response.status >= SERVER_ERROR:

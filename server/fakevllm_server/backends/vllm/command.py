@@ -1,6 +1,6 @@
-"""The command line and the environment of `vllm serve`. This module does not start a process.
+"""Build the command line and the environment of `vllm serve`. This module does not start a process.
 
-Most values are defaults, which an argument or an environment variable of the user overrides.
+Most values are defaults. An argument or an environment variable of the user overrides a default.
 Arguments that break an assumption of the server are refused.
 """
 
@@ -89,8 +89,8 @@ class Install:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the installed vLLM is a build for CPUs, whose version contains "cpu". vLLM itself
-        looks for the same substring to select its platform."""
+        """Whether the installed vLLM is a build for CPUs. The version of such a build contains
+        "cpu". vLLM itself looks for the same text to select its platform."""
         return "cpu" in self.version
 
     @property
@@ -106,8 +106,11 @@ def serve_command(
     """Return the command that starts `vllm serve` on a Unix socket, as a child of the process
     supervisor.
 
-    Raises BackendRefused if `spec` has no model, an argument that is listed in `REFUSED`, or
-    arguments for adapters that do not fit.
+    Raise BackendRefused in these cases:
+
+    * `spec` has no model.
+    * `spec` has an argument that is listed in `REFUSED`.
+    * `spec` has arguments for adapters that do not fit the job.
     """
     if spec.model is None:
         raise BackendRefused("vLLM needs a model: set --model to a folder in Hugging Face format")
@@ -129,11 +132,12 @@ def serve_command(
 
 
 def max_lora_rank(spec: EngineSpec) -> int | None:
-    """Return vLLM's `--max-lora-rank` if vLLM holds LoRA adapters, or None if it gets whole
-    weights. It then holds one set of them.
+    """Return vLLM's `--max-lora-rank` if vLLM holds LoRA adapters. Return None if vLLM gets whole
+    weights. vLLM then holds only one set of weights.
 
-    vLLM holds adapters only if the server starts it and the user has passed `--enable-lora`. Raises
-    BackendRefused if the user has passed it and vLLM could hold no adapters of this job.
+    vLLM holds adapters only if the server starts vLLM and the user has passed `--enable-lora`.
+    Raise BackendRefused if the user has passed `--enable-lora` and vLLM could not hold the job's
+    adapters.
     """
     if spec.url is not None or not _enables_lora(spec.extra_args):
         return None
@@ -153,8 +157,8 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
-    """Return the arguments of `vllm serve` for a job's engine settings, by name without leading
-    dashes.
+    """Return the arguments of `vllm serve` for a job's engine settings. The keys are the names of
+    the arguments without leading dashes.
 
     >>> job_arguments(TrainJob(max_num_seqs=8))
     {'max-num-seqs': '8'}
@@ -166,9 +170,9 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 def serve_environment(
     inherited: Mapping[str, str], install: Install, *, holds_adapters: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables for vLLM's process: defaults, and the inherited variables,
-    which override them. VLLM_API_KEY is removed, because the server's requests carry no key.
-    Redirects of media URLs are always disabled."""
+    """Return the environment variables for vLLM's process. The inherited variables override the
+    defaults. VLLM_API_KEY is removed, because the server's requests carry no key. Redirects of
+    media URLs are always disabled."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
@@ -189,8 +193,8 @@ def serve_environment(
 
 
 def tool_parser(chat_template: str | None) -> str | None:
-    """Return the name of vLLM's parser for the tool call format of a chat template, or None if no
-    parser is known.
+    """Return the name of vLLM's parser for the tool call format of a chat template. Return None if
+    no parser is known.
 
     >>> tool_parser("{{ '<tool_call>' }}")
     'hermes'
@@ -224,15 +228,16 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _enables_lora(arguments: Sequence[str]) -> bool:
-    """Return whether vLLM gets `--enable-lora`. As in vLLM, the last of several flags counts."""
+    """Return True if vLLM gets `--enable-lora`. If the flag is repeated or negated, the last flag
+    counts, as in vLLM."""
     flags = [argument.replace("_", "-") for argument in arguments]
     chosen = [flag for flag in flags if flag in ("--enable-lora", "--no-enable-lora")]
     return chosen[-1:] == ["--enable-lora"]
 
 
 def _check_api_servers(arguments: Sequence[str]) -> None:
-    """Raise BackendRefused if the user's arguments give a vLLM with adapters several API
-    servers."""
+    """Raise BackendRefused if the user's arguments start several API servers. A vLLM with adapters
+    needs a single API server."""
     has_short_flag = any(argument.startswith("-asc") for argument in arguments)
     if has_short_flag or parse_flags(arguments).get("api-server-count", "1") != "1":
         raise BackendRefused(

@@ -1,5 +1,5 @@
-"""HTTP client that controls a vLLM server: it checks its health, replaces its weights, and sends
-the probe requests.
+"""HTTP client that controls a vLLM server. The client checks vLLM's health, replaces vLLM's
+weights, and sends the probe requests.
 
 Every request has a timeout.
 """
@@ -45,14 +45,14 @@ class ControlClient:
         await self._http.close()
 
     async def get(self, path: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> VllmResponse:
-        """Send a GET request to vLLM and return the response. If the connection fails or the
+        """Send a GET request to vLLM, and return the response. If the connection fails or the
         request times out, the response has status 0."""
         return await self._send("GET", path, None, timeout_s)
 
     async def post(
         self, path: str, body: Json | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> VllmResponse:
-        """Send a POST request to vLLM and return the response. If the connection fails or the
+        """Send a POST request to vLLM, and return the response. If the connection fails or the
         request times out, the response has status 0."""
         return await self._send("POST", path, body, timeout_s)
 
@@ -60,18 +60,18 @@ class ControlClient:
         return (await self.get("/health", HEALTH_TIMEOUT_S)).is_ok
 
     async def pause(self) -> None:
-        """Pause vLLM. Until `resume`, vLLM runs no engine step. It keeps its running requests.
+        """Pause vLLM. vLLM runs no engine step until `resume`, and keeps its running requests.
 
-        Raises ActionFailed if vLLM reports a failure, and BackendError if vLLM does not respond.
+        Raise ActionFailed if vLLM reports a failure. Raise BackendError if vLLM does not respond.
         """
         await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load new weights into a paused vLLM, and then resume it.
+        """Load new weights into a paused vLLM, and then resume vLLM.
 
         Because of the pause, no engine step uses a mixture of old and new weights. If loading
-        fails, vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and BackendError if
-        vLLM does not respond.
+        fails, vLLM stays paused. Raise ActionFailed if vLLM reports a failure. Raise BackendError
+        if vLLM does not respond.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._require("/collective_rpc", RELOAD_TIMEOUT_S, body)
@@ -89,7 +89,7 @@ class ControlClient:
         await self.resume()
 
     async def resume(self) -> None:
-        """Resume a paused vLLM. Raises ActionFailed if vLLM reports a failure, and BackendError if
+        """Resume a paused vLLM. Raise ActionFailed if vLLM reports a failure. Raise BackendError if
         vLLM does not respond."""
         await self._require("/resume", DEFAULT_TIMEOUT_S)
 
@@ -97,14 +97,14 @@ class ControlClient:
         return (await self.get("/is_paused")).json.get("is_paused") is True
 
     async def update_version(self, version: int) -> bool:
-        """Report the version of the current weights to vLLM. Return True if vLLM has recorded it.
-        Not every vLLM supports this."""
+        """Report the version of the current weights to vLLM. Return True if vLLM has recorded the
+        version. Some versions of vLLM do not support this report."""
         body = {"new_version": str(version)}
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST request, and return the response if it is successful. Raises ActionFailed if
-        vLLM reports a failure, and BackendError if vLLM does not respond."""
+        """Send a POST request, and return a successful response. Raise ActionFailed if vLLM reports
+        a failure. Raise BackendError if vLLM does not respond."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

@@ -1,4 +1,5 @@
-"""Ask vLLM for the log-probabilities of the known prompt, under the weights that it serves."""
+"""Request the log-probabilities of the known prompt from vLLM. The known prompt is a fixed text.
+Its log-probabilities show which weights vLLM serves."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ not asked for, because the trainer's may be coarser: the two are different engin
 async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int) -> list[int]:
     """Return the token ids of the known prompt. The prompt leaves room for one sampled token.
 
-    Raises ActionFailed if vLLM cannot tokenize it.
+    Raise ActionFailed if vLLM cannot tokenize the known prompt.
     """
     body = {"model": model, "prompt": KNOWN_PROMPT, "add_special_tokens": True}
     response = await client.post("/tokenize", body, TIMEOUT_S)
@@ -32,10 +33,10 @@ async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int
 async def known_prompt_reply(
     client: ControlClient, model: str, ids: Sequence[int], num_layers: int
 ) -> ProbeReply:
-    """Return the log-probabilities of the known prompt, whose token ids are `ids`. They are those
-    at temperature 1, whatever vLLM's own defaults are.
+    """Return the log-probabilities of the known prompt at temperature 1. vLLM's own default
+    temperature does not matter. `ids` are the token ids of the known prompt.
 
-    Raises ActionFailed if vLLM does not report them.
+    Raise ActionFailed if vLLM does not report the log-probabilities.
     """
     body: Json = {
         "model": model,

@@ -1,7 +1,7 @@
-"""Read the chat template, the default sampling parameters and the number of layers from vLLM's
-model folder.
+"""Read settings from the folder of vLLM's model: the chat template, the default sampling
+parameters, and the number of layers.
 
-If vLLM downloads the model from the Hugging Face hub, there is no such folder to read.
+There is no such folder if vLLM downloads the model from the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ vLLM ignores the key `do_sample`."""
 
 
 def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:
-    """Return the chat template that vLLM will use, or None if it cannot be read. `flags` are vLLM's
-    command line flags."""
+    """Return the chat template that vLLM will use. Return None if the template cannot be read.
+    `flags` are vLLM's command line flags."""
     user_template = flags.get("chat-template")
     if user_template is not None:
         return _read_text(Path(user_template)) or user_template
@@ -31,8 +31,8 @@ def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> st
 
 
 def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """Return the values that vLLM uses for sampling parameters that a request does not set. `flags`
-    are vLLM's command line flags."""
+    """Return vLLM's default values for sampling parameters. vLLM uses a default if a request does
+    not set the parameter. `flags` are vLLM's command line flags."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
     settings: Json = {}
@@ -43,7 +43,8 @@ def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) ->
 
 
 def read_num_layers(model: str | None) -> int | None:
-    """Return the number of layers of the model's text part, or None if it cannot be read."""
+    """Return the number of layers of the model's text part. Return None if the number cannot be
+    read."""
     config = {} if model is None else _read_json(Path(model) / "config.json")
     for part in (as_object(config.get("text_config")), config):
         value = part.get("num_hidden_layers")

@@ -1,11 +1,14 @@
-"""The process supervisor: a process between the server and vLLM that ends all processes of vLLM.
+"""The process supervisor. The supervisor is a process between the server and vLLM. It ends all
+processes of vLLM.
 
     python -m fakevllm_server.backends.vllm.process_supervisor -- PROGRAM [ARGUMENT...]
 
-The server starts the supervisor as the leader of a new process group, to which PROGRAM and all
-processes that PROGRAM starts belong. The supervisor passes SIGTERM on to PROGRAM. It ends the whole
-group when PROGRAM ends. It also ends the group when its own standard input closes, which happens
-when the server is killed. Its exit code is that of PROGRAM.
+The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
+that PROGRAM starts belong to this group. The supervisor passes SIGTERM on to PROGRAM.
+
+The supervisor ends the whole group when PROGRAM ends. The supervisor also ends the group when the
+supervisor's standard input closes. The standard input closes when the server is killed. The exit
+code of the supervisor is PROGRAM's exit code.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ POLL_INTERVAL_S = 0.02
 
 
 def main() -> int:
-    """Run the program whose command line is in `sys.argv`, and end all processes that it has
-    started when it ends. Return the program's exit code, or 128 + the number of the signal that
-    ended it."""
+    """Run the program whose command line is in `sys.argv`. When the program ends, end all processes
+    that the program has started. Return the program's exit code. If a signal ended the program,
+    return 128 plus the number of the signal."""
     command = sys.argv[1:]
     if command[:1] != ["--"] or not command[1:]:
         print("usage: process_supervisor -- PROGRAM [ARGUMENT...]", file=sys.stderr)
@@ -58,7 +61,7 @@ def main() -> int:
 
 def _wait_for_exit_or_eof(pid: int) -> bool:
     """Wait until the program with the process id `pid` has ended, or standard input has closed.
-    Return True if the program has ended."""
+    Return True if the program has ended. Return False if standard input has closed."""
     process = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -88,10 +91,10 @@ def _end_group() -> None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Return whether a process is one of Python's resource trackers.
+    """Return True if a process is a Python resource tracker.
 
-    A resource tracker removes the shared memory of killed processes. It ignores SIGTERM, and ends
-    by itself when all processes that use it have ended.
+    A resource tracker removes the shared memory of killed processes. The tracker ignores SIGTERM,
+    and ends by itself when all processes that use the tracker have ended.
     """
     try:
         return b"resource_tracker" in (Path("/proc") / str(pid) / "cmdline").read_bytes()

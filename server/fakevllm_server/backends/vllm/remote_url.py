@@ -1,4 +1,4 @@
-"""Validation of the flag `--rollout-url`, which is the URL of a vLLM that the server did not
+"""Validate the flag `--rollout-url`. The flag contains the URL of a vLLM that the server did not
 start."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ PATHS = ("", "/", "/v1", "/v1/")
 
 
 def base_url(url: str) -> str:
-    """Check the URL of a vLLM server, and return it without its path.
+    """Check the URL of a vLLM server. Return the URL without its path.
 
-    Raises BackendRefused for a URL that cannot be that of a vLLM server. The error message does not
+    Raise BackendRefused if the URL cannot be the URL of a vLLM server. The error message does not
     contain the URL, because the URL may contain a password.
 
     >>> base_url("http://gpu-box:8000/v1/")
@@ -34,8 +34,8 @@ def base_url(url: str) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Return the host in the URL of a vLLM server, with the port if the URL has one. Raises
-    BackendRefused for a URL that cannot be that of a vLLM server.
+    """Return the host in the URL of a vLLM server, with the port if the URL has a port. Raise
+    BackendRefused if the URL cannot be the URL of a vLLM server.
 
     >>> host_and_port("http://gpu-box:8000")
     'gpu-box:8000'
@@ -44,8 +44,8 @@ def host_and_port(url: str) -> str:
 
 
 def _problem(parts: SplitResult) -> str | None:
-    """Return the reason why a URL cannot be that of a vLLM server, or None if it can. Raises
-    ValueError for an invalid port."""
+    """Return the reason why a URL cannot be the URL of a vLLM server. Return None if there is no
+    such reason. Raise ValueError for an invalid port."""
     if parts.scheme not in SCHEMES:
         return "it does not begin with http:// or https://"
     if "@" in parts.netloc:

@@ -1,4 +1,5 @@
-"""An HTTP response of vLLM, and functions that read its JSON without raising errors."""
+"""An HTTP response of vLLM, and functions that read JSON from the response without raising
+errors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MAX_DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class VllmResponse:
-    """An HTTP response of vLLM. If there was no response, `status` is 0 and `body` is the
+    """An HTTP response of vLLM. If there was no response, `status` is 0, and `body` contains the
     reason."""
 
     status: int
@@ -26,13 +27,13 @@ class VllmResponse:
 
     @property
     def json(self) -> Json:
-        """The body as a JSON object, or {} if the body is not a JSON object."""
+        """The body as a JSON object. Empty if the body is not a JSON object."""
         return parse_object(self.body)
 
     @property
     def detail(self) -> str:
-        """The reason for a failure, from the response body, on one line of at most
-        `MAX_DETAIL_CHARS` characters."""
+        """The reason for a failure, from the response body. The reason is one line with at most
+        `MAX_DETAIL_CHARS` characters, after the HTTP status."""
         error = self.json.get("error")
         message = as_object(error).get("message") or error or self.body.decode(errors="replace")
         prefix = f"HTTP {self.status}: " if self.status else ""
@@ -48,10 +49,10 @@ def parse_object(text: bytes | str) -> Json:
 
 
 def as_object(value: object) -> Json:
-    """Return `value` if it is a JSON object (dict), else {}."""
+    """Return `value` if it is a JSON object (dict). Return {} for any other value."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return `value` if it is a JSON list, else []."""
+    """Return `value` if it is a JSON list. Return [] for any other value."""
     return cast(list[Any], value) if isinstance(value, list) else []

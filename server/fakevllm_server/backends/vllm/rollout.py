@@ -1,5 +1,6 @@
-"""vLLM as the rollout engine. vLLM is either a child process on a Unix socket, or an external vLLM:
-a server at `--rollout-url` that the user has started."""
+"""vLLM as the rollout engine. There are two kinds of vLLM. The server starts vLLM as a child
+process on a Unix socket, or connects to an external vLLM at `--rollout-url`, which the user has
+started."""
 
 from __future__ import annotations
 
@@ -80,9 +81,9 @@ class VllmRollout:
         """Number of publishes in a row that failed after the pause."""
 
     async def launch(self) -> Endpoint:
-        """Start vLLM, or connect to an external vLLM. Then probe its capabilities.
+        """Start vLLM, or connect to an external vLLM. Then probe vLLM's capabilities.
 
-        Raises BackendRefused if the user must correct a setting, and BackendError if vLLM does not
+        Raise BackendRefused if the user must correct a setting. Raise BackendError if vLLM does not
         become ready for another reason.
         """
         await self.close()
@@ -95,16 +96,17 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace the weights that vLLM serves. A vLLM with adapters goes on meanwhile.
+        """Replace the weights that vLLM serves. A vLLM with adapters continues to answer during the
+        replacement.
 
-        In another vLLM, the weights themselves are replaced. Before vLLM is paused for this,
-        running calls have up to `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the
-        weights cannot be replaced. After such a failure, the state depends on its cause:
+        A vLLM without adapters is paused for the replacement. Before the pause, running calls have
+        up to `DRAIN_BOUND_S` seconds to finish. Raise BackendError if the weights cannot be
+        replaced. The state after a failure depends on the cause:
 
-        * If vLLM could not be paused but still works, it continues with the old weights.
+        * If vLLM could not be paused but still works, vLLM continues with the old weights.
         * A child process that fails after the pause is ended, because its weights are unknown.
         * An external vLLM that fails after the pause stays paused. Its calls wait until a later
-          publish succeeds.
+          publish of weights succeeds.
         """
         client = self._connected_client()
         if self._adapters is not None:
@@ -128,12 +130,13 @@ class VllmRollout:
         return {} if self._adapters is None else dict(self._adapters.names.loaded)
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt.
+        """Return the log-probabilities of the known prompt, which show which weights vLLM serves.
+        Raise ActionFailed if vLLM does not report the log-probabilities.
 
-        Return None if the model folder does not name the number of layers, from which the limit of
-        the difference follows. Return None also if vLLM holds adapters: the engine of vLLM 0.27
-        dies if it is asked for the log-probabilities of a prompt while other requests run. Raises
-        ActionFailed if vLLM does not report them.
+        Return None if the model folder does not name the number of layers. The accepted difference
+        to the trainer's log-probabilities depends on this number. Return None also if vLLM holds
+        adapters. The engine of vLLM 0.27 dies if a request for the log-probabilities of a prompt
+        arrives while other requests run.
         """
         num_layers = read_num_layers(self._spec.model)
         if num_layers is None or self._adapters is not None:
@@ -152,8 +155,8 @@ class VllmRollout:
         return await self._client.is_healthy()
 
     async def lost(self) -> str:
-        """Wait until vLLM has ended or hangs. A child process that hangs is ended. Return a message
-        that describes the failure."""
+        """Wait until vLLM has ended or hangs. End a child process that hangs. Return a message that
+        describes the failure."""
         if self._client is None:
             return "vLLM is not running"
         hung = asyncio.ensure_future(self._wait_until_hung(self._client))
@@ -173,8 +176,8 @@ class VllmRollout:
     async def close(self) -> None:
         """End the child process, or disconnect from an external vLLM.
 
-        If this call is cancelled, closing continues in the background, and the next call of `close`
-        waits for it.
+        If this call is cancelled, the work continues in the background. The next call of `close`
+        waits for this work.
         """
         if self._closing is None or self._closing.done():
             self._closing = asyncio.ensure_future(self._close())
@@ -294,8 +297,8 @@ class VllmRollout:
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. Raises BackendError if this fails. vLLM may be paused although the request
-        failed. Therefore a vLLM that still has its old weights is resumed before the error is
+        """Pause vLLM. Raise BackendError if the pause fails. vLLM may be paused although the
+        request failed. If vLLM still has its old weights, resume vLLM before the error is
         raised."""
         self._is_changing = True
         try:
@@ -313,9 +316,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Handle a failed pause, after which it is unknown whether vLLM is paused. Return the error
-        to raise. A child process is ended, so that the server starts vLLM again. An external vLLM
-        is marked as unhealthy, so that the server connects to it again."""
+        """Handle a failed pause, after which vLLM may be paused or not. Return the error to raise.
+        End a child process, so that the server starts vLLM again. Mark an external vLLM as
+        unhealthy, so that the server connects again."""
         if self._spec.url is None:
             await self.close()
             return BackendError(
@@ -326,7 +329,7 @@ class VllmRollout:
         return BackendError(f"{self._name} was not paused for new weights: {failure}")
 
     async def _push(self, client: ControlClient, folder: Path, version: int) -> None:
-        """Load new weights into a paused vLLM. If this fails, try once more."""
+        """Load new weights into a paused vLLM. If the load fails, try once more."""
         try:
             await client.load_weights(folder, version)
         except BackendError as failure:
@@ -336,9 +339,9 @@ class VllmRollout:
             await client.load_weights(folder, version)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
-        """Handle a failure to load new weights, and return the error to raise. A child process is
-        ended. For an external vLLM, the failure is counted; after MAX_FAILED_PUBLISHES failures in
-        a row, it is unhealthy."""
+        """Handle a failure to load new weights. Return the error to raise. End a child process. For
+        an external vLLM, count the failure. After MAX_FAILED_PUBLISHES failures in a row, an
+        external vLLM is unhealthy."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")
@@ -389,8 +392,8 @@ def _read_from(file: Path, position: int) -> str:
 
 
 def find_install() -> Install:
-    """Find the vLLM package that is installed for this Python, without importing it. Raises
-    BackendRefused if vLLM is not installed."""
+    """Find the vLLM package that is installed for this Python, without an import of the package.
+    Raise BackendRefused if vLLM is not installed."""
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

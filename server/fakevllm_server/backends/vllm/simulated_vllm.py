@@ -1,5 +1,5 @@
-"""A simulated vLLM server for tests. It has vLLM's control routes, and a deterministic policy
-instead of a model.
+"""A simulated vLLM server for tests. The simulation has vLLM's control routes, and a deterministic
+policy instead of a model.
 
     python -m fakevllm_server.backends.vllm.simulated_vllm FOLDER --uds PATH [--fault NAME]
 
@@ -8,8 +8,8 @@ The simulation behaves as follows:
 * It reports the logprobs of its policy at the requested temperature.
 * Its weights are the text of the file `weights.txt` in the weights folder. This text is the content
   of every answer.
-* An adapter's answers are the text of its file `weights.txt`, if the environment variable
-  VLLM_ALLOW_RUNTIME_LORA_UPDATING is set and the folder has an adapter_config.json.
+* An adapter's answers are the text of the adapter's file `weights.txt`. Adapters need the
+  environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING, and a folder with an adapter_config.json.
 * It samples nothing while it is paused.
 * After a failed reload of the weights, the content of every answer is the text HALF_LOADED.
 
@@ -233,7 +233,8 @@ class SimulatedVllm:
         }
 
     def _prompt_logprobs(self, ids: list[int]) -> list[Json | None]:
-        """Return logprobs that depend on the weights, as those of a model do."""
+        """Return the logprobs of a prompt. The logprobs depend on the weights, as the logprobs of a
+        real model do."""
         logprobs = policy(1.0 + len(self.weights))
         return [None, *({str(token): {"logprob": logprobs[token]}} for token in ids[1:])]
 
@@ -243,8 +244,8 @@ def _server_error(message: str) -> web.Response:
 
 
 def policy(temperature: float) -> list[float]:
-    """Return the logprobs of all tokens of the vocabulary at a temperature, from the most to the
-    least likely token. They do not depend on the prompt."""
+    """Return the logprobs of all tokens of the vocabulary at a temperature. The tokens are ordered
+    from the most likely to the least likely. The logprobs do not depend on the prompt."""
     logits = [-0.25 * token / temperature for token in range(VOCABULARY)]
     total = math.log(sum(map(math.exp, logits)))
     return [logit - total for logit in logits]

@@ -1,5 +1,5 @@
-"""Known causes of a failed start of vLLM, each with a fix. A cause is recognized by a text in
-vLLM's log."""
+"""Known causes of a failed start of vLLM, with a fix for each cause. A text in vLLM's log
+identifies the cause."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ first."""
 
 
 def explain_startup_error(log: str) -> str | None:
-    """Return the cause of a failed start and its fix, or None if the log shows no known cause.
+    """Return the cause of a failed start and the fix. Return None if the log shows no known cause.
 
     >>> explain_startup_error("ValueError: No available memory for the cache blocks.")[:26]
     'the KV cache does not fit:'

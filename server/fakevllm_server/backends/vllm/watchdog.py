@@ -41,16 +41,17 @@ class Observation:
 
 
 class Watchdog:
-    """Decides whether a vLLM hangs. The decision is made from observations, which are added in
-    order of time."""
+    """Decides whether a vLLM hangs. Add observations in the order of time. The observations
+    determine the decision."""
 
     def __init__(self, now: float) -> None:
         self._last_healthy_at = now
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Add an observation. If vLLM hangs, return a description that lacks its subject, such as
-        "has not responded to /health for 61 s". Otherwise return None."""
+        """Add an observation. If vLLM hangs, return a description of the hang. The description has
+        no subject, such as "has not responded to /health for 61 s". Return None if vLLM does not
+        hang."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:
@@ -66,8 +67,8 @@ class Watchdog:
 async def wait_until_hung(
     client: ControlClient, num_running: Callable[[], int], is_paused: Callable[[], bool]
 ) -> str:
-    """Observe vLLM every `POLL_INTERVAL_S` seconds until it hangs. Return a description of the hang
-    that lacks its subject, such as "has not responded to /health for 61 s"."""
+    """Observe vLLM every `POLL_INTERVAL_S` seconds until vLLM hangs. Return a description of the
+    hang. The description has no subject, such as "has not responded to /health for 61 s"."""
     watchdog, progress = Watchdog(time.monotonic()), _ProgressProbe(client)
     try:
         while True:
@@ -84,10 +85,10 @@ async def wait_until_hung(
 
 
 class _ProgressProbe:
-    """A test whether vLLM's engine samples tokens.
+    """Tests whether vLLM's engine samples tokens.
 
-    The test compares vLLM's progress counters with their previous values. If none has increased, or
-    if there are no counters, it requests a completion of one token.
+    The test compares vLLM's progress counters with their previous values. If no counter has
+    increased, or if there are no counters, the test requests a completion of one token.
     """
 
     def __init__(self, client: ControlClient) -> None:
@@ -117,8 +118,8 @@ class _ProgressProbe:
 
 
 def sum_progress_counters(metrics: bytes) -> float | None:
-    r"""Return the sum of all PROGRESS_COUNTERS on vLLM's /metrics page, or None if the page has
-    none of them.
+    r"""Return the sum of all PROGRESS_COUNTERS on vLLM's /metrics page. Return None if the page has
+    no such counter.
 
     >>> sum_progress_counters(b'vllm:generation_tokens_total{engine="0"} 12.0\nother 3')
     12.0

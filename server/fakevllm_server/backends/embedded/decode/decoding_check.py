@@ -125,7 +125,7 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: Forwar
 
 def _join(decoder: Decoder, prompts: list[list[int]]) -> Tensor | None:
     """Prefill equal prompts, and add them to the batch. Return the logits after the prompt, [1,
-    vocabulary], or None for a prompt of one token."""
+    vocabulary]. Return None for a prompt of one token."""
     requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
     key, prefix = requests[0].prefix_key, requests[0].prefix
     if not prefix:

@@ -5,8 +5,8 @@ The siblings of a group have the same prompt. With long prompts, most of the tim
 iteration is spent on reading the keys and values of the prompt once per row, because memory is
 slower than arithmetic. Here, the queries of all rows that share a prefix are multiplied with its
 keys in one matrix product. Then the result for the prefix and the result for the row's own tokens
-are combined, weighted by the sums of their scores. The combined result is that of ordinary
-attention, up to rounding.
+are combined, weighted by the sums of their scores. The combined result equals the result
+of ordinary attention, up to rounding.
 """
 
 from __future__ import annotations
