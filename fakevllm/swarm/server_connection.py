@@ -347,8 +347,8 @@ class SwarmLink:
         ):
             await self._attach(status.server_id)
         now_s = time.monotonic()
-        is_changed = self.status != before or self._cursor is None
-        if is_changed or now_s - self._log_fetched_at >= LOG_EVERY_S:
+        is_changed = before is None or _without_counts(self.status) != _without_counts(before)
+        if is_changed or self._cursor is None or now_s - self._log_fetched_at >= LOG_EVERY_S:
             await self._fetch_log(status.run_id)
             self._log_fetched_at = now_s
 
@@ -481,6 +481,12 @@ class SwarmLink:
             log.info("swarm server %s reached", self._url)
         else:
             log.warning("swarm server %s %s; retrying", self._url, describe_error(error))
+
+
+def _without_counts(status: EngineStatusReply) -> EngineStatusReply:
+    """Return a status without the counts that every group changes, because such a change makes no
+    entry in the run log."""
+    return status.model_copy(update={"backlog": 0.0, "waiting": {}})
 
 
 def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str | None]:

@@ -155,8 +155,9 @@ class Journal:
     def look_up(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function that reads one row by its key with one `execute`, and return its
-        result. This takes microseconds, because one statement needs no transaction."""
+        """Run a query function that reads one row by its key, or a small table, with one `execute`,
+        and return its result. This takes microseconds, because one statement needs no
+        transaction."""
         with self._read_lock:
             return query(self._look_up_db, *arguments, **named)
 
