@@ -89,10 +89,7 @@ class Journal:
         The changes are written in the given order, possibly in separate transactions. Without any
         changes, return the position of the newest change in the queue.
         """
-        position = self._writer.last_position
-        for change in changes:
-            position = self._writer.put(change)
-        return position
+        return self._writer.put(*changes)
 
     @property
     def written_position(self) -> int:
