@@ -17,7 +17,7 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
 )
 from fakevllm_server.types.calls import RecordedCall
-from fakevllm_server.web.routes.refusals import StrictRoute
+from fakevllm_server.web.routes.refusals import DirectRoute, StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
 
@@ -26,16 +26,22 @@ def router(state: ServerState) -> APIRouter:
     samples."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/end_group", response_model=EndGroupReply)
-    async def end_group(request: EndGroupRequest, http: Request) -> Response:
+    async def end_group(body: EndGroupRequest, http: Request) -> Response:
         run_id = state.run_id  # another run may be started before the reply is complete
-        reply = await state.intake.end_group(request, state.closed_reason)
+        reply = await state.intake.end_group(body, state.closed_reason)
         state.notify_loop()
         if reply.success:  # a refused group may be of another run, whose id the proxy must keep
             reply = reply.model_copy(update={"run_id": run_id})
-        # Read here, because FastAPI takes long to read a declared header.
         has_prompts_apart = http.headers.get(PROMPTS_HEADER) == ASKED
         return _group_response(reply, has_prompts_apart=has_prompts_apart)
+
+    routes.add_api_route(
+        "/end_group",
+        end_group,
+        methods=["POST"],
+        response_model=EndGroupReply,
+        route_class_override=DirectRoute,
+    )
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:
