@@ -111,6 +111,7 @@ class Metrics:
         self._requests_by_end = cache(self._requests.labels)
         self._siblings_by_route = cache(self._siblings.labels)
         self._latency_by_route = cache(self._latency.labels)
+        self._rewards_by_kind = cache(self._rewards.labels)
 
     def gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is read from the callback `value` at each scrape."""
@@ -151,9 +152,9 @@ class Metrics:
     def _observe_reward(self, group: GroupRecord, sibling: SiblingRecord, reward: float) -> None:
         # A greedy lead is no sample of the policy's distribution.
         if not (group.served_by == "greedy" and sibling.index == 0):
-            self._rewards.labels(group.route, "policy").observe(reward)
+            self._rewards_by_kind(group.route, "policy").observe(reward)
         if sibling.served and group.served_by is not None:
-            self._rewards.labels(group.route, group.served_by).observe(reward)
+            self._rewards_by_kind(group.route, group.served_by).observe(reward)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

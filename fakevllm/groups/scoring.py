@@ -38,7 +38,7 @@ async def score(
     siblings = [_sibling(draft.request, draft.task, result) for result in complete]
     answers = [result.shown_message for result in complete]
     outcome = await hooks.reward(siblings, answers, draft.question)
-    if outcome.rewards is not None:
+    if outcome.rewards is not None and failure_floor is not None:
         failures = [failure_of(_answer(result), draft.request.body) for result in complete]
         outcome = replace(outcome, rewards=with_floor(outcome.rewards, failures, failure_floor))
     return outcome if len(complete) == len(results) else _spread(outcome, positions, len(results))

@@ -186,7 +186,8 @@ def settle(
     to which calls refer by index.
     """
     counters.watch(db, [group_id])
-    update = db.exec_driver_sql(
+    # Bypasses SQLAlchemy, as `_many` does: every group with siblings is settled.
+    update = dbapi_connection(db).execute(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
     )
     if update.rowcount == 0:

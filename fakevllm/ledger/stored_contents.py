@@ -13,10 +13,11 @@ previous group and the answer that was served.
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 from sqlalchemy import Connection
 
-from fakevllm_runtime.contents import MIN_BYTES, Content, content_store
+from fakevllm_runtime.contents import MIN_BYTES, Content, content_store, dbapi_connection
 
 StoredContent = tuple[str | None, bytes | None]
 """The values of the columns for the slices and the digest. Both are None if the content is stored
@@ -98,7 +99,9 @@ class CallContents:
         self._store = content_store(db)
         self._prompts: list[tuple[Content, int]] = []
         """Latest prompt of the group, with its id."""
-        parent_id, app_key, route, served_index = db.exec_driver_sql(_PLACE, (group_id,)).one()
+        self._driver = dbapi_connection(db)
+        place = self._driver.execute(_PLACE, (group_id,)).fetchone()
+        parent_id, app_key, route, served_index = place
         self._parent_id = parent_id
         self._of_app = f"prompt of {app_key} at {route}"
         self._served_index = served_index
@@ -128,7 +131,7 @@ class CallContents:
             self._store.remember(f"prompt {self._group_id}", content)
             self._store.remember(self._of_app, content)
         row = (content.slices_json, content.digest)
-        prompt_id = self._db.exec_driver_sql(_INSERT_PROMPT, row).lastrowid
+        prompt_id = cast(int, self._driver.execute(_INSERT_PROMPT, row).lastrowid)
         self._prompts = [(content, prompt_id)]
         return content, prompt_id
 
@@ -143,7 +146,7 @@ class CallContents:
         found = self._store.find(f"prompt {self._parent_id}")
         if found is not None:
             return found
-        row = self._db.exec_driver_sql(_CALL, (self._parent_id,)).one_or_none()
+        row = self._driver.execute(_CALL, (self._parent_id,)).fetchone()
         if row is None:
             return None
         slices_json, piece_id, num_bytes = row

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 import aiohttp
 from pydantic import BaseModel
-from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
@@ -53,6 +54,7 @@ from fakevllm_adapters.protocol.weights import WeightsReply
 
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
 
 POLL_EVERY_S = 0.2
 """Seconds between two status requests. The server answers them from memory. `fakevllm replay`
@@ -69,6 +71,8 @@ entry of the log changes the status, and a changed status is followed by a reque
 END_GROUP_RETRY_S = 60
 """Seconds for which the end of a group is sent again if the server does not answer. A server needs
 much less time to restart."""
+FIRST_RETRY_PAUSE_S = 0.1
+MAX_RETRY_PAUSE_S = 2.0
 PASSING_STATUSES = (429, 502, 503, 504)
 """HTTP statuses by which a server says that it cannot start its engine now but may do so later."""
 FIRST_START_PAUSE_S = 1.0
@@ -362,8 +366,8 @@ class SwarmLink:
         ):
             await self._attach(status.server_id)
         now_s = time.monotonic()
-        is_changed = self.status != before or self._cursor is None
-        if is_changed or now_s - self._log_fetched_at >= LOG_EVERY_S:
+        is_changed = before is None or _without_counts(self.status) != _without_counts(before)
+        if is_changed or self._cursor is None or now_s - self._log_fetched_at >= LOG_EVERY_S:
             await self._fetch_log(status.run_id)
             self._log_fetched_at = now_s
 
@@ -498,13 +502,29 @@ class SwarmLink:
             log.warning("swarm server %s %s; retrying", self._url, describe_error(error))
 
 
+def _without_counts(status: EngineStatusReply) -> EngineStatusReply:
+    """Return a status without the counts that every group changes, because such a change makes no
+    entry in the run log."""
+    return status.model_copy(update={"backlog": 0.0, "waiting": {}})
+
+
 def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str | None]:
     return (None, None) if status is None else (status.engine_status, status.engine_status_detail)
 
 
-_with_retries = retry(
-    retry=retry_if_exception(is_transient),
-    stop=stop_after_delay(END_GROUP_RETRY_S),
-    wait=wait_random_exponential(multiplier=0.1, max=2),
-    reraise=True,
-)
+def _with_retries(send: Callable[P, Awaitable[M]]) -> Callable[P, Awaitable[M]]:
+    """Return a function that calls `send`, and calls it again after each transient error, until
+    END_GROUP_RETRY_S seconds have passed. The pauses are random, and their maximum doubles."""
+
+    async def send_with_retries(*args: P.args, **named: P.kwargs) -> M:
+        last_at, max_pause_s = time.monotonic() + END_GROUP_RETRY_S, FIRST_RETRY_PAUSE_S
+        while True:
+            try:
+                return await send(*args, **named)
+            except NETWORK_ERRORS as error:
+                if not is_transient(error) or time.monotonic() >= last_at:
+                    raise
+            await asyncio.sleep(random.uniform(0.0, max_pause_s))
+            max_pause_s = min(2 * max_pause_s, MAX_RETRY_PAUSE_S)
+
+    return send_with_retries

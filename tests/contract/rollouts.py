@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -213,8 +213,8 @@ class Rig:
         """Send a request for several siblings as the server does, and return each answer."""
         sent, records = SentAnswer(), dict[int, RecordedCall | None]()
 
-        async def complete(choice: CompleteChoice) -> None:
-            records[choice.index] = choice.capture.record(stamp)
+        async def complete(choices: Sequence[CompleteChoice]) -> None:
+            records.update({choice.index: choice.capture.record(stamp) for choice in choices})
 
         def create(body: Json) -> ChatCapture:
             endpoint = self.endpoint

@@ -104,11 +104,12 @@ class JournalWriter:
     def is_flushed(self) -> bool:
         return self._num_written == self._num_put
 
-    def put(self, change: Change) -> int:
-        """Queue a change for writing. Return its number, for use with `wait_written`."""
+    def put(self, *changes: Change) -> int:
+        """Queue changes for writing. Return the number of the last one, for use with
+        `wait_written`."""
         with self._wake:
-            self._queue.append(change)
-            self._num_put += 1
+            self._queue.extend(changes)
+            self._num_put += len(changes)
             self._wake.notify()
             return self._num_put
 

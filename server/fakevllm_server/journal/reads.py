@@ -208,7 +208,7 @@ def drop_counts(db: Connection) -> dict[str, int]:
     """Return the number of groups that were ever dropped, by reason, most frequent reason first. A
     reason is shortened to the part before its first colon."""
     query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
-    return {reason: num for reason, num in _rows(db, query)}
+    return {reason: num for reason, num in execute(db, query)}
 
 
 def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:

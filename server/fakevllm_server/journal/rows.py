@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,33 +26,47 @@ digest. See the table `calls`, in which the first four are compressed."""
 _DIGEST_BYTES = 8
 
 
+NUM_HASHED = 8
+"""Number of prompts whose hashes are kept in memory: those of groups that are sampled at the same
+time."""
+
+
 class CorruptCall(Exception):
     """Error for a stored call whose digest does not match the call's other columns."""
 
 
 class CallRows:
-    """The conversion of captured calls to rows. The object remembers the last prompt, because the
-    calls of a group usually share one prompt. Hashing a long prompt costs more than all other work
-    of the conversion."""
+    """The conversion of captured calls to rows. The object remembers the latest prompts, because
+    the calls of a group usually share one prompt. Hashing a long prompt costs more than all other
+    work of the conversion."""
 
     def __init__(self) -> None:
-        self._prompt_ids: Sequence[int] | None = None
-        self._prompt = b""
-        self._hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._prompts: deque[tuple[Sequence[int], bytes, hashlib.blake2b]] = deque(
+            maxlen=NUM_HASHED
+        )
+        """Ids, their bytes, and the hash of the bytes."""
 
     def row(self, call: RecordedCall) -> CallRow:
         """Return a captured call as the values that are stored."""
-        if call.prompt_ids is not self._prompt_ids:
-            self._prompt_ids = call.prompt_ids
-            self._prompt = id_array(call.prompt_ids).tobytes()
-            self._hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-            _hash_part(self._hashed, self._prompt)
+        prompt, hashed_prompt = self._hashed(call.prompt_ids)
         response_ids, logprobs, facts = _response_columns(call)
-        hashed = self._hashed.copy()
+        hashed = hashed_prompt.copy()
         for part in (response_ids, None if logprobs is None else logprobs.tobytes(), facts):
             _hash_part(hashed, part)
         stored = None if logprobs is None else _shortest(logprobs)
-        return self._prompt, response_ids, stored, facts, hashed.digest()
+        return prompt, response_ids, stored, facts, hashed.digest()
+
+    def _hashed(self, prompt_ids: Sequence[int]) -> tuple[bytes, hashlib.blake2b]:
+        """Return the bytes of a prompt, and their hash. Only the same array is found again: to
+        compare arrays would take as long as to hash them."""
+        for known, prompt, hashed in self._prompts:
+            if known is prompt_ids:
+                return prompt, hashed
+        prompt = id_array(prompt_ids).tobytes()
+        hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        _hash_part(hashed, prompt)
+        self._prompts.append((prompt_ids, prompt, hashed))
+        return prompt, hashed
 
 
 def call_row(call: RecordedCall) -> CallRow:

@@ -88,10 +88,7 @@ class Journal:
         The changes are written in the given order, possibly in separate transactions. Without any
         changes, return the position of the newest change in the queue.
         """
-        position = self._writer.last_position
-        for change in changes:
-            position = self._writer.put(change)
-        return position
+        return self._writer.put(*changes)
 
     @property
     def written_position(self) -> int:
@@ -154,8 +151,8 @@ class Journal:
     def look_up(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function, and return its result. The function reads one row by its key with
-        one `execute`.
+        """Run a query function, and return its result. The function reads one row by its key, or a
+        small table, with one `execute`.
 
         This takes microseconds, because one statement needs no transaction.
         """

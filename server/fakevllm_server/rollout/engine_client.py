@@ -244,19 +244,19 @@ class EngineClient:
         headers: dict[str, str],
         first_index: int,
         send: Send,
-        on_complete: Callable[[CompleteChoice], Awaitable[None]],
+        on_complete: Callable[[Sequence[CompleteChoice]], Awaitable[None]],
         raises_refused: ErrorPredicate | None = None,
         version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
         """Forward a call that samples several siblings. Send the answer of a sibling as soon as it
         is complete. Each answer is one part of the response.
 
-        `first_index` is the index of the first sibling. `on_complete` runs before the answer of a
-        choice is sent. `version_of` returns the version of the weights for the headers of an
-        answer, or None. If the engine fails after a part was sent, the response ends. The answers
-        that were not complete are missing. Raises CannotShare if no part was sent and the siblings
-        need calls of their own. Raises WireError for an error event of the engine. In all other
-        cases, the errors are the same as for `capture`.
+        `first_index` is the index of the first sibling. `on_complete` runs with the choices that
+        are complete, before their answers are sent. `version_of` returns the version of the weights
+        for the headers of an answer, or None. If the engine fails after a part was sent, the
+        response ends. The answers that were not complete are missing. Raises CannotShare if no part
+        was sent and the siblings need calls of their own. Raises WireError for an error event of
+        the engine. In all other cases, the errors are the same as for `capture`.
         """
         if self.endpoint.is_bundled:
             body = shared.complete_body
@@ -275,7 +275,7 @@ class EngineClient:
                     choices = await _complete(shared, shared.split(chunk))
                     if not choices:
                         continue
-                    await asyncio.gather(*map(on_complete, choices))
+                    await on_complete(choices)
                     if not is_started:
                         is_started = True
                         await start_stream(send, 200, parts.headers)

@@ -21,7 +21,8 @@ from fakevllm_server.types.sampling import effective_temperature
 Json = dict[str, Any]
 
 _NeutralValues = dict[str, tuple[Any, ...]]
-"""Names of request fields, each with the values that leave sampling unchanged."""
+"""Names of request fields, each with the values that leave sampling unchanged. None, as which a
+missing field counts, is always one of them."""
 _TRUNCATING: _NeutralValues = {
     "top_p": (None, 1),
     "top_k": (None, 0, -1),
@@ -84,6 +85,8 @@ def truncations(sampling: Json) -> list[str]:
 
 
 def _active_fields(sampling: Json, neutral: _NeutralValues) -> list[str]:
+    if neutral.keys().isdisjoint(sampling):
+        return []
     return [name for name, values in neutral.items() if sampling.get(name) not in values]
 
 

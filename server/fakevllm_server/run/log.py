@@ -266,7 +266,7 @@ class RunLog:
         """
         position = self._journal.written_position
         if self._drops is None or self._drops[0] != position:
-            self._drops = position, self._journal.read(reads.drop_counts)
+            self._drops = position, self._journal.look_up(reads.drop_counts)
         return self._drops[1]
 
     def entries_after(self, seq: int) -> list[LogEntry]:

@@ -261,19 +261,27 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a model call of a sibling. A sibling is one of the answers to an app's request.
+        """Record a model call of a sibling, as `add_calls` does. A sibling is one of the answers to
+        an app's request."""
+        await self.add_calls([(sibling, call)])
 
-        If the journal's queue is full, the call is ignored and not trained. If the disk is slow,
-        this method returns before the call is on disk, and a crash may then lose the call. In both
-        cases the app gets its answer.
+    async def add_calls(self, calls: Sequence[tuple[SiblingRef, RecordedCall]]) -> None:
+        """Record one model call for each of several siblings, and wait for the disk once.
+
+        If the journal's queue is full, the calls are ignored and not trained. If the disk is slow,
+        this method returns before the calls are on disk, and a crash may then lose them. In both
+        cases the app gets its answers.
         """
-        if self._journal.is_full:
-            return
-        call = self.pool.with_shared_prompt(sibling.group_id, call)
-        seq = self.pool.add_call(sibling, call, time.monotonic())
-        if seq is not None:
-            change = row_changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)
-            await self._write_call(change)
+        changes: list[Change] = []
+        for sibling, call in () if self._journal.is_full else calls:
+            call = self.pool.with_shared_prompt(sibling.group_id, call)
+            seq = self.pool.add_call(sibling, call, time.monotonic())
+            if seq is not None:
+                changes.append(
+                    row_changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)
+                )
+        if changes:
+            await self._write_calls(*changes)
 
     async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
         """Record a model call of an episode. The call is ignored if the episode's claim has ended,
@@ -281,7 +289,7 @@ class Intake:
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
             return
         episode.calls.append(call)
-        await self._write_call(
+        await self._write_calls(
             row_changes.call_recorded(episode.uuid, len(episode.calls) - 1, call)
         )
 
@@ -440,8 +448,8 @@ class Intake:
         """
         await self._journal.wait_written(self._journal.put(*change))
 
-    async def _write_call(self, change: Change) -> None:
-        position = self._journal.put(change)
+    async def _write_calls(self, *changes: Change) -> None:
+        position = self._journal.put(*changes)
         if self._journal.error is None:
             with contextlib.suppress(JournalError):
                 await self._journal.wait_written(position, CALL_LIMIT_S)

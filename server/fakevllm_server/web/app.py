@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 
 from fastapi import FastAPI
@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
-from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint
+from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.model_cards import MODEL_CARD_PATHS
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
@@ -60,7 +60,8 @@ def create_app(config: ServerConfig) -> FastAPI:
         app.include_router(module.router(state))
     latest_call = LatestCall() if config.keep_latest_call else None
     app.include_router(inspection.router(state, latest_call))
-    _add_engine_routes(app, state, latest_call)
+    model_calls = _add_engine_routes(app, state, latest_call)
+    app.add_middleware(FastPaths, endpoints=model_calls)
     guard = Guard(
         config.keys,
         hosts=config.hosts,
@@ -74,9 +75,40 @@ def create_app(config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
+EPISODE_PREFIX = "/e/"
+"""Beginning of the paths of an episode. The episode's uuid follows."""
+
+
+class FastPaths:
+    """ASGI middleware that passes a POST request for a model call directly to its endpoint, also
+    below `/e/UUID`. All other requests go to `app`.
+
+    The direct call saves the cost of the framework's own middlewares and of its router. The router
+    has routes for these paths too, which refuse other HTTP methods with 405.
+    """
+
+    def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path: str = scope["path"]
+            endpoint = self._endpoints.get(path)
+            if path.startswith(EPISODE_PREFIX):
+                uuid, slash, rest = path.removeprefix(EPISODE_PREFIX).partition("/")
+                endpoint = self._endpoints.get(slash + rest) if uuid else None
+                scope["path_params"] = {"episode_uuid": uuid}
+        await (endpoint or self._app)(scope, receive, send)
+
+
+def _add_engine_routes(
+    app: FastAPI, state: ServerState, latest_call: LatestCall | None
+) -> dict[str, AsgiApp]:
     """Add the routes whose requests are answered by the engine. Each route is also added below
-    `/e/UUID`, the base URL of an episode."""
+    `/e/UUID`, the base URL of an episode. Return the endpoints of model calls, by path."""
+    model_calls: dict[str, AsgiApp] = {}
     formats = {
         adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | TOKEN_COUNTERS).values()
     }
@@ -84,12 +116,13 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
     relayed = {
         path: (list(methods), None) for path, methods in passthrough.items() if path not in formats
     }
-    # Each route of a format is put before all others, so the first format comes last.
-    for path, (methods, adapter) in reversed((formats | relayed).items()):
+    for path, (methods, adapter) in (formats | relayed).items():
         endpoint = inference.create_endpoint(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             endpoint = latest_call.record(endpoint, adapter.name)
-        _add_route(app, path, endpoint, methods, is_first=adapter is not None)
+        if adapter is not None:
+            model_calls[path] = endpoint
+        _add_route(app, path, endpoint, methods)
     card = model_cards.create_endpoint(state)
     for path in MODEL_CARD_PATHS:
         _add_route(app, path, card, ["GET"])
@@ -101,15 +134,9 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
         (stored_responses.CANCEL_PATH, "POST"),
     ):
         _add_route(app, path, stored, [method])
+    return model_calls
 
 
-def _add_route(
-    app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str], *, is_first: bool = False
-) -> None:
-    """Add a route, at the end or before all others."""
-    added = [
-        Route(prefix + path, AsgiEndpoint(endpoint), methods=methods)
-        for prefix in ("", "/e/{episode_uuid}")
-    ]
-    at = 0 if is_first else len(app.router.routes)
-    app.router.routes[at:at] = added
+def _add_route(app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str]) -> None:
+    for prefix in ("", EPISODE_PREFIX + "{episode_uuid}"):
+        app.router.routes.append(Route(prefix + path, AsgiEndpoint(endpoint), methods=methods))

@@ -151,6 +151,18 @@ async def test_a_group_that_the_server_refuses_is_lost_without_retries(ledger: L
     assert outcome(ledger, "g1") == ("lost", "swarm_refused: 422")
 
 
+async def test_the_end_of_a_group_is_sent_again_after_each_transient_error(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_connection, "MAX_RETRY_PAUSE_S", 0.0)
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        swarm.answers["/end_group"] = 503
+        delivery.settle(group("g1"))
+        await until(lambda: swarm.calls["/end_group"] >= 3)
+        swarm.answers["/end_group"] = POOLED
+        await until(lambda: outcome(ledger, "g1") == ("pooled", None))
+
+
 def _without_retries(post: T) -> T:
     """Replace the link's retries, which take up to a minute."""
     return post

@@ -220,6 +220,11 @@ async def test_the_run_log_is_requested_when_the_status_changes_and_at_intervals
     async with ScriptedSwarm() as swarm, following(swarm, ledger):
         await until(lambda: swarm.calls["/get_engine_status"] >= 4)
         assert swarm.calls["/get_run_log"] == 1
+        counts = {"backlog": 0.5, "waiting": {"finished_groups": 1}}
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update=counts)
+        num_polls = swarm.calls["/get_engine_status"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= num_polls + 3)
+        assert swarm.calls["/get_run_log"] == 1, "a waiting group makes no entry"
         swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"global_step": 7})
         await until(lambda: swarm.calls["/get_run_log"] == 2)
         monkeypatch.setattr(link_module, "LOG_EVERY_S", 0.0)

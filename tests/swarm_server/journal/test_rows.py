@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from swarm_server.samples import call
 
 from fakevllm_server.journal import reads, row_changes
-from fakevllm_server.journal.rows import CorruptCall, call_row, parse_call_row
+from fakevllm_server.journal.rows import (
+    NUM_HASHED,
+    CallRows,
+    CorruptCall,
+    call_row,
+    parse_call_row,
+)
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks, packed
@@ -57,6 +63,15 @@ def bits(call: RecordedCall) -> tuple[RecordedCall, bytes]:
 @example(call=replace(call(), temperature=5e-324, logprobs=[-5e-324, -0.0]))
 def test_a_call_is_read_back_bit_by_bit(call: RecordedCall) -> None:
     assert bits(parse_call_row(call_row(call))) == bits(call)
+
+
+@given(groups=st.lists(calls(), min_size=1, max_size=2 * NUM_HASHED), order=st.data())
+def test_calls_of_alternating_groups_have_the_rows_of_single_calls(
+    groups: list[RecordedCall], order: st.DataObject
+) -> None:
+    rows = CallRows()
+    for one in order.draw(st.lists(st.sampled_from(groups), max_size=40)):
+        assert rows.row(one) == call_row(one)
 
 
 @given(call=calls(), data=st.data())

@@ -247,10 +247,11 @@ async def test_only_long_answers_are_put_together_in_a_worker_thread(
         async def send(message: Any) -> None:
             sent.append(message)
 
-        async def save(choice: CompleteChoice) -> None:
-            call = choice.capture.record(CallStamp([1]))
-            assert call is not None
-            recorded[choice.index] = [*call.response_ids]
+        async def save(choices: Sequence[CompleteChoice]) -> None:
+            for choice in choices:
+                call = choice.capture.record(CallStamp([1]))
+                assert call is not None
+                recorded[choice.index] = [*call.response_ids]
 
         await client.capture_siblings(ChatAdapter.path, capture, {}, 1, send, save)
         assert recorded == {0: [7] * num_ids, 1: [8] * num_ids}

@@ -19,7 +19,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import orjson
 
@@ -78,7 +79,17 @@ class CallCapture(ABC):
         self._hides_logprobs = self._app_gets_no_logprobs(body)
         self._hides_ids = not is_true(body.get("return_token_ids"))
         self._hides_versions = not body.get("return_weight_versions")
-        self._hides_usage = _adds_usage(body)
+        self._begin_answer()
+
+    def for_another_answer(self) -> Self:
+        """Return a capture of another answer to the same request, of which nothing is recorded."""
+        other = copy(self)
+        other._begin_answer()
+        return other
+
+    def _begin_answer(self) -> None:
+        """Set all attributes that change while an answer is recorded."""
+        self._hides_usage = _adds_usage(self.body)
         self._prompt_ids: IdArray | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []

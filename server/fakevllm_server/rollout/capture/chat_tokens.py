@@ -15,17 +15,10 @@ from fakevllm_server.rollout.capture.token_event import TokenEventReader
 class ChatCapture(CallCapture):
     """Capture of one chat call, from the app's request body to the recorded call."""
 
-    def __init__(
-        self,
-        body: Json,
-        defaults: Json,
-        refusal: str | None = None,
-        *,
-        reports_allowed: bool = False,
-    ) -> None:
-        super().__init__(body, defaults, refusal, reports_allowed=reports_allowed)
+    def _begin_answer(self) -> None:
+        super()._begin_answer()
         hides_reasoning = (
-            body.get("include_reasoning") is False
+            self.body.get("include_reasoning") is False
             and self._hides_all
             and self._untrainable_sampling is None
         )

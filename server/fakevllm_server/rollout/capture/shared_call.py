@@ -79,9 +79,7 @@ class SharedCapture:
         engine's answers is not known yet.
         """
         self._path = path
-        self._body = body
         self._num = num
-        self._create_capture = create_capture
         self.is_streamed = body.get("stream") is True
         self._whole_form = None if self.is_streamed else forms.whole(path)
         self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
@@ -97,8 +95,9 @@ class SharedCapture:
         self._shows_usage_so_far = bool(
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
-        first = create_capture(body)
-        self.upstream_body: Json = first.upstream_body() | {
+        self._unused = unused = create_capture(body)
+        """A capture of which a copy is made for each choice, because creating one takes longer."""
+        self.upstream_body: Json = unused.upstream_body() | {
             "stream": True,
             "n": num,
             "stream_options": options | _STREAM_OPTIONS,
@@ -106,9 +105,9 @@ class SharedCapture:
         """Request body for an engine that streams the choices."""
         self.complete_body: Json = body | {"n": num}
         """Request body for an engine that sends each choice when it is complete."""
-        if first.requests_allowed:
+        if unused.requests_allowed:
             self.complete_body["return_allowed_tokens"] = True
-        self.hides_prompt_ids = first.hides_prompt_ids
+        self.hides_prompt_ids = unused.hides_prompt_ids
         """Whether no sibling's answer shows the prompt's token ids."""
         self._prompt_ids: IdArray | None = None
         self._failure: Exception | None = None
@@ -177,7 +176,7 @@ class SharedCapture:
         return choices
 
     def _new_capture(self, prompt_ids: IdArray | None) -> CallCapture:
-        capture = self._create_capture(self._body)
+        capture = self._unused.for_another_answer()
         prompt_ids = prompt_ids if self._prompt_ids is None else self._prompt_ids
         if prompt_ids is not None:
             capture.use_prompt_ids(prompt_ids)

@@ -8,9 +8,7 @@ A feedback sample is an answer that is trained again because of later feedback f
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Header, HTTPException, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.protocol.swarm import (
@@ -21,7 +19,7 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
 )
 from fakevllm_server.types.calls import RecordedCall
-from fakevllm_server.web.routes.refusals import StrictRoute
+from fakevllm_server.web.routes.refusals import DirectRoute, StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
 
@@ -30,17 +28,22 @@ def router(state: ServerState) -> APIRouter:
     to one request of an app."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/end_group", response_model=EndGroupReply)
-    async def end_group(
-        request: EndGroupRequest,
-        prompts_apart: Annotated[str | None, Header(alias=PROMPTS_HEADER)] = None,
-    ) -> Response:
+    async def end_group(body: EndGroupRequest, http: Request) -> Response:
         run_id = state.run_id  # another run may be started before the reply is complete
-        reply = await state.intake.end_group(request, state.closed_reason)
+        reply = await state.intake.end_group(body, state.closed_reason)
         state.notify_loop()
         if reply.success:  # a refused group may be of another run, whose id the proxy must keep
             reply = reply.model_copy(update={"run_id": run_id})
-        return _group_response(reply, has_prompts_apart=prompts_apart == ASKED)
+        has_prompts_apart = http.headers.get(PROMPTS_HEADER) == ASKED
+        return _group_response(reply, has_prompts_apart=has_prompts_apart)
+
+    routes.add_api_route(
+        "/end_group",
+        end_group,
+        methods=["POST"],
+        response_model=EndGroupReply,
+        route_class_override=DirectRoute,
+    )
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:

@@ -236,7 +236,7 @@ async def _answer_call(
         return await _attempt_twice(state, call.relay)
     if siblings is not None:
         if siblings.num > 1:
-            attempt = call.captured_siblings(siblings, state.intake.add_call)
+            attempt = call.captured_siblings(siblings, state.intake.add_calls)
         else:
             attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
         return await _attempt_twice(state, attempt)

@@ -9,7 +9,7 @@ message repeats parts of the request. The client must see the parts as it wrote 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,8 +47,8 @@ from fakevllm_server.types.weight_versions import CallStamp
 
 SaveCall = Callable[[RecordedCall], Awaitable[None]]
 """Saves a captured call."""
-SaveSiblingCall = Callable[[SiblingRef, RecordedCall], Awaitable[None]]
-"""Saves a captured call of a sibling."""
+SaveSiblingCalls = Callable[[Sequence[tuple[SiblingRef, RecordedCall]]], Awaitable[None]]
+"""Saves captured calls, each with its sibling."""
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 """Sends a call to an engine, and the answer to the client. It may be called again after it raised
 EngineFailed."""
@@ -142,13 +142,13 @@ class ClientCall:
 
         return attempt
 
-    def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCall) -> Attempt:
+    def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCalls) -> Attempt:
         """Return a function that makes one attempt to answer several siblings by one call. The
         call's `n` is the number of siblings. The tokens of each choice are captured as a call of
         its own.
 
         The function raises WireError (400) if each sibling needs a call of its own. `save` is
-        called with each captured call, before the sibling's answer is sent.
+        called with the captured calls, before the answers of their siblings are sent.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -180,7 +180,7 @@ class ClientCall:
         exchange: Exchange,
         stamp: CallStamp,
         siblings: SiblingRange,
-        save: SaveSiblingCall,
+        save: SaveSiblingCalls,
         raises_refused: ErrorPredicate,
     ) -> None:
         path = self.adapter.upstream_path
@@ -191,10 +191,9 @@ class ClientCall:
         shared = SharedCapture(path, body, siblings.num, engine.forms, create_capture)
         refs = siblings.siblings
 
-        async def on_complete(choice: CompleteChoice) -> None:
-            call = await _record(choice.capture, stamp)
-            if call is not None:
-                await save(refs[choice.index], call)
+        async def on_complete(choices: Sequence[CompleteChoice]) -> None:
+            calls = [(refs[one.index], await _record(one.capture, stamp)) for one in choices]
+            await save([(ref, call) for ref, call in calls if call is not None])
 
         def version_of(capture: CallCapture) -> int | None:
             return _version(capture, stamp) if self.reports_version else None
