@@ -1,5 +1,6 @@
-"""Decisions about releases: which versions of the weights may answer apps, which arm a session
-belongs to, and what learning and choosing gained.
+"""Decisions about releases. They answer three questions: which versions of the weights may answer
+apps, to which arm a session belongs, and how much reward was gained by training and by choosing the
+best sibling.
 
 * `controller` decides which version is evaluated, and whether it is released or rejected.
 * `held_out_draws` chooses the held-out rows of an evaluation.

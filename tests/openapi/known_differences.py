@@ -98,9 +98,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _is_beyond_our_limits,
     ),
     KnownDifference(
-        "A Responses request with two mistakes. The first is the `previous_response_id` of another "
-        "key or of no response.",
-        "vLLM reports the second mistake.",
+        "A Responses request with two mistakes: no response of the same API key has the id "
+        "`previous_response_id`, and another field is invalid.",
+        "vLLM reports the invalid field.",
         "Status 404: no such response.",
         "vLLM does not check which key made a response. Therefore fakevllm checks the id first.",
         _has_an_unknown_previous_response,

@@ -89,10 +89,10 @@ class OpenGroups:
         return group
 
     def pop_expired(self, now: float) -> dict[str, str]:
-        """Remove the groups without a call for MAX_OPEN_S seconds. If there are too many groups or
-        tokens, also remove the groups with the oldest last call.
+        """Remove each group whose last call is more than MAX_OPEN_S seconds ago. If the groups or
+        their tokens are still too many, also remove the groups with the oldest last call.
 
-        Return the reason for each removed group id.
+        Return a dict from the id of each removed group to the reason of its removal.
         """
         expired: dict[str, str] = {}
         while self._groups:

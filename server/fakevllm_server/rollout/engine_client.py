@@ -188,8 +188,8 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` is a function. It returns True for an error response of the
-        engine if Refused must be raised. Other error responses are sent to the client. Raises
+        sent unchanged. `raises_refused` is a function. If it returns True for an error response of
+        the engine, Refused is raised. Other error responses are sent to the client. Raises
         EngineFailed if the engine fails before anything was sent to the client.
         """
         async with self._send_raw(method, path, body, headers) as response:
@@ -303,8 +303,10 @@ class EngineClient:
     async def _choice_chunks(
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
-        """Return an iterator over the response to a shared call, without the prompt in front of it.
-        Raises CannotShare for a response that has no parts and is not a stream."""
+        """Return an iterator over the bytes of the response to a shared call. A shared call samples
+        several choices. If the response begins with the prompt's token ids, they are read into
+        `shared` first, and are not in the iterator. Raises CannotShare if the response is neither
+        an event stream nor a response with one part for each choice."""
         await _read_prompt(response, shared)
         if response.content_type == _EVENT_STREAM:
             return await self._first_chunk_checked(response)

@@ -175,9 +175,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a mask, [heads, vocabulary] of bool, that is True for each token outside the
-        allowed set of its head. Return None if all heads allow the whole vocabulary. The mask has
-        the shape and the device of `logits`."""
+        """Return a boolean mask of the shape [heads, vocabulary]. A head is a node that predicts
+        tokens. The mask is True for each token that was not allowed at this head. Return None if
+        all heads allow the whole vocabulary. The mask has the shape and the device of `logits`."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)

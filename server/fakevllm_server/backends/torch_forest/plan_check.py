@@ -1,15 +1,17 @@
 """Check before every training step that its plans contain the recorded tokens.
 
-A plan is a forest of calls as tensors. The recorded calls have the tokens and log-probabilities
-that the rollout engine reported.
+A plan has the tensors for one forward pass over a forest: the calls of a step, merged so that a
+shared prefix is computed once. Each token of the forest is a node. The recorded calls have the
+tokens and log-probabilities that the rollout engine reported.
 
-Three invariants must hold for each trained token:
+In a plan, an *edge* is the prediction of one trained token. A *head* is a node at which tokens are
+predicted, with a temperature and a set of allowed tokens. Three invariants must hold for each
+trained token:
 
-    I1  The edge of the token (its prediction in the forest) has the sampled token id. The head of
-        the edge (the predicting node) is the node of the preceding token, with the call's
-        temperature and the set of tokens that could be sampled.
-    I2  The node of the preceding token attends to exactly the call's tokens up to itself, in order
-        and at their positions.
+    I1  The token's edge has the sampled token id. The edge's head is the node of the preceding
+        token. The head has the call's temperature, and the set of tokens that could be sampled.
+    I2  The node of the preceding token attends to exactly the call's tokens up to and including
+        this node, in order and at their positions.
     I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
 The check covers the tensors that a forward pass reads. It also covers the parents, subtree ends and
