@@ -48,7 +48,7 @@ class AgreementStatus:
         """Time until which WEIGHT_SYNCING is reported for the latest step."""
 
     def moved(self, status: EngineStatus, now: float) -> None:
-        """Record that the engine's real status changed at the time `now`."""
+        """Record that the engine itself has changed to `status` at the time `now`."""
         before, self._status = self._status, status
         if status in _OFF:
             self._forget_steps()

@@ -32,7 +32,8 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All groups of proxies whose rewards have not arrived. These groups have not ended."""
+    """The open groups. Such a group has the answers to one request of an app, and the proxy has not
+    sent their rewards yet."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call

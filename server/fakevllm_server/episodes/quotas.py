@@ -223,8 +223,8 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the task with this id. If no episode of the task has been claimed or ended yet,
-        begin the task for `mix`, which is a named kind of tasks."""
+        """Return the counts of the task with this id. If no episode of the task has been claimed or
+        ended yet, first begin the task for `mix`. A mix is a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 

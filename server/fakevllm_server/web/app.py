@@ -106,7 +106,8 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
 def _add_route(
     app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str], *, is_first: bool = False
 ) -> None:
-    """Add a route, at the end or before all others."""
+    """Add a route for `path`, and the same route below `/e/UUID`, the base URL of an episode. They
+    come after all other routes, or before them if `is_first` is True."""
     added = [
         Route(prefix + path, AsgiEndpoint(endpoint), methods=methods)
         for prefix in ("", "/e/{episode_uuid}")

@@ -1,5 +1,7 @@
-"""The plan of a forward pass, as tensors on a device. The plan describes a forest of calls. Some of
-its tensors are the inputs of the pass. The others map the outputs of the pass back to the calls."""
+"""The plan of a forward pass, as tensors on a device. The pass computes several model calls at
+once. They are arranged as a forest: trees of tokens, in which calls with the same beginning share
+the nodes of this beginning. Some tensors of the plan are the inputs of the pass. The others map the
+outputs of the pass back to the calls."""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Plan:
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
-        """Return the plan of a forest, with tensors on `device`."""
+        """Return the plan for one forward pass over `forest`, with its tensors on `device`. A
+        forest has model calls as trees of tokens."""
         edges = forest.edges
         return Plan(
             forest=forest,

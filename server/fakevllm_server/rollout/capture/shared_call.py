@@ -123,20 +123,21 @@ class SharedCapture:
         return self._reader.num_running == 0
 
     def read_parts(self, content_type: str) -> None:
-        """Prepare for a response that is not a stream, but has each choice as a part. Raises
-        CannotShare if the response has another content type."""
+        """Prepare to read a response that has one part for each choice, instead of an event stream.
+        Raises CannotShare if `content_type` is not the type of such a response."""
         try:
             self._reader = PartReader(self._num, content_type)
         except ValueError as error:
             raise _malformed(error) from error
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
-        """Record the prompt's token ids, which precede the engine's stream."""
+        """Record the prompt's token ids. The engine sends them in front of the choices."""
         self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
-        """Return the choices that this part of the engine's stream completes. This method combines
-        `split` and `complete`."""
+        """Read the next bytes of the engine's stream. Return the choices that end in these bytes,
+        each with its recorded tokens and its answer. This method combines `split` and
+        `complete`."""
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:
