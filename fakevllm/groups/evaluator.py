@@ -288,8 +288,8 @@ class Evaluator:
     async def _attempt(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
-        """Return a sample, or the error with which the engine refused it. Raises WireError for an
-        outage."""
+        """Send one sample's call to the engine once. Return the sample, or the error with which the
+        engine refused it. Raises WireError for an outage."""
         sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 

@@ -86,7 +86,7 @@ class PendingGroups:
 
     def is_recorded(self, group_id: str) -> bool:
         """Return True if the group is in the ledger. The result is also True for recorded groups
-        that have left this collection because they were sent or forgotten."""
+        that are no longer in this collection, because they were sent or forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 

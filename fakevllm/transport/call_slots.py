@@ -27,8 +27,8 @@ wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and two queues of calls that wait for a slot. One queue is for
-    leads (the apps' own requests), the other queue is for siblings.
+    """A limited number of slots, and two queues of calls that wait for a slot. Leads (the apps' own
+    requests) wait in the first queue, and siblings in the second.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling that has waited longest. A call that samples several siblings needs

@@ -65,7 +65,7 @@ class AgreementStatus:
             self._sync_until = max(now, self._sync_until)
 
     def at(self, now: float) -> EngineStatus:
-        """Return the status to report to clients at the time `now`."""
+        """Return the status that clients see at the time `now`."""
         if self._status in _OFF:
             return self._status
         if now < self._earlier_sync_until:

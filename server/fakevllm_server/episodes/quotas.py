@@ -181,7 +181,8 @@ class MixQuotas:
             self._mix_of_group[group_id] = mix
 
     def taken(self, group_id: str) -> None:
-        """Record that a training step took the group of a completed task."""
+        """Record that a training step took the group with this id, so that its task stays counted
+        as completed for its mix."""
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
@@ -229,8 +230,8 @@ class MixQuotas:
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has neither a running episode nor an ended episode. Return True if
-        the task was closed."""
+        """Forget the task if it has neither a running nor an ended episode. Return True if the task
+        was forgotten."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

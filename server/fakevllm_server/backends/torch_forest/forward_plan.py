@@ -17,7 +17,9 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece. A piece is a set of calls that go through the model together.
+    """The tensors of one piece. A piece is a set of calls that go through the model together. In
+    the tensors, a head is a node that predicts tokens, at one temperature. An edge is one token
+    that a head predicts. Several calls may share a head or an edge.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference

@@ -57,7 +57,7 @@ class CompleteChoice:
     index: int
     """Index of the choice in the call."""
     answer: bytes
-    """The answer as a call of its own would have got it."""
+    """The answer, in the same form as the answer to a call with this choice alone."""
     capture: CallCapture
 
 

@@ -60,10 +60,11 @@ class TokenEventReader:
 
     def __init__(self) -> None:
         self._head = b"\0"
-        """The event before, up to its text. No event begins with the initial value."""
+        """The bytes of the previous event before its token's text. No event begins with the
+        initial value."""
         self._rest = _EVENT
         self._hidden_end = b""
-        """The end of an event, from its logprobs, without the token."""
+        """The end of an event as the app gets it, with null for the logprobs and the token id."""
         self._ids: list[bytes] = []
         self._logprobs: list[bytes] = []
 

@@ -106,8 +106,8 @@ class KvCache(Cache):
         *,
         has_static_width: bool = False,
     ) -> None:
-        """Create an empty cache. With `has_static_width`, attention always reads whole buffers. Its
-        shapes then change only when the buffers grow."""
+        """Create an empty cache. If `has_static_width` is True, attention always reads whole
+        buffers, so that tensor shapes change only when the buffers grow."""
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
