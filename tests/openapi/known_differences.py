@@ -114,9 +114,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _exceeds_the_context,
     ),
     KnownDifference(
-        "A request with two mistakes. The first is the URL of an image, audio or video that no "
-        "`--media-domain` allows.",
-        "vLLM reports the second mistake, for example that the model accepts no images.",
+        "A request with two mistakes: no `--media-domain` allows the URL of its image, audio or "
+        "video, and something else is invalid, too.",
+        "vLLM reports the other mistake, for example that the model accepts no images.",
         "Status 400 with fakevllm's error text. vLLM never sees the request.",
         "If the engine fetched any URL, apps could reach addresses inside the engine's network.",
         _has_a_media_url,
