@@ -244,8 +244,8 @@ class ReleaseGate:
                     await asyncio.sleep(0.1)
 
     def group_scored(self, group: GroupOutcome) -> None:
-        """Count a scored group in the comparison of the arms. Only the first scored group of each
-        live session counts."""
+        """Add a scored group to the comparison of the arms. Only the first scored group of a live
+        session counts. Later groups of the same session are ignored."""
         self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:

@@ -90,8 +90,8 @@ def row_draft(
     max_tokens: int | None = None,
     app_key: str | None = None,
 ) -> GroupDraft:
-    """Return the draft of a row that is to be evaluated. `model` is the served model's name, and
-    `app_key` the fingerprint of the key with which the evaluation was requested."""
+    """Return a new GroupDraft for the row `task`, which is to be evaluated. `model` is the served
+    model's name. `app_key` is the fingerprint of the API key that requested the evaluation."""
     body: Json = {"model": model, **request_of(task)}
     if max_tokens is not None:
         body.pop("max_completion_tokens", None)  # it would come before `max_tokens`
@@ -129,8 +129,9 @@ class Evaluator:
         return self._hooks.info.content_hash
 
     async def run(self) -> None:
-        """Until this task is cancelled, unload the versions of evaluations that ended without a
-        message."""
+        """Unload, from time to time, the versions that no evaluation uses any more. Some
+        evaluations end without a message to the proxy. This method runs until its task is
+        cancelled."""
         while True:
             await asyncio.sleep(_CHECK_IDLE_EVERY_S)
             await self.unload_idle(time.monotonic())
@@ -164,7 +165,7 @@ class Evaluator:
         return reply.model
 
     async def unload(self, version: int) -> None:
-        """Report to the server that a version is no longer needed."""
+        """Tell the server that no evaluation needs this version of the weights any more."""
         self._loaded.forget(version)
         await self._link.unload_policy(version)
 
@@ -212,9 +213,8 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Return the samples of a row. Return None if other weights may have been served in the
-        meantime than those of the requested version. Raises WireError in the same cases as
-        `evaluate`."""
+        """Return the samples of a row. Return None if `version` was requested, but other weights
+        may have sampled a part of the row. Raises WireError in the same cases as `evaluate`."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -288,8 +288,8 @@ class Evaluator:
     async def _attempt(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
-        """Return a sample, or the error with which the engine refused it. Raises WireError for an
-        outage."""
+        """Send one sample's call to the engine once. Return the sample, or the error with which the
+        engine refused it. Raises WireError for an outage."""
         sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 

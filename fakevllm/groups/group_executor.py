@@ -306,14 +306,15 @@ class GroupExecutor:
                 self._start(call, self._run_sibling(first, is_relayed=False))
 
     def _start(self, indices: tuple[int, ...], work: Coroutine[Any, Any, None]) -> None:
-        """Start the task that samples these siblings."""
+        """Start an asyncio task that runs `work`, which samples the siblings `indices`."""
         task = asyncio.create_task(work)
         self._tasks |= dict.fromkeys(indices, task)
         self._held |= {index for index in indices if index > 0}
         task.add_done_callback(lambda _: self._release(indices))
 
     def _release(self, indices: tuple[int, ...]) -> None:
-        """Give back the capacity of siblings that have ended."""
+        """Give back the slots of `services.sibling_limit` that the siblings `indices` held. These
+        siblings have ended."""
         ended = self._held.intersection(indices)
         self._held -= ended
         self._services.sibling_limit.release(len(ended))

@@ -281,15 +281,15 @@ class GroupDraft:
         )
 
     def _status(self, scored: ScoredSiblings) -> int:
-        """Return the HTTP status of the response that the app got."""
+        """Return the HTTP status of the response that the app got for this group."""
         result = scored.results[scored.selection.served or 0]
         is_lost = result.answer is not None and not self.request.can_show(result)
         return 500 if is_lost else result.status
 
     @property
     def _is_cut(self) -> bool:
-        """True if the app disconnected before it had the whole answer. False if a retry of the
-        request has got the answer later."""
+        """Return True if the app disconnected before it had the whole answer, and no retry of the
+        request has got the answer since."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 

@@ -29,7 +29,7 @@ MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class HookKind:
-    """A hook function, with the texts for warnings about its failures."""
+    """One of the hook functions, with the texts of the warnings that are logged when it fails."""
 
     name: str
     effect: str

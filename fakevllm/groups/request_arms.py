@@ -35,8 +35,8 @@ ADDED_AT_ONCE = 500
 
 
 class RequestArms:
-    """The arms of all requests of a proxy, and the gains in reward of these arms. An arm decides
-    which weights answer a session."""
+    """Assigns the requests of a proxy to arms, and measures how much more reward one arm gets than
+    another (the gain). An arm decides which weights answer a session."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class RequestArms:
         await self.policies.run()
 
     def assign(self, draft: GroupDraft) -> None:
-        """Set the request's arm. Call this method before the app's response is created. Answers of
-        a policy must show the model name that the app sent."""
+        """Set the arm of the request in `draft`. Call this method before the app's response is
+        created, because answers of a policy must show the model name that the app sent. A policy is
+        a set of weights beside the served weights."""
         request = draft.request
         if request.exchange is None:
             return
@@ -113,7 +114,8 @@ class RequestArms:
         return trouble
 
     def group_ended(self, request: Request, group: GroupRecord) -> None:
-        """Count an ended group in the gains, if its siblings have rewards."""
+        """Add the rewards of an ended group to the statistics of its arm. A group without rewards
+        is ignored."""
         outcome = _outcome(request, group)
         if outcome is None:
             return
@@ -128,14 +130,15 @@ class RequestArms:
             self._buffered.append(outcome)
 
     def summary(self) -> ArmSummary:
-        """Return the sessions of each arm, and the gains."""
+        """Return the number of sessions of each arm, and the gains: how much more reward one arm
+        gets than another."""
         # Until the earlier groups are read, no session is counted for having been idle.
         now = time.time() if self._buffered is None else 0.0
         return self._gains.summary(now)
 
     async def read_earlier(self) -> None:
-        """Count the groups of earlier proxy processes. Then count the groups that have ended in the
-        meantime."""
+        """Add the groups of earlier proxy processes, which the ledger has, to the statistics of the
+        arms. Then add the groups that ended while the ledger was read."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             for start in range(0, len(groups), ADDED_AT_ONCE):
@@ -158,7 +161,7 @@ class RequestArms:
 
 
 def _requested_name(request: Request) -> str | None:
-    """Return the model name that the app sent, or None if the app sent no name."""
+    """Return the model name in the app's request, or None if the request has no model name."""
     return request.model or None
 
 

@@ -45,7 +45,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer to one request, which may not exist yet."""
+    """A place for the answer to one request. It is empty until the request has been answered."""
 
     group_id: str
     window_s: float

@@ -44,8 +44,8 @@ class RequestIdentity:
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """One request with all attempts of the client to send it. The attempts are the first attempt
-    and the resends."""
+    """One request with all attempts of its client to send it: the first attempt, and the
+    resends."""
 
     identity: RequestIdentity
     pending: T

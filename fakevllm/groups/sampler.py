@@ -65,8 +65,8 @@ class Sampler:
     def calls(
         self, request: Request, plan: SiblingPlan, indices: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        """Divide the siblings `indices` into calls. Each element of the result has the siblings
-        that one call samples."""
+        """Divide the siblings `indices` into calls to the engine. The result has one list for each
+        call: the indices of the siblings that this call samples."""
         can_share = self._server_shares_calls and request.is_captured
         max_per_call = self.retry_handler.slots.max_per_call if can_share else 1
         return plan.calls(request, indices, self.temperature, max_per_call)

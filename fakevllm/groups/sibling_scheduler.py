@@ -277,7 +277,8 @@ class GroupScheduler:
         return [*self._cancel(), Refuse()]
 
     def _advance(self) -> list[Decision]:
-        """Return the decisions that follow from the current state of the group."""
+        """Return the next decisions for the group, given the events so far. The list is empty if
+        the group must wait for another event."""
         if self.is_over or self._scoring is not None:
             return []
         all_ended = not self._running and not self._unstarted

@@ -1,5 +1,6 @@
-"""Decisions about releases. The decisions concern which versions of the weights may answer apps,
-and which arm a session belongs to. The folder also computes how much learning and choosing gained.
+"""Decisions about releases. They answer three questions: which versions of the weights may answer
+apps, to which arm a session belongs, and how much reward was gained by training and by choosing the
+best sibling.
 
 * `actions` lists the actions that the release gate can have to do.
 * `controller` decides which version is evaluated, and whether the version is released or rejected.

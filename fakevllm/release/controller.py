@@ -153,8 +153,9 @@ class GateController:
             evaluation.give_up(reason)
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the next drawn row of an evaluation. Ignore rows of another evaluation, and draws out
-        of order."""
+        """Add the rewards of the evaluation's next row, which both versions have answered. `draw`
+        is the number of the row in the random order. Rows of another evaluation, and rows that are
+        not next in this order, are ignored."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.versions != (candidate, released):
             return

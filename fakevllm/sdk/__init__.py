@@ -3,7 +3,8 @@
 
 Such an agent works in three steps. It claims an episode at the server, makes its model calls with
 the episode's URL and API key, and ends the episode with a reward. The module `client` has the
-client for threads, `async_client` the client for an event loop.
+blocking client, which threads may share. The module `async_client` has the client with async
+methods.
 
 * `protocol`, `engine_control` and `episode_calls` decide which requests are sent, and when a
   request is retried. These three modules do no I/O. `http_driver` sends the requests.

@@ -1,5 +1,5 @@
-"""The client of a swarm server for code that runs in an event loop. The methods have the same names
-and arguments as those of `SwarmClient`, but they are coroutines."""
+"""The client of a swarm server with async methods, for use in an event loop. The methods have the
+same names and arguments as those of `SwarmClient`, but they are coroutines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 class AsyncSwarmClient:
-    """The client of a swarm server for code that runs in an event loop. Any number of asyncio tasks
-    may share one client.
+    """The client of a swarm server with async methods. Any number of asyncio tasks may share one
+    client.
 
     The methods are documented in `SwarmClient`.
     """

@@ -1,5 +1,5 @@
-"""The client of a swarm server for threads. The module `async_client` has the client for an event
-loop.
+"""The blocking client of a swarm server. Several threads may use it at the same time. The module
+`async_client` has the client with async methods, for use in an event loop.
 
 Both clients send the requests that `engine_control` and `episode_calls` define.
 """

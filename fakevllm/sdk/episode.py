@@ -83,8 +83,8 @@ class _ClaimedEpisode:
 
 
 class Episode(_ClaimedEpisode):
-    """A claimed episode, for use in a thread. Call `end` once. If the `with` block of the episode
-    ends before `end` was called, the episode is aborted and not trained."""
+    """A claimed episode whose methods block the calling thread. Call `end` once. If the `with`
+    block of the episode ends before `end` was called, the episode is aborted and not trained."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], None]
@@ -117,8 +117,8 @@ class Episode(_ClaimedEpisode):
 
 
 class AsyncEpisode(_ClaimedEpisode):
-    """A claimed episode, for use in an event loop. It is used like `Episode`, but the methods `end`
-    and `end_with` are coroutines, and `openai` returns an AsyncOpenAI."""
+    """A claimed episode with async methods. It is used like `Episode`, but the methods `end` and
+    `end_with` are coroutines, and `openai` returns an AsyncOpenAI."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], Awaitable[None]]

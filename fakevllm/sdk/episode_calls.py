@@ -56,7 +56,7 @@ class _CanContinueReply(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The server's reply to a successful claim."""
+    """The server's reply to a claim of an episode that was granted."""
 
     episode_uuid: str
     path: str

@@ -1,6 +1,7 @@
 """Drivers that run server calls. A server call is a generator that yields requests, pauses and
 warnings. A driver sends the requests with httpx, sleeps during the pauses, and logs the warnings at
-a limited rate. One driver is for threads. The other driver is for an event loop."""
+a limited rate. One driver blocks the calling thread. The other driver is
+async."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ def _resolve(arguments: Settings, now: datetime) -> Settings:
 
 
 def _override(lower: Settings, upper: Settings) -> Settings:
-    """Return the settings of both dicts. If a setting is in both, the value in `upper` is used."""
+    """Return one dict with the settings of both dicts. If both have a setting, the result has the
+    value from `upper`."""
     return {**lower, **resolve_kl_loss(upper, lower)}
 
 

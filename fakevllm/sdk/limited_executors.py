@@ -190,7 +190,7 @@ class TaskCountLimitedThreadPoolExecutor:
 
 
 class _Group:
-    """The calls of one task."""
+    """The submitted calls of one task, which run as one group."""
 
     def __init__(self, task_id: str, num_calls: int) -> None:
         self.task_id = task_id

@@ -16,9 +16,8 @@ POLL_INTERVAL_S = 0.5
 
 
 class SyncDetector:
-    """A detector of weight syncs, without I/O. It gets the polled statuses one after the other, and
-    finds the beginning of each weight sync. A weight sync is a training step and the publication of
-    its weights.
+    """A detector of weight syncs, without I/O. A weight sync is a training step and the publication
+    of its weights. The detector gets the server's statuses in the order in which they were polled.
 
     A sync that began and ended between two polls is detected by the higher number of the step.
     """

@@ -236,8 +236,8 @@ class SessionLookup:
         return None
 
     def _recent(self, request: IncomingRequest) -> Iterator[SessionNode]:
-        """Yield the recently used sessions that may belong to the request's API key and user, the
-        latest first."""
+        """Yield the recently used sessions that may belong to the request's API key and user. The
+        most recently used session comes first."""
         for session in islice(reversed(self._index.sessions.values()), MAX_RECENT_SESSIONS):
             if session.scope == request.scope and _is_same_user(session, request.hints):
                 yield session

@@ -259,7 +259,8 @@ def _non_text_parts(content: object) -> list[bytes]:
 
 
 def _calls(message: Json) -> list[tuple[str, bytes]]:
-    """Return (name, arguments in canonical form) for each tool call of a message."""
+    """Return one pair for each tool call of a message: the tool's name, and the arguments in
+    canonical form."""
     tool_calls: object = message.get("tool_calls")
     calls = cast(list[Any], tool_calls) if isinstance(tool_calls, list) else []
     functions = [cast(Json, call).get("function") for call in calls if isinstance(call, dict)]
@@ -360,7 +361,7 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Add the length of a prompt together with its answer, in characters."""
+        """Store a length in characters: that of a prompt together with its answer."""
         self._lengths.append(length)
 
 

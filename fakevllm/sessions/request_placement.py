@@ -23,7 +23,8 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """One request and its place in the session tree. The place is known after a call of `place`."""
+    """One request of an app, and its place in the session tree: its session, its parent and its
+    turn. The place is known after a call of `place`."""
 
     tree: SessionTree
     group_id: str

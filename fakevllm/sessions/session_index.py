@@ -102,8 +102,8 @@ class GroupNode:
     """Groups that continue this group's answer, by id."""
 
     def was_open_at(self, at: float) -> bool:
-        """Return True if the group's answer was not complete and had not failed at the time
-        `at`."""
+        """Return True if, at the time `at`, the request was still being answered: its answer was
+        not complete, and the request had not failed."""
         return self.status is GroupStatus.OPEN or self.ended_at > at
 
 

@@ -306,7 +306,7 @@ class SessionTree:
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
         """Return True if the request's history contains the parent's answer, but the messages
-        before this answer differ from the parent's history."""
+        before that answer differ from the parent's history."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
@@ -344,7 +344,7 @@ class SessionTree:
                 group.is_repeated = True
 
     def _add(self, request: IncomingRequest, session: SessionNode, place: Place) -> None:
-        """Add the group of a request whose place is known, and update its session."""
+        """Add a group to the tree for `request`, whose place is `place`, and update its session."""
         history, hints = request.history, request.hints
         session.user = hints.user or session.user
         session.cache_key = hints.cache_key or session.cache_key

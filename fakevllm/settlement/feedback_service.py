@@ -205,8 +205,8 @@ class FeedbackService:
     async def _finish(
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Call `process`, which processes one feedback and returns the amount to add to the group's
-        reward. Then pass the amount to `feedback_finished`. The group may be sent after that.
+        """Run `process`, which processes one feedback and returns the amount to add to the group's
+        reward. Then pass this amount to `feedback_finished`, which allows the group to be sent.
 
         If the proxy stops while `process` runs, this method is cancelled before it calls
         `feedback_finished`, and this proxy process does not send the group. Sending would be wrong:

@@ -59,7 +59,7 @@ class LateSamples:
         not being read at the moment."""
 
     def wake(self) -> None:
-        """Wake the background task. It then looks for feedback to send."""
+        """Wake the background task, so that it looks for feedback to send."""
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:

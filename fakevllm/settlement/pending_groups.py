@@ -33,7 +33,8 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups between the answer to the app and the sending of their rewards to the server."""
+    """The groups that apps have been answered for, and whose rewards have not been sent to the
+    server yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
         """Create an empty collection. `window_s` is the feedback window: a scored group waits this
@@ -85,12 +86,13 @@ class PendingGroups:
 
     def is_recorded(self, group_id: str) -> bool:
         """Return True if the group is in the ledger. The result is also True for recorded groups
-        that have left this collection because they were sent or forgotten."""
+        that are no longer in this collection, because they were sent or forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group. It is not sent before the matching call of `feedback_finished`."""
+        """Hold the group, because feedback about it is being processed. The group is not sent
+        before `feedback_finished` is called for the same feedback."""
         if group_id in self._groups:
             self._groups[group_id].num_in_progress += 1
 
@@ -144,8 +146,9 @@ class PendingGroups:
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """Return the number of seconds until the group may be sent. The result is infinite while
-        feedback about the group is being processed, and until the group is in the ledger."""
+        """Return the number of seconds until the group may be sent to the server. The result is
+        infinite in two cases: feedback about the group is still being processed, or the group is
+        not in the ledger yet."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf

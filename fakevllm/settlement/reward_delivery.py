@@ -105,8 +105,9 @@ class Delivery:
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group. It is not sent before the matching call of `feedback_finished`. If the
-        group was sent already, do nothing."""
+        """Hold the group, because feedback about it is being processed. The group is not sent
+        before `feedback_finished` is called for the same feedback. If the group was sent already,
+        do nothing."""
         self._pending.feedback_started(group_id)
 
     def accepts_feedback(self, group_id: str) -> bool:

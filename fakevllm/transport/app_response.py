@@ -65,8 +65,8 @@ class SentResponse:
 
 
 class WatchedSend:
-    """Wrapper of an ASGI `send`. It records if the response has started, and if the response has
-    ended. The wrapper adds the id of the group to the response's headers."""
+    """Wrapper of an ASGI `send`. It records whether the response has started and whether it has
+    ended. It also adds the id of the group to the response's headers."""
 
     def __init__(self, send: Send, group_id: str | None = None) -> None:
         self._send = send

@@ -27,8 +27,8 @@ wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and two queues of calls that wait for a slot. One queue is for
-    leads (the apps' own requests), the other queue is for siblings.
+    """A limited number of slots, and two queues of calls that wait for a slot. Leads (the apps' own
+    requests) wait in the first queue, and siblings in the second.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling that has waited longest. A call that samples several siblings needs
@@ -74,14 +74,16 @@ class CallSlots:
         return HeldSlots(self, is_lead, num)
 
     async def take(self, is_lead: bool, num: int) -> None:
-        """Take slots, and wait until they are free. `release` gives them back."""
+        """Wait until `num` slots are free, and take them. The caller gives them back with
+        `release`."""
         if self.must_wait(is_lead=is_lead, num=num):
             await self._wait(is_lead, num)
         else:
             self._take(is_lead, num)
 
     async def _wait(self, is_lead: bool, num: int) -> None:
-        """Wait in a queue until the slots have been reserved for this call."""
+        """Wait in a queue until `num` slots are reserved for this call. `is_lead` selects the
+        queue."""
         queue = self._leads if is_lead else self._siblings
         waiting = _Waiting(asyncio.get_running_loop().create_future(), num)
         queue.append(waiting)
@@ -108,7 +110,7 @@ class CallSlots:
             self._num_siblings += num
 
     def release(self, is_lead: bool, num: int) -> None:
-        """Give slots back. Calls that wait for slots get them."""
+        """Give `num` slots back, and pass them on to calls that wait for slots."""
         if is_lead:
             self._num_leads -= num
         else:

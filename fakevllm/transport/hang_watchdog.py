@@ -18,7 +18,7 @@ CHECK_EVERY_S = 0.5
 
 
 class SentAnswer(Protocol):
-    """The part of the answer that has been sent to the app so far."""
+    """Interface of an object that knows how much of the answer has been sent to the app."""
 
     @property
     def num_answer_chunks(self) -> int:

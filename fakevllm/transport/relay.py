@@ -227,8 +227,8 @@ async def raise_outage(
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
-    """Send the upstream server's error to the app, in the app's format. Return the upstream
-    server's reply."""
+    """Send the error in `reply`, which the upstream server has sent, to the app in the app's
+    format. Return `reply`."""
     if request.is_translated:
         error_body = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, error_body))

@@ -97,15 +97,16 @@ class Request:
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers of calls to the server that do not belong to a sibling."""
+        """The headers of calls for this request that do not belong to a sibling, so that the server
+        does not capture them."""
         if self.arm is None:
             return self.headers
         return self.headers | {ARM_HEADER: self.arm.answering.value}
 
     @property
     def policy_fields(self) -> Json:
-        """The fields of a call's body that select the policy. They are {} for the served
-        weights."""
+        """The fields of a call's body that select the weights which answer this request. They are
+        {} for the served weights."""
         if self.arm is None or self.arm.policy is None:
             return {}
         return {"model": self.arm.policy}
@@ -237,8 +238,8 @@ class SiblingPlan:
         return calls
 
     def _may_share(self, request: Request, first: int, index: int, temperature: float) -> bool:
-        """Return True if sibling `index` can be a choice of the call that samples sibling
-        `first`."""
+        """Return True if one call can sample the siblings `first` and `index` together, as two of
+        its choices."""
         own = self.overrides[index] if self.overrides else {}
         if own != (self.overrides[first] if self.overrides else {}):
             return False

@@ -49,7 +49,8 @@ class RequestArm:
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer the request."""
+        """The arm whose weights answer the request. It differs from the assigned arm if the weights
+        of that arm cannot be sampled."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:
@@ -57,9 +58,9 @@ class RequestArm:
         self.policy, self.trouble = None, trouble
 
     async def policy_gone(self, *, may_reload: bool) -> None:
-        """Load the policy once more. Call this method if the engine does not know the policy. If
-        that fails, or if `may_reload` is False, the served weights answer this request from now on.
-        """
+        """Load the arm's policy (its weights) into the engine once more. Call this method if the
+        engine does not know the policy. If loading fails, or if `may_reload` is False, the served
+        weights answer this request from now on."""
         if self.policy is None:  # another call of the request has given up
             return
         trouble = LOST

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """The objects of a RetryHandler that an attempt to get an answer needs."""
+    """The objects of a RetryHandler that a single attempt to get an answer uses."""
 
     is_caused_by_siblings: Callable[[], bool]
     """Returns True if siblings of the proxy have been at the engine since the attempt began."""
@@ -85,7 +85,7 @@ class RetryHandler:
 
     @property
     def num_waiting(self) -> int | None:
-        """Number of requests in the engine's queue; None if it is unknown."""
+        """Number of requests that wait in the engine's queue, or None if the number is unknown."""
         return None if self._link is None else self._link.load_probe.num_waiting
 
     @property
@@ -215,7 +215,8 @@ class RetryHandler:
         reason: OutageReason,
         is_caused_by_siblings: Callable[[], bool],
     ) -> float | None:
-        """Return the number of seconds to wait before the next attempt, or None to give up."""
+        """Return the number of seconds until the next attempt, or None if the request must not be
+        tried again. `reason` is the reason why the last attempt failed."""
         is_busy = reason is OutageReason.ENGINE_BUSY
         may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
         return schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)

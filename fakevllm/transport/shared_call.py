@@ -24,7 +24,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 
 def broken_off() -> WireError:
-    """Return the error of a sibling whose answer was not complete when its shared call ended."""
+    """Return the error for a sibling whose shared call ended before the sibling's answer was
+    complete. A shared call samples several siblings."""
     return unavailable(
         "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
     )
@@ -77,8 +78,9 @@ async def sample_shared(
 
 
 def _decoder(headers: Headers) -> PartDecoder:
-    """Return the decoder of the response. Raises NotShared if the response is of another kind. For
-    example, some servers read `n` but not the range of siblings."""
+    """Return the decoder for a response with the answers of several siblings. Raises NotShared if
+    the headers show that the response is of another kind. For example, some servers read `n` but
+    not the range of siblings."""
     content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
     try:
         return PartDecoder(content_type)

@@ -148,7 +148,8 @@ KNOWN: tuple[KnownDifference, ...] = (
     ),
     KnownDifference(
         "The field `kv_transfer_params` in a request.",
-        "vLLM ignores the messages, and answers the `prompt_token_ids` inside the field.",
+        "vLLM ignores the request's messages. It answers another prompt: the token ids in "
+        "`kv_transfer_params.prompt_token_ids`.",
         "fakevllm removes the field.",
         "The field is internal to vLLM. A client could use it to make vLLM connect to any address.",
         ("chat: kv_transfer_params",),
@@ -206,8 +207,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "vLLM sends the field if vLLM runs a parser for tools or reasoning.",
         "fakevllm omits the field if it records the tokens of the answer for training.",
         "To record the tokens, fakevllm asks vLLM for the reasoning, and then removes the "
-        "reasoning. Only vLLM's parsers decide whether the empty field is sent, and fakevllm does "
-        "not know them. No client reads the field.",
+        "reasoning. Whether vLLM sends the empty field depends on the parsers with which vLLM was "
+        "started, and fakevllm does not know these parsers. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),

@@ -80,9 +80,9 @@ The test does not compare:
 * `cached_tokens`, because its value depends on earlier requests. In the Responses format, fakevllm
   reports 0 unless vLLM is started with `--enable-prompt-tokens-details`.
 * the number of tokens in one chunk of a stream. This number also varies without fakevllm.
-* the logprobs of tokens that a parser removes from a streamed text, such as `</think>`, if the
-  stream has no token ids. vLLM sends or omits such a logprob, depending on how it cuts the stream
-  into chunks.
+* some logprobs in a stream without token ids. A parser removes some tokens from the text, for
+  example `</think>`. vLLM sends or omits the logprob of such a token, depending on how it cuts the
+  stream into chunks.
 * comments and pings in streams
 
 ## The differences

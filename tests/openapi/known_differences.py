@@ -98,9 +98,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _is_beyond_our_limits,
     ),
     KnownDifference(
-        "A Responses request with two mistakes. The first is the `previous_response_id` of another "
-        "key or of no response.",
-        "vLLM reports the second mistake.",
+        "A Responses request with two mistakes: no response of the same API key has the id "
+        "`previous_response_id`, and another field is invalid.",
+        "vLLM reports the invalid field.",
         "Status 404: no such response.",
         "vLLM does not check which key made a response. Therefore fakevllm checks the id first.",
         _has_an_unknown_previous_response,
@@ -114,9 +114,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _exceeds_the_context,
     ),
     KnownDifference(
-        "A request with two mistakes. The first is the URL of an image, audio or video that no "
-        "`--media-domain` allows.",
-        "vLLM reports the second mistake, for example that the model accepts no images.",
+        "A request with two mistakes: no `--media-domain` allows the URL of its image, audio or "
+        "video, and something else is invalid, too.",
+        "vLLM reports the other mistake, for example that the model accepts no images.",
         "Status 400 with fakevllm's error text. vLLM never sees the request.",
         "If the engine fetched any URL, apps could reach addresses inside the engine's network.",
         _has_a_media_url,

@@ -7,8 +7,9 @@ decisions:
 * which client may claim an episode
 * which calls belong to which episode or group
 * which groups are pooled
-* when the pool has enough groups for a training step `training.submission_intake` applies these
-  decisions.
+* when the pool has enough groups for a training step
+
+The module `training.submission_intake` applies these decisions.
 
 The classes are pure. They keep their state in memory, get the clock as an argument, and do no I/O.
 They are not thread-safe. After a restart, their state is restored from the journal, which is the

@@ -48,7 +48,7 @@ class AgreementStatus:
         """Time until which WEIGHT_SYNCING is reported for the latest step."""
 
     def moved(self, status: EngineStatus, now: float) -> None:
-        """Record that the engine's real status changed at the time `now`."""
+        """Record that the engine itself has changed to `status` at the time `now`."""
         before, self._status = self._status, status
         if status in _OFF:
             self._forget_steps()
@@ -65,7 +65,7 @@ class AgreementStatus:
             self._sync_until = max(now, self._sync_until)
 
     def at(self, now: float) -> EngineStatus:
-        """Return the status to report to clients at the time `now`."""
+        """Return the status that clients see at the time `now`."""
         if self._status in _OFF:
             return self._status
         if now < self._earlier_sync_until:

@@ -46,8 +46,8 @@ class CollectionMethod:
     """Whether clients decide by their agreement when a step is due."""
 
     def num_taken(self, num_groups: int, job: TrainJob) -> int:
-        """Return the number of groups that a step takes: all `num_groups` waiting groups, or the
-        newest `batch_size` groups.
+        """Return the number of groups that a step takes when `num_groups` groups wait: either all
+        of them, or only the newest `batch_size`.
 
         The newest groups are preferred because they were sampled by the weights closest to the
         current weights.

@@ -245,8 +245,8 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def find_owned(self, uuid: str, client_uuid: str) -> Episode:
-        """Return the claimed episode with this uuid. Raises EpisodeRefused if this client has not
-        claimed an episode with the uuid."""
+        """Return the claimed episode with this uuid. Raises EpisodeRefused if no claimed episode
+        has this uuid, or if another client has claimed it."""
         episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._missing_reason(uuid))

@@ -51,8 +51,8 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group. If the queue has a group with the same id, put the new group in its
-        place."""
+        """Append a group to the queue. If the queue already has a group with the same id, replace
+        that group instead."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
         self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)

@@ -114,7 +114,8 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """Pairs (task id, episodes) of the tasks whose episodes are not all there yet."""
+        """One pair (task id, episodes) for each task that waits for more episodes. `episodes` are
+        those of its episodes that have ended."""
         return iter(self._tasks)
 
     @property

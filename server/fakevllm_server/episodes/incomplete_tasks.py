@@ -85,7 +85,7 @@ class WaitingTasks:
         return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
 
     def pop_all(self) -> list[ExpiredTask]:
-        """Remove and return all tasks."""
+        """Remove all waiting tasks, and return them with their episodes."""
         return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
     def pop_expired(self, now: float, after_s: float) -> list[ExpiredTask]:

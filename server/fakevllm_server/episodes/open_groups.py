@@ -32,7 +32,8 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All groups of proxies whose rewards have not arrived. These groups have not ended."""
+    """The open groups. Such a group has the answers to one request of an app, and the proxy has not
+    sent their rewards yet."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call
@@ -89,10 +90,10 @@ class OpenGroups:
         return group
 
     def pop_expired(self, now: float) -> dict[str, str]:
-        """Remove the groups without a call for MAX_OPEN_S seconds. If there are too many groups or
-        tokens, also remove the groups with the oldest last call.
+        """Remove each group whose last call is more than MAX_OPEN_S seconds ago. If the groups or
+        their tokens are still too many, also remove the groups with the oldest last call.
 
-        Return the reason for each removed group id.
+        Return a dict from the id of each removed group to the reason of its removal.
         """
         expired: dict[str, str] = {}
         while self._groups:

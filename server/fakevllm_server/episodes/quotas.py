@@ -181,7 +181,8 @@ class MixQuotas:
             self._mix_of_group[group_id] = mix
 
     def taken(self, group_id: str) -> None:
-        """Record that a training step took the group of a completed task."""
+        """Record that a training step took the group with this id, so that its task stays counted
+        as completed for its mix."""
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
@@ -223,14 +224,14 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the task with this id. If no episode of the task has been claimed or ended yet,
-        begin the task for `mix`, which is a named kind of tasks."""
+        """Return the counts of the task with this id. If no episode of the task has been claimed or
+        ended yet, first begin the task for `mix`. A mix is a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has neither a running episode nor an ended episode. Return True if
-        the task was closed."""
+        """Forget the task if it has neither a running nor an ended episode. Return True if the task
+        was forgotten."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

@@ -37,8 +37,8 @@ class IllegalTransition(Exception):
 
 
 class EngineLifecycle:
-    """The engine's status. It also has the training step for which groups are being collected, and
-    the version of the weights that the engine serves."""
+    """The state of the engine: its status, the number of the training step for which groups are
+    being collected, and the version of the weights that the engine serves."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
@@ -74,7 +74,7 @@ class EngineLifecycle:
         moved.set()
 
     async def next_move(self) -> None:
-        """Wait until the engine's status changes."""
+        """Wait until the engine's status changes the next time."""
         await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:
@@ -90,8 +90,8 @@ class EngineLifecycle:
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Return True if the state ROLLING_POST is over. In this state, claimed episodes get time
-        to end.
+        """Return True if the state ROLLING_POST may end now. In this state, no new episode is
+        claimed, and claimed episodes get time to end.
 
         The state is over when no claimed episode is left, or after POST_DEADLINE_S seconds.
         """

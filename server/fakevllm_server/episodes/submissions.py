@@ -62,8 +62,8 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """To save memory, remove the model calls from old cached replies. Only the newest
-        MAX_WITH_CALLS replies with calls keep them."""
+        """To save memory, delete the model calls in all cached replies except the newest
+        MAX_WITH_CALLS replies that have calls."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)

@@ -19,21 +19,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdapterName:
-    """The names of the served weights: `model` for apps, and `adapter` at the engine."""
+    """The two names of the served weights: apps send the name `model`, and the engine knows these
+    weights by the name of an adapter, `adapter`."""
 
     model: str
     adapter: str
 
     def request(self, body: Json) -> Json | None:
-        """Return a request body with the adapter's name. Return None if the request names other
-        weights. A request without a model name is meant for the served weights."""
+        """Return a copy of the request body, with the adapter's name as `model`. Return None if the
+        body names other weights than the served ones. A body without a model name is meant for the
+        served weights."""
         if body.get("model") not in (None, "", self.model):
             return None
         return body | {"model": self.adapter}
 
     def raw_request(self, raw: bytes) -> bytes | None:
-        """Return the bytes of a request body with the adapter's name. Return None if the request
-        names other weights or is not a JSON object."""
+        """Parse a request body, and return it as bytes with the adapter's name as `model`. Return
+        None if the body names other weights than the served ones, or is not a JSON object."""
         try:
             # orjson would turn integers beyond 64 bits into floats.
             parsed: Any = json.loads(raw)
@@ -61,12 +63,12 @@ class AdapterName:
 
 
 def _field(name: str) -> bytes:
-    """Return the field as vLLM writes it."""
+    """Return the JSON field `model` with the value `name`, in the bytes that vLLM writes."""
     return b'"model":' + orjson.dumps(name)
 
 
 def _num_begun(data: bytes, pattern: bytes) -> int:
-    """Return the number of last bytes that may be the beginning of `pattern`.
+    """Return how many bytes at the end of `data` may be the beginning of `pattern`.
 
     >>> _num_begun(b'{"id":1,"mod', b'"model":"a"')
     4

@@ -188,8 +188,8 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` is a function. It returns True for an error response of the
-        engine if Refused must be raised. Other error responses are sent to the client. Raises
+        sent unchanged. `raises_refused` is a function. If it returns True for an error response of
+        the engine, Refused is raised. Other error responses are sent to the client. Raises
         EngineFailed if the engine fails before anything was sent to the client.
         """
         async with self._send_raw(method, path, body, headers) as response:
@@ -303,8 +303,10 @@ class EngineClient:
     async def _choice_chunks(
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
-        """Return an iterator over the response to a shared call, without the prompt in front of it.
-        Raises CannotShare for a response that has no parts and is not a stream."""
+        """Return an iterator over the bytes of the response to a shared call. A shared call samples
+        several choices. If the response begins with the prompt's token ids, they are read into
+        `shared` first, and are not in the iterator. Raises CannotShare if the response is neither
+        an event stream nor a response with one part for each choice."""
         await _read_prompt(response, shared)
         if response.content_type == _EVENT_STREAM:
             return await self._first_chunk_checked(response)
@@ -359,9 +361,9 @@ class EngineClient:
     def _send(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a POST request in the same way as `_request`. A request for the served weights is
-        sent to the engine's adapter, if the served weights are an adapter. Raises NotWritable if
-        the body cannot be written."""
+        """Send `body` to the engine in a POST request, and yield the response. If the engine knows
+        the served weights by an adapter's name, a request for them gets this name. Raises
+        NotWritable if the body cannot be written. The other errors are those of `_request`."""
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:
@@ -371,7 +373,9 @@ class EngineClient:
     def _send_raw(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request in the same way as `_send`. Its body is the client's own bytes."""
+        """Send a request to the engine, with the client's own bytes as its body, and yield the
+        response. The model's name is treated as in `_send`, and the errors are those of
+        `_request`."""
         name = self._adapter_name
         addressed = None if name is None or not body else name.raw_request(body)
         if addressed is None:
@@ -461,8 +465,8 @@ def stream_error(body: Json) -> WireError:
 
 
 def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Headers:
-    """Return the headers of the answer to one sibling. The engine's response is a stream, or has
-    the type of a response with several answers."""
+    """Return the HTTP headers with which one sibling's answer is sent. They depend on whether the
+    engine's response is an event stream or has one part for each sibling."""
     headers = relayed_headers(response.raw_headers)
     if is_streamed and response.content_type == _EVENT_STREAM:
         return headers
@@ -473,8 +477,8 @@ def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Hea
 async def _complete(
     shared: SharedCapture, ended: Sequence[EndedChoice]
 ) -> Sequence[CompleteChoice]:
-    """Return the answers of choices that have ended. Long answers are put together in a worker
-    thread. The event loop must continue to serve the streams of other apps."""
+    """Put together the answers of choices that have ended, and return them. Long answers are put
+    together in a worker thread, because the event loop must continue to serve other apps."""
     if sum(choice.num_bytes for choice in ended) < MIN_THREAD_BYTES:
         return shared.complete(ended)
     return await asyncio.to_thread(shared.complete, ended)

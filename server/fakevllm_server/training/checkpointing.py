@@ -179,8 +179,8 @@ def best_before_change(
 
 
 def last_change(changes: Sequence[int], step: int) -> int:
-    """Return the latest step in `changes` that is not after `step`. Return 0 if there is no such
-    step.
+    """Return the largest number in `changes` that is at most `step`. Return 0 if there is none.
+    `changes` are the steps at which the reward hooks or the job changed.
 
     >>> last_change([11, 31], 30), last_change([11, 31], 31), last_change([11, 31], 10)
     (11, 31, 0)

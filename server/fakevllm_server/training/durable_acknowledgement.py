@@ -69,8 +69,9 @@ class Acknowledger:
         return reply
 
     async def _find(self, key: str, body_hash: bytes, reply_type: type[Reply]) -> Reply | None:
-        """Return the reply to an earlier request with the same key and body. Return None if no
-        request had this key. Raises IdempotencyConflict if the bodies differ."""
+        """Return the stored reply to an earlier request with this key and body hash, parsed as
+        `reply_type`. Return None if no request had this key. Raises IdempotencyConflict if the
+        earlier request had another body."""
         cached = self._cache.find(key)
         if cached is not None:
             if cached.body_hash != body_hash:

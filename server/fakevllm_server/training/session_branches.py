@@ -60,8 +60,8 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Return pairs of calls: the call of the previous turn, and the first call of the group. Only
-    groups whose previous turn of the conversation is known are included."""
+    """For each group whose previous turn of the conversation is known, return a pair: the call of
+    the previous turn, and the first call of the group."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

@@ -126,8 +126,9 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Set the batches to train before any new batch is taken from the pool. Call this method
-        after the trainer was restored from a checkpoint."""
+        """Set the batches to train again before any new batch is taken from the pool. Call this
+        method after the trainer was restored from a checkpoint: `batches` are those of the steps
+        after the checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self._is_replaying = bool(batches)
         self.is_in_sync = True
@@ -235,7 +236,8 @@ class StepRunner:
     def _plan(
         self, batch: PlannedBatch, penalties: list[FloatArray] | None
     ) -> tuple[PlannedStep, StepMetrics]:
-        """Return the planned step, and metrics about the share of its tokens that is trained.
+        """Return two results: the batch as a planned step, with the advantage of each call, and
+        metrics about the share of its tokens that is trained.
 
         This method runs in a worker thread, because a large step takes seconds.
         """

@@ -38,7 +38,8 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An episode of a step. It has a reward, but its advantage is not computed yet."""
+    """An episode or sibling of a step, with its reward and its calls. Its advantage is computed
+    later."""
 
     index: int
     outcome: Outcome
@@ -132,7 +133,9 @@ def with_excluded_counts(
 def _advantages(
     group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
 ) -> Sequence[float]:
-    """Return one advantage for each trained token of an episode."""
+    """Return one advantage for each trained token of the episode `entry`. If the group has an
+    advantage of its own (a feedback sample), every token gets it. Otherwise take the next element
+    of `estimated`, which has the advantages of each episode in order."""
     if group.advantage is None:
         return next(estimated)
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
@@ -220,8 +223,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """If all advantages are equal, return a single number. This is the case with most algorithms.
-    Otherwise return them unchanged."""
+    """Return a single number if all `advantages` are equal, which is the case with most algorithms.
+    Otherwise return `advantages` unchanged."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)

@@ -374,7 +374,8 @@ class Intake:
         return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """Give up claimed episodes and samples with damaged calls.
+        """Give up the claimed episodes and the ended episodes (samples) whose calls are damaged in
+        the journal.
 
         Other clients can claim such an episode again, as if its claim had expired. A sample is an
         ended episode. A damaged sample is dropped if it waits for other samples of its task.

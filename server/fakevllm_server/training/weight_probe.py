@@ -100,7 +100,8 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 
 class WeightProbe:
-    """The probe of one backend. It asks both engines. If an engine cannot answer, one log line says
+    """The comparison of the engine's weights with the trainer's, for one backend. It asks both
+    engines for log-probabilities of the known prompt. If an engine cannot answer, one log line says
     so."""
 
     def __init__(self, backend: Backend) -> None:

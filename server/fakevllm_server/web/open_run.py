@@ -134,7 +134,7 @@ class OpenRun:
         self._release()
 
     def _release(self) -> None:
-        """Unlock the run's folder, unless it is the server's run directory itself. The run
-        directory stays locked until the server ends."""
+        """Unlock the run's folder. If this folder is the server's run directory itself, keep the
+        lock, because the run directory stays locked until the server ends."""
         if self.relative != TOP:
             self.folder.close()

@@ -57,8 +57,8 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return the waiting episodes by task id. Each group of answers to an app's request counts as a
-    task."""
+    """Return a dict from the id of each task in the pool to its waiting episodes. Each group of
+    answers to an app's request counts as a task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes

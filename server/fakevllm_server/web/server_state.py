@@ -526,10 +526,10 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the HTTP client of an engine that was replaced or stopped.
 
-    Calls may be waiting at the engine's gate, because its weights are being changed. These calls
-    leave the gate and look for the next engine. There is one exception. If `next_endpoint` has the
-    same gate, the engine is the same, and only its address has changed. The calls then continue to
-    wait.
+    Calls may be waiting at the engine's gate, which holds calls while the engine's weights are
+    changed. These calls leave the gate and look for the next engine. There is one exception. If
+    `next_endpoint` has the same gate, the engine is the same, and only its address has changed. The
+    calls then continue to wait.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

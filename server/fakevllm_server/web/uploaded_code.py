@@ -90,7 +90,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
 
 
 def _slashes(name: str) -> list[int]:
-    """Return the positions of the slashes in `name`."""
+    """Return the index of each slash in `name`."""
     return [at for at, char in enumerate(name) if char == "/"]
 
 

@@ -1,5 +1,5 @@
-"""Short messages that clients send. Every client can read a message for a few seconds. They are
-kept in memory only."""
+"""Short messages that clients send to each other. Every client can read a message for a few
+seconds. The messages are kept in memory only."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class EngineConfig:
     max_model_len: int | None = None
     """Maximum tokens of prompt and completion; None for the model's own maximum."""
     max_num_seqs: int = 64
-    """Maximum number of requests decoded at a time; the others wait."""
+    """Maximum number of requests that are decoded at a time. Further requests wait."""
     device: str = "auto"
     dtype: str = "auto"
     torch_threads: int | None = 1

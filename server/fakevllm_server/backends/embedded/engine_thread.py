@@ -92,8 +92,8 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest, policy: str | None = None) -> None:
-        """Queue a request for decoding. It uses the weights that are trained, or the weights of a
-        further policy. Any thread may call this method. Raises WireError (503) if the engine is
+        """Queue a request for decoding, with the trained weights, or with those of the further
+        policy `policy`. Any thread may call this method. Raises WireError (503) if the engine is
         closed."""
         if self._closing:
             raise _shutting_down()
@@ -112,8 +112,9 @@ class EngineThread:
             self._retired.append(state)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """Queue a task, and return a future of its result. Any thread may call this method. The
-        engine thread calls `start()`, which returns the task as a generator."""
+        """Queue a task, and return a future of its result. A task is a generator for longer work on
+        the engine thread, such as a training step. The engine thread calls `start()`, which returns
+        the generator. Any thread may call this method."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future

@@ -72,9 +72,9 @@ class ChatCompletion:
         separates_prompt: bool = False,
         separates_choices: bool = False,
     ) -> None:
-        """Check the request and tokenize its prompt. If `separates_prompt` is True, the response
-        does not have the prompt's token ids, and the caller sends `separate_prompt`. If
-        `separates_choices` is True, call `complete_choices`."""
+        """Check the request and tokenize its prompt. If `separates_prompt` is True, the answers do
+        not contain the prompt's token ids, and the caller must send the ids of `separate_prompt`
+        before them. If `separates_choices` is True, call `complete_choices` and no other method."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request

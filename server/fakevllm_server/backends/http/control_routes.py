@@ -67,7 +67,8 @@ class ControlRoutes:
         return _json(self._info)
 
     async def policies(self, request: Request) -> Response:
-        """Return the version of each further policy by name, as JSON."""
+        """Return a JSON object that maps the name of each further policy to its version. A further
+        policy is a set of weights beside the trained weights."""
         return _json({} if self._policies is None else self._policies.names.loaded)
 
     async def run_action(self, request: Request) -> Response:
@@ -139,8 +140,8 @@ class ControlRoutes:
 
 
 def _calls_in(body: Json) -> list[Call]:
-    """Return the calls of a request body. For a large step this takes seconds. In this time, the
-    event loop must continue to serve the streams of apps."""
+    """Parse the model calls in a request body, and return them. For a large step this takes
+    seconds. In this time, the event loop must continue to serve the streams of apps."""
     return [Call.from_wire(call) for call in body["calls"]]
 
 

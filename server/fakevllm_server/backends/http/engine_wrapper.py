@@ -1,4 +1,4 @@
-"""The base class of engines that use another engine for sampling."""
+"""The base class of engines that forward requests to another engine, which samples the tokens."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ async def stream_all(
 def complete_all(
     choices: Sequence[Coroutine[Any, Any, SentChoice]],
 ) -> AsyncGenerator[SentChoice]:
-    """Run all `choices` at the same time. Yield the result of each choice as soon as it is
-    known."""
+    """Run all `choices` at the same time. Yield each choice's result as soon as this choice is
+    complete."""
     return _merge([_only(choice) for choice in choices])
 
 

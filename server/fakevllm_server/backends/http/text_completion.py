@@ -82,7 +82,7 @@ class Continuation:
 
 @dataclass(slots=True)
 class _PendingChunk:
-    """Sampled text and tokens of a continuation that have not been sent in a chunk yet."""
+    """Text and tokens of one continuation (sampled answer) that will be sent in the next chunk."""
 
     num_chars_before: int = 0
     """Number of characters in the earlier chunks, for the text offsets of the logprobs."""
@@ -95,7 +95,7 @@ class _PendingChunk:
         self.tokens.extend(piece.tokens)
 
     def next(self) -> _PendingChunk:
-        """Return a new, empty chunk that begins where this chunk ends."""
+        """Return a new, empty chunk. It begins after the tokens and the text of this chunk."""
         return _PendingChunk(self.num_chars_before + len(self.text), is_first=False)
 
 
@@ -116,8 +116,9 @@ class TextCompletion:
         separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
-        one prompt, the response does not have the prompt's token ids. The caller then sends
-        `separate_prompt`. If `separates_choices` is True, call `complete_choices`."""
+        one prompt, the answers do not contain the prompt's token ids, and the caller must send the
+        ids of `separate_prompt` before them. If `separates_choices` is True, call
+        `complete_choices` and no other method."""
         self._engine = engine
         self._request = request
         self._common = common = request.common

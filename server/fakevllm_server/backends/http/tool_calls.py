@@ -45,7 +45,8 @@ class AnswerParser(Protocol):
         ...
 
     def flush(self) -> list[Json]:
-        """Record that the text has ended. Return the remaining deltas of the response stream."""
+        """Mark the end of the text. Return the deltas of the response stream that have not been
+        returned yet."""
         ...
 
     @property

@@ -60,7 +60,8 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """The form of a response. A client selects the form by headers of its request."""
+    """What a client has requested by headers: the id of the response, and which parts of the
+    response are sent separately."""
 
     request_id: str | None
     separates_prompt: bool
@@ -230,8 +231,8 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
 
 
 def _prompt_headers(sampled: SampledRequest) -> dict[str, str]:
-    """Return the header with the size of the prompt in front of the response. Return no header if
-    there is no such prompt."""
+    """Return the header with the size of the prompt's token ids, if they precede the response.
+    Otherwise return no header."""
     prompt = sampled.separate_prompt
     return {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
 
@@ -244,7 +245,8 @@ def _separate_choices(sampled: SampledRequest) -> Response:
 
 
 async def _choice_parts(sampled: SampledRequest, encoder: PartEncoder) -> AsyncIterator[bytes]:
-    """Yield the prompt, and then each choice as a part of the response when it is complete."""
+    """Yield the bytes of a response: first the prompt's token ids, if they are sent separately, and
+    then one part for each choice, as soon as the choice is complete."""
     if sampled.separate_prompt is not None:
         yield sampled.separate_prompt
     try:

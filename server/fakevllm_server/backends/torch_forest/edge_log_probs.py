@@ -84,8 +84,9 @@ def edge_log_probs(
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Divide the heads into consecutive ranges [first, last) of at most `max_logits` logits each. A
-    range has at least one head."""
+    """Divide the heads 0 to `num_heads` into consecutive ranges [first, last), and return the
+    ranges. A head is a node that predicts tokens, and has one logit per token of the vocabulary. A
+    range has at most `max_logits` logits, but at least one head."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
@@ -93,8 +94,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads [first, last) and the tokens
-    that they predict."""
+    """Return the positional arguments of `_head_values` for the heads [first, last). A head is a
+    node that predicts tokens. The arguments include the tokens that these heads predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -120,9 +121,9 @@ def _head_values(
     with_entropy: bool,
     entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities and the entropies of the edges (predicted tokens) of some heads,
-    [edges] each. `hidden` has the hidden states of the heads, [heads, hidden]. If `with_entropy` is
-    false, the entropies are an empty tensor."""
+    """Return the log-probabilities and the entropies of the edges (predicted tokens) of some heads
+    (nodes that predict tokens), [edges] each. `hidden` has the hidden states of the heads, [heads,
+    hidden]. If `with_entropy` is false, the entropies are an empty tensor."""
     logits = _apply_logit_transforms(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
@@ -158,7 +159,8 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 
 
 class HeadTokenSets:
-    """The sets of allowed tokens of some heads, as masks of the logits.
+    """The sets of tokens that could be sampled at some heads, as masks of the logits. A head is a
+    node that predicts tokens.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
     normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
@@ -166,8 +168,9 @@ class HeadTokenSets:
     """
 
     def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:
-        """Create the masks of some heads. `sets` has packed sets of token ids. `head_set` has, for
-        each head, an index in `sets`, or -1 for the whole vocabulary."""
+        """Create the masks of some heads (nodes that predict tokens). `sets` has packed sets of
+        token ids. `head_set` has one number for each head: the index of its set in `sets`, or -1 if
+        all tokens are allowed."""
         self._rows = [row for row, index in enumerate(head_set) if index >= 0] if sets else []
         used = sorted({head_set[row] for row in self._rows})
         position = {index: position for position, index in enumerate(used)}
@@ -175,9 +178,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a mask, [heads, vocabulary] of bool, that is True for each token outside the
-        allowed set of its head. Return None if all heads allow the whole vocabulary. The mask has
-        the shape and the device of `logits`."""
+        """Return a boolean mask of the shape [heads, vocabulary]. A head is a node that predicts
+        tokens. The mask is True for each token that was not allowed at this head. Return None if
+        all heads allow the whole vocabulary. The mask has the shape and the device of `logits`."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)

@@ -1,5 +1,7 @@
-"""The plan of a forward pass, as tensors on a device. The plan describes a forest of calls. Some of
-its tensors are the inputs of the pass. The others map the outputs of the pass back to the calls."""
+"""The plan of a forward pass, as tensors on a device. The pass computes several model calls at
+once. They are arranged as a forest: trees of tokens, in which calls with the same beginning share
+the nodes of this beginning. Some tensors of the plan are the inputs of the pass. The others map the
+outputs of the pass back to the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece. A piece is a set of calls that go through the model together.
+    """The tensors of one piece. A piece is a set of calls that go through the model together. In
+    the tensors, a head is a node that predicts tokens, at one temperature. An edge is one token
+    that a head predicts. Several calls may share a head or an edge.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference
@@ -45,7 +49,8 @@ class Plan:
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
-        """Return the plan of a forest, with tensors on `device`."""
+        """Return the plan for one forward pass over `forest`, with its tensors on `device`. A
+        forest has model calls as trees of tokens."""
         edges = forest.edges
         return Plan(
             forest=forest,

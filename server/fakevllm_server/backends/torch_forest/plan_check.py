@@ -1,15 +1,17 @@
 """Check before every training step that its plans contain the recorded tokens.
 
-A plan is a forest of calls as tensors. The recorded calls have the tokens and log-probabilities
-that the rollout engine reported.
+A plan has the tensors for one forward pass over a forest: the calls of a step, merged so that a
+shared prefix is computed once. Each token of the forest is a node. The recorded calls have the
+tokens and log-probabilities that the rollout engine reported.
 
-Three invariants must hold for each trained token:
+In a plan, an *edge* is the prediction of one trained token. A *head* is a node at which tokens are
+predicted, with a temperature and a set of allowed tokens. Three invariants must hold for each
+trained token:
 
-    I1  The edge of the token (its prediction in the forest) has the sampled token id. The head of
-        the edge (the predicting node) is the node of the preceding token, with the call's
-        temperature and the set of tokens that could be sampled.
-    I2  The node of the preceding token attends to exactly the call's tokens up to itself, in order
-        and at their positions.
+    I1  The token's edge has the sampled token id. The edge's head is the node of the preceding
+        token. The head has the call's temperature, and the set of tokens that could be sampled.
+    I2  The node of the preceding token attends to exactly the call's tokens up to and including
+        this node, in order and at their positions.
     I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
 The check covers the tensors that a forward pass reads. It also covers the parents, subtree ends and
@@ -65,9 +67,9 @@ class PlanCheck:
 
 
 def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
-    """Compare a plan (a forest of calls as tensors) with the recorded calls, and return the result.
-    `calls` are in the order of the plan. `sampled_log_prob` has the sampled log-probabilities that
-    the loss will read, [trained tokens] in the order of `plan.flat`."""
+    """Compare the tensors of a plan with the recorded calls, and return the result. `calls` are in
+    the order of the plan. `sampled_log_prob` has the sampled log-probabilities that the loss will
+    read, [trained tokens] in the order of `plan.flat`."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
@@ -105,8 +107,8 @@ def _is_correct(
     is_trained: Tensor,
     sampled_log_prob: Tensor,
 ) -> Tensor:
-    """Return a mask, [trained tokens] of bool, that is True where the invariants I1, I2 and I3 of
-    this module hold."""
+    """Return a mask, [trained tokens] of bool. It is True for each trained token for which the
+    invariants I1, I2 and I3 hold. The docstring of this module defines them."""
     position = rows.responses[is_trained]
     gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
@@ -132,8 +134,8 @@ def _is_correct(
 
 
 def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
-    """Return the index of each response token's allowed set in the plan's list of sets, [response
-    tokens of all calls]."""
+    """Return one number for each response token of all calls: the index of the token's set of
+    allowed tokens in the plan's list of sets."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
@@ -251,8 +253,9 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
 
 
 def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Return (indices, mask). The mask is True where a number is in [0, limit). All other numbers
-    are replaced by 0 in `indices`."""
+    """Return (indices, mask), both with the shape of `numbers`. The mask is True where a number is
+    in [0, limit). `indices` has the same numbers, but with 0 in place of those outside this
+    range."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 

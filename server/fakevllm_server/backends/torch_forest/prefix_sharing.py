@@ -30,9 +30,9 @@ last pass cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return the same calls with changed root keys. The keys differ where sharing a small prefix is
-    not worth its cost. Calls with different root keys share no tokens. Call this function before
-    `pack`, which builds the trees."""
+    """Return copies of the calls, with other root keys where sharing a small prefix costs more time
+    than it saves. Calls with different root keys share no tokens. Call this function before `pack`,
+    which builds the trees."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -49,9 +49,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the tops of trees whose sharing costs more time than it saves. The result is by the
-    first node of each top. The top of a tree is its segment before the first branch. Trees without
-    a branch are left out."""
+    """Return the tops of trees whose sharing costs more time than it saves, as a dict by the first
+    node of each top. The top of a tree is the part before its first branch. Trees without a branch
+    are left out."""
     return {
         top.start: top
         for top in forest.segments

@@ -35,7 +35,8 @@ BUNDLED = "+fakevllm"
 
 @dataclass(frozen=True, slots=True)
 class WholeForm:
-    """The form of an answer that is not a stream."""
+    """The form of an answer that is not a stream: the names and the order of its fields, and the
+    values that are the same in all answers of the engine."""
 
     top: Json
     """An answer. It has the constants of the engine. All fields that belong to one answer are
@@ -49,8 +50,8 @@ class WholeForm:
 
     @staticmethod
     def of(answer: Json) -> WholeForm | None:
-        """Return the form of an answer with one choice. Return None for an answer that does not
-        show the form. Such an answer has tool calls, or is not from vLLM."""
+        """Return the form of `answer`, a parsed answer with one choice. Return None if the form
+        cannot be read from this answer, because it has tool calls or is not from vLLM."""
         match answer:
             case {"choices": [{**choice}], "usage": {**usage}}:
                 message: Json = choice.get("message") or {}
@@ -68,10 +69,12 @@ class WholeForm:
 
 
 class AnswerForms:
-    """The forms of one engine's answers, by the engine's path."""
+    """The forms of one engine's answers: one form for each API path, such as /v1/chat/completions.
+    A form has the names and the order of an answer's fields."""
 
     def __init__(self, version: str | None = None) -> None:
-        """Create the forms for an engine with this version of vLLM."""
+        """Start with the forms that are known for this engine. `version` is the version that the
+        engine reports. Only the forms of the bundled engines are known at the start."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False

@@ -137,8 +137,8 @@ class CallCapture(ABC):
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if this choice of a stream chunk was sent only because of the fields that the
-        capture requested. A plain vLLM would not have sent it."""
+        """Return True if a plain vLLM would not have sent this choice of a stream chunk. vLLM has
+        sent the choice only because the capture added fields to the request."""
 
     # --- from the request to the record
 
@@ -362,7 +362,8 @@ class CallCapture(ABC):
         self._record_end(choice)
 
     def _record_end(self, choice: Json) -> None:
-        """Record finish reason, allowed tokens and weight versions, if the choice has them."""
+        """Record finish reason, allowed tokens and weight versions from one choice of an answer or
+        of a stream chunk. Most chunks have none of them."""
         reason: Any = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"finish_reason must be a string, got {reason!r:.100}")
@@ -376,14 +377,16 @@ class CallCapture(ABC):
                 self._spans.append(VersionSpan(version, start, end))
 
     def _take_tokens(self) -> None:
-        """Record the tokens of the events that were not parsed."""
+        """Move the tokens that the TokenEventReader has collected into this record. The reader
+        handles the usual events of a stream, which are not parsed as JSON."""
         if self._token_events is not None:
             ids, logprobs = self._token_events.take_tokens()
             self._ids += ids
             self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
-        """Hide the fields of a choice that only the capture requested."""
+        """Remove or reset, in one choice of the answer, the fields that the capture requested and
+        the app did not."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:

@@ -50,7 +50,7 @@ class ChoiceEvents:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the events."""
+        """Total size of the events in bytes."""
         return sum(map(len, self.data))
 
     def chunks(self) -> list[Json]:
@@ -80,7 +80,7 @@ class ChoiceSplitter:
         return len(self._running)
 
     def feed(self, chunk: bytes) -> Iterator[ChoiceEvents]:
-        """Yield the choices that this part of the stream completes.
+        """Read the next bytes of the stream. Yield each choice whose last event is in these bytes.
 
         Raises EngineStreamError if the engine reports an error. Raises ValueError if an event is
         malformed.
@@ -120,7 +120,7 @@ class PartReader:
         return len(self._running)
 
     def feed(self, chunk: bytes) -> Iterator[SentChoice]:
-        """Yield the choices that this part of the response completes.
+        """Read the next bytes of the response. Yield each choice whose part ends in these bytes.
 
         Raises EngineStreamError if the engine reports an error. Raises ValueError if a part is
         malformed.
@@ -159,14 +159,16 @@ def usage_of(chunks: Sequence[Json]) -> Json:
 
 
 def usage_chunk(first: Json, usage: Json, form: Json) -> Json:
-    """Return the usage chunk that ends the stream of a choice. `first` is the choice's first chunk,
-    `usage` has the token counts, and `form` is a usage chunk of another stream."""
+    """Return the usage chunk that ends the stream of one choice. `first` is the choice's first
+    chunk. `usage` has the token counts of the choice. `form` is an earlier usage chunk of the
+    engine, from which the names and the order of the fields are taken."""
     same = {name: first[name] for name in ("id", "created", "model") if name in first}
     return form | same | {"usage": {name: usage.get(name) for name in form["usage"]}}
 
 
 def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm) -> Json:
-    """Join the chunks of one choice to an answer that is not streamed, and return the answer."""
+    """Join the chunks of one choice, and return them as one answer, as if the app had requested no
+    stream. `form` has the names and the order of the answer's fields."""
     first, choices = chunks[0], [chunk["choices"][0] for chunk in chunks]
     merged: Json = choices[-1] | {
         "token_ids": _joined([choice.get("token_ids") for choice in choices]),
@@ -189,7 +191,8 @@ def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm
 
 
 def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
-    """Join these deltas to a message, and return the message. The deltas have no reasoning."""
+    """Return the chat message that these deltas of a stream form together. The deltas have no
+    reasoning. `form` has the names and the order of the message's fields."""
     pieces = [delta["content"] for delta in deltas if isinstance(delta.get("content"), str)]
     texts = {"role": "assistant", "content": "".join(pieces) if pieces else None}
     return form.message | texts
@@ -203,7 +206,8 @@ def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:
 
 
 def _joined_logprobs(logprobs: Sequence[Json | None]) -> Json | None:
-    """Join the logprobs of the parts by concatenating their lists, and return the result."""
+    """Return one logprobs object whose lists are the concatenated lists of `logprobs`, the logprobs
+    objects of the chunks."""
     present = [part for part in logprobs if part is not None]
     if not present:
         return None

@@ -57,7 +57,7 @@ class CompleteChoice:
     index: int
     """Index of the choice in the call."""
     answer: bytes
-    """The answer as a call of its own would have got it."""
+    """The answer, in the same form as the answer to a call with this choice alone."""
     capture: CallCapture
 
 
@@ -122,25 +122,26 @@ class SharedCapture:
         return self._reader.num_running == 0
 
     def read_parts(self, content_type: str) -> None:
-        """Prepare for a response that is not a stream, but has each choice as a part. Raises
-        CannotShare if the response has another content type."""
+        """Prepare to read a response that has one part for each choice, instead of an event stream.
+        Raises CannotShare if `content_type` is not the type of such a response."""
         try:
             self._reader = PartReader(self._num, content_type)
         except ValueError as error:
             raise _malformed(error) from error
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
-        """Record the prompt's token ids, which precede the engine's stream."""
+        """Record the prompt's token ids. The engine sends them in front of the choices."""
         self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
-        """Return the choices that this part of the engine's stream completes. This method combines
-        `split` and `complete`."""
+        """Read the next bytes of the engine's stream. Return the choices that end in these bytes,
+        each with its recorded tokens and its answer. This method combines `split` and
+        `complete`."""
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:
-        """Return the data of the choices that end in this part of the engine's response. Pass the
-        data to `complete` before the next part is split.
+        """Read the next bytes of the engine's response. Return the events of each choice whose end
+        these bytes contain. Pass the returned list to `complete` before the next call of `split`.
 
         Raises the error that ended the stream earlier, if there was such an error.
         """

@@ -48,8 +48,9 @@ _EVENT = re.compile(rb"(%b)%b%b(%b)%b" % (_HEAD, _TOKEN, _MIDDLE, _ID, _TAIL))
 
 @lru_cache(32)
 def _token_pattern(middle: bytes, tail: bytes) -> re.Pattern[bytes]:
-    """Return a pattern that matches the bytes after the head of an event. The pattern is for events
-    with these constant parts."""
+    """Return a pattern for the rest of an event after its head. The head is the part before the
+    token's text. The rest has the token, the constant bytes `middle`, the token's id, and the
+    constant bytes `tail`."""
     constants = rb',"top_logprobs":\[\]\}\]\}', re.escape(middle), re.escape(tail)
     return re.compile(rb"%b%b%b\[(%b)\]%b" % (_TOKEN, *constants[:2], _ID, constants[2]))
 
@@ -59,16 +60,18 @@ class TokenEventReader:
 
     def __init__(self) -> None:
         self._head = b"\0"
-        """The event before, up to its text. No event begins with the initial value."""
+        """The bytes of the previous event before its token's text. No event begins with the
+        initial value."""
         self._rest = _EVENT
         self._hidden_end = b""
-        """The end of an event, from its logprobs, without the token."""
+        """The end of an event as the app gets it, with null for the logprobs and the token id."""
         self._ids: list[bytes] = []
         self._logprobs: list[bytes] = []
 
     def read(self, event: bytes) -> bytes | None:
-        """Record the token of an event, and return the event without the token's id and logprob.
-        Return None, and record nothing, if the event must be parsed.
+        """Return a usual event (one token with its logprob) without the token's id and logprob, and
+        record the token. Return None, and record nothing, if the event is not a usual one and must
+        be parsed.
 
         Raises ValueError if the event is not valid UTF-8.
         """
@@ -95,8 +98,8 @@ class TokenEventReader:
         return ids, logprobs
 
     def _learn(self, event: bytes) -> bool:
-        """Learn the constant parts of the following events from this event. Return False if the
-        event must be parsed."""
+        """Take the constant parts of a usual event from `event`, so that the following events are
+        compared with them. Return False if `event` is not a usual event and must be parsed."""
         match = _EVENT.fullmatch(event)
         if match is None:
             return False

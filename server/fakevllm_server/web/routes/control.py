@@ -241,8 +241,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_weights")
     async def get_weights(version: int) -> WeightsReply:
-        """Return the digest of a version of the current run. A version that was restored has the
-        digest of the version with the same weights."""
+        """Return the digest of the weights of a version of the current run. Some versions are
+        restored copies of an earlier version. They have the digest of that version."""
         copies = state.run.releases.lineage().copies_of(version)
         known = state.journal.read(reads.checkpoints) + state.journal.read(reads.side_checkpoints)
         saved = next((one for one in known if one.version in copies), None)

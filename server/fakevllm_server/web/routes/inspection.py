@@ -109,8 +109,8 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return two routes about the batch that is being collected. One route shows the batch. With
-    the other route, a client agrees to train on the batch."""
+    """Return two routes about the batch that is being collected. One route shows the batch. Through
+    a second route, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")

@@ -270,8 +270,8 @@ class Prefill:
         }
 
     def with_last(self) -> CachedPrefix:
-        """Return the keys and values of the only prompt and of `last_id`. They share memory with
-        the prefill."""
+        """Return the keys and values of the prompt and of `last_id`. Call this method only if there
+        is one prompt. The returned tensors share memory with the prefill."""
         return self._cache.row(0)
 
 

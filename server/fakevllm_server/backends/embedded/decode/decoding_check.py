@@ -65,7 +65,8 @@ def _candidates(
 
 
 def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> None:
-    """Raise BackendError if this way of decoding fails, or if its logits are wrong."""
+    """Check one way of decoding, `choice`. Raises BackendError if it fails, or if its logits are
+    wrong."""
     name = str(choice) if choice.is_fused else "the embedded engine"
     try:
         worst = _worst_difference(model, max_model_len, choice)
@@ -81,8 +82,9 @@ def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) ->
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> float:
-    """Return the largest difference between the logits of batched decoding and those of plain
-    forward passes. It is a fraction of the largest logit. Return infinity if a logit is NaN."""
+    """Decode with `choice`, one of the ways of decoding. Return the largest difference between its
+    logits and those of plain forward passes, as a fraction of the largest logit. Return infinity if
+    a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size
@@ -124,8 +126,8 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: Forwar
 
 
 def _join(decoder: Decoder, prompts: list[list[int]]) -> Tensor | None:
-    """Prefill equal prompts, and add them to the batch. Return the logits after the prompt, [1,
-    vocabulary]. Return None for a prompt of one token."""
+    """Prefill prompts that are all equal, and add them to the batch. Return the logits after the
+    prompt, [1, vocabulary], or None for a prompt of one token."""
     requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
     key, prefix = requests[0].prefix_key, requests[0].prefix
     if not prefix:

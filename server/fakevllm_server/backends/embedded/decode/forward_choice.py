@@ -1,4 +1,5 @@
-"""The choice of the forward pass with which tokens are decoded, with graphs or without."""
+"""The ways of decoding: which forward pass computes the next tokens, and whether it runs as a CUDA
+graph."""
 
 from __future__ import annotations
 

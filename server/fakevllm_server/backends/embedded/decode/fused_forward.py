@@ -2,13 +2,13 @@
 are built like Llama.
 
 For a small model on a CPU, an iteration spends most of its time between the calls of torch, and in
-copies. This forward pass
+copies. This forward pass avoids both:
 
-    multiplies once for queries, keys and values, and once for the two inputs of the MLP,
-    reads keys and values where they lie in the KV cache, although several query heads share them,
-    reads those of a prompt that several rows share once for all of them,
-    leaves out what nothing reads of the last layer of a prefill,
-    takes the rotary angles from a table.
+* One matrix product computes queries, keys and values. One computes both inputs of the MLP.
+* Keys and values are read from the KV cache without a copy, even if several query heads share them.
+* If several rows (running requests) share a prompt, the prompt's keys and values are read once.
+* In the last layer of a prefill, only the values that are needed afterwards are computed.
+* The rotary angles come from a table.
 
 The weights stay parameters of the model under their own names. Each weight is a view of a part of a
 joined matrix. If weights are copied into the model in place, the forward pass uses them at once.
@@ -83,9 +83,9 @@ class FusedForward:
         self._cos = self._sin = torch.empty(0)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Compute the logits of the next token of each row, [rows, vocabulary], and store the keys
-        and values of the given tokens. `ids` and `positions` are [rows]. Call `begin` of the cache
-        first."""
+        """Compute the logits of the next token of each row (running request), [rows, vocabulary],
+        and store the keys and values of the given tokens in the cache. `ids` and `positions` are
+        [rows]: the latest token of each row, and its position. Call `begin` of the cache first."""
         angles = self._angles(positions, cache.length)
         mask = cache.mask()
         hidden = functional.embedding(ids, self._embedding)
@@ -183,7 +183,8 @@ class FusedForward:
         )
 
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the output of a layer from its input and the output of its attention heads."""
+        """Return the output of a layer. `hidden` is the input of the layer, and `attended` is the
+        output of its attention heads."""
         hidden = torch.addmm(hidden, attended.reshape(len(hidden), -1), layer.out_transposed)
         gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(
             2, dim=-1

@@ -42,7 +42,8 @@ class CachedPrefix(NamedTuple):
         return self.keys.shape[2]
 
     def part(self, begin: int, end: int) -> CachedPrefix:
-        """Return the keys and values of some of the tokens, without a copy."""
+        """Return the keys and values of the tokens from position `begin` up to `end`, without a
+        copy."""
         return CachedPrefix(self.keys[:, :, begin:end], self.values[:, :, begin:end])
 
     def copy(self) -> CachedPrefix:
@@ -50,7 +51,7 @@ class CachedPrefix(NamedTuple):
 
 
 def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
-    """Return a copy of consecutive parts as one part."""
+    """Join the keys and values of consecutive ranges of tokens. Return them as one copy."""
     return CachedPrefix(
         torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
     )
@@ -105,8 +106,8 @@ class KvCache(Cache):
         *,
         has_static_width: bool = False,
     ) -> None:
-        """Create an empty cache. With `has_static_width`, attention always reads whole buffers. Its
-        shapes then change only when the buffers grow."""
+        """Create an empty cache. If `has_static_width` is True, attention always reads whole
+        buffers, so that tensor shapes change only when the buffers grow."""
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
@@ -150,8 +151,8 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
-        """Append a row. It holds the keys and values of the shared prefix, followed by those of the
-        parts. Without a prefix and parts, the row is empty."""
+        """Append a row for a new request. It begins with the keys and values of the shared prefix,
+        if there is one. Those of `parts` follow. Without a prefix and parts, the row is empty."""
         num_tokens = sum(part.num_tokens for part in parts)
         self.reserve(self.num_rows + 1, num_tokens + 1)
         # A row that joins or leaves before the next forward pass must not cut this one.

@@ -50,7 +50,8 @@ class PrefillCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """The keys and values of one layer of the model. They are a part of those of a PrefillCache."""
+    """One layer of the model in a PrefillCache: views of the cache's keys and values for this
+    layer."""
 
     is_sliding = False
 

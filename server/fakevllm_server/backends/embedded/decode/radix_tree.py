@@ -58,9 +58,9 @@ class RadixTree(Generic[Payload]):
         return sum(length for _, length in self._path(ids, salt))
 
     def match(self, ids: array[int], salt: bytes = b"") -> list[tuple[Payload, int]]:
-        """Return the payloads of the longest beginning of `ids` that is in the tree, in order. Each
-        payload comes with the number of its first tokens that match. These nodes count as used now.
-        """
+        """Return the payloads along the longest beginning of `ids` that is in the tree, in order.
+        Each payload comes with the number of its first tokens that match `ids`. The matched nodes
+        then count as just used."""
         path = self._path(ids, salt)
         self._use(path)
         return [(node.payload, length) for node, length in path]
@@ -96,8 +96,8 @@ class RadixTree(Generic[Payload]):
         self.num_tokens = 0
 
     def _path(self, ids: array[int], salt: bytes) -> list[tuple[_Node[Payload], int]]:
-        """Return the nodes of the longest match, each with the number of its matching tokens. Only
-        the last node may match partly."""
+        """Follow `ids` down the tree as far as they match. Return the visited nodes, each with the
+        number of its tokens that match. Only the last node may match partly."""
         path: list[tuple[_Node[Payload], int]] = []
         begin, node = 0, None
         while begin < len(ids):

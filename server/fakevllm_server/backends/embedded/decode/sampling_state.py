@@ -157,9 +157,10 @@ class SamplingState:
         """Return the last id of the request to prefill, if only one prefix is to be prefilled. The
         request's first token is then sampled from the prefill's logits, which saves a forward pass.
 
-        In lockstep, return None, so that all first tokens are sampled in decode iterations. The
-        logits of a prefill and those of a decode iteration differ in their last bits. A cached
-        prompt has no prefill, so only decode iterations give equal logits for equal prompts.
+        If only whole prompts are reused from the cache (for reproducible runs), return None, so
+        that all first tokens are sampled in decode iterations. The logits of a prefill and those of
+        a decode iteration differ in their last bits. A cached prompt has no prefill, so only decode
+        iterations give equal logits for equal prompts.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None
@@ -191,8 +192,8 @@ class SamplingState:
         return begun
 
     def _begin(self, requests: list[DecodeRequest], prefill: Prefill) -> None:
-        """Sample the first token of these requests. The prefill has computed the logits after their
-        last id. Add the requests that have not ended to the batch."""
+        """Sample the first token of `requests`, from the logits that their prefill has computed.
+        Add the requests that have not ended to the batch."""
         if not requests:
             return
         assert prefill.logits is not None, "the last part has run"

@@ -55,8 +55,8 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Put interrupted requests at the front of the waiting queue, in the order of
-        `requests`."""
+        """Put requests that were interrupted while they were decoded at the front of the waiting
+        queue, in the order of `requests`."""
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
@@ -112,7 +112,8 @@ class Scheduler:
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, output: SchedulerOutput, length: int, cached: int) -> bool:
-        """Return True if the new prefill has room for another prefix of `length` tokens."""
+        """Return True if the prefill that is being planned in `output` has room for another prompt
+        prefix. The prefix has `length` tokens, of which `cached` are cached."""
         if not output.prefill:
             return True
         longest = max([length, *map(len, output.prefill.values())])

@@ -47,7 +47,7 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 
 
 def longest_token_bytes(tokenizer: Any) -> int:
-    """Return an upper bound for the number of UTF-8 bytes that one token can stand for.
+    """Return an upper bound for the number of UTF-8 bytes in the text of a single token.
 
     The bound is the length of the longest vocabulary entry in UTF-8 bytes. The bound also holds for
     byte-level vocabularies. Their entries have one character for each byte of text, and a character

@@ -51,8 +51,9 @@ class _PartMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Forward and backward passes of the pieces of a step through one model, with one attention
-    method. A piece is a set of calls that go through the model together."""
+    """The forward and backward passes of a training step, through one model and with one attention
+    method. The step is cut into pieces. A piece is a set of calls that go through the model
+    together."""
 
     model: Any
     attention: str

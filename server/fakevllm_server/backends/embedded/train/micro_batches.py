@@ -191,8 +191,8 @@ def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 class _Trained:
-    """The advantage of a call, and the log-probabilities that the rollout engine reported for its
-    trained tokens."""
+    """The data of one call that the loss reads: the call's advantage, and the log-probabilities
+    that the rollout engine reported for its trained tokens."""
 
     def __init__(self, call: Call) -> None:
         self.advantage = call.advantage

@@ -201,9 +201,10 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Return copies of the pieces with the further log-probabilities that the loss needs. A KL
-        term needs the log-probabilities of the reference policy. If `bypass_mode` is off, the loss
-        also needs those of the trainer's policy before the step's first update."""
+        """Return copies of the step's pieces that also have the log-probabilities of other
+        policies, as far as the loss needs them. A KL term needs those of the reference policy. If
+        `bypass_mode` is off, the loss also needs those of the trainer's policy before the step's
+        first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:

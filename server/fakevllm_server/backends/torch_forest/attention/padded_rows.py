@@ -44,7 +44,8 @@ def rows(model: Any, plan: Plan) -> Tensor:
 
 
 def _batches(plan: Plan) -> Sequence[Sequence[int]]:
-    """Return batches of calls of similar lengths. Calls without trained tokens are left out."""
+    """Divide the plan's calls into batches of similar lengths, and return the batches. Calls
+    without trained tokens are left out."""
     trained = [call for call, number in enumerate(plan.num_trained) if number]
     lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
     batches: list[list[int]] = []

@@ -43,8 +43,8 @@ def default_attention(device: torch.device) -> str:
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of attention methods that share prefixes, in order of preference. The first
-    is the fastest method on `device`. After it comes a method that needs no special kernel."""
+    """Return the names of the attention methods that share prefixes. The first one is the fastest
+    method on `device`. The next one needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
