@@ -146,8 +146,10 @@ class DifferenceSequence:
         tuned_for: float = TUNED_FOR,
         num_per_part: int = 1,
     ) -> None:
-        """Create an empty sequence. `rewards` is the range of a single reward. The interval is
-        narrowest after `tuned_for` pairs whose parts have `num_per_part` rewards each."""
+        """Create an empty sequence. `rewards` is the range of a single reward. The choice of
+        `tuned_for` and `num_per_part` does not affect whether the interval is valid. The interval
+        is narrowest when `tuned_for` pairs have been added, and each of the two parts of a pair has
+        `num_per_part` rewards."""
         self._rewards = rewards
         sigma = math.sqrt(2 * rewards.variance(num_per_part))
         self._differences = ConfidenceSequence(sigma, alpha, tuned_for)

@@ -19,7 +19,8 @@ ASKED = "1"
 
 
 def sizes_header(prompts: Sequence[bytes]) -> str:
-    """Return the value of the response header for these prompts."""
+    """Return the value of the response header PROMPTS_HEADER: the number of bytes of each prompt,
+    separated by commas."""
     return ",".join(str(len(prompt)) for prompt in prompts)
 
 
