@@ -129,7 +129,8 @@ class Contribution(NamedTuple):
 
     @property
     def session_facts(self) -> tuple[Any, ...]:
-        """The values from which a session's extremes are derived, such as its last turn."""
+        """The group's values for facts about its session that are not sums, such as the session's
+        last turn."""
         return (*self[7:13],)
 
 
@@ -254,7 +255,9 @@ class Deltas:
             list
         )
     )
-    """By session: the groups that joined it, and the changed groups as they were and are."""
+    """For each session, one pair (before, after) for each group that joined the session or has
+    changed. `before` is the group's contribution before the transaction, or None if the group has
+    joined the session."""
     recounted_sessions: set[str] = field(default_factory=set[str])
     """Sessions that a group has left, or whose groups have changed their places."""
 

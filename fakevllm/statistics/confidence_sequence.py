@@ -28,9 +28,9 @@ from dataclasses import dataclass
 ALPHA = 0.05
 """Default probability with which an interval misses the truth at some time."""
 TUNED_FOR = 100
-"""Default number of observations at which the interval is made as narrow as possible. At other
-numbers it is valid too. It is at most 20 % wider than the narrowest one from a quarter to five
-times this number."""
+"""Default number of observations at which the interval is as narrow as possible. With any other
+number of observations, the interval is valid too. From a quarter to five times TUNED_FOR
+observations, it is at most 20 % wider than an interval that is tuned for exactly this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +205,5 @@ def best_rho(variance: float, alpha: float) -> float:
 
 
 _ITERATIONS = 40
-"""Iterations of a contraction whose factor is below 1/2, which is more than doubles can tell."""
+"""Number of fixed-point iterations. Each iteration more than halves the error, so the remaining
+error is negligible."""

@@ -52,8 +52,8 @@ class Publisher:
         self._next_trusted = 0
         """Lowest version that was not used for other weights."""
         self._was_lost = False
-        """Whether the rollout engine was stopped because of its weights, and has not had the right
-        ones since."""
+        """Whether the rollout engine was stopped because it had wrong weights, and no engine has
+        had the right weights since."""
         self.refusal: str | None = None
         """Reason why nothing is trained although there are calls to train on; None if a trainer
         trains."""
