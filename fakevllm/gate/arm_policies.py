@@ -62,10 +62,11 @@ class _ArmPolicy:
         `on_failed` is called after each failed load of the version."""
         self.version = version
         self.stand_in: int | None = None
-        """Version that answers the arm until this one is loaded. None if this one does, or, until
-        it is loaded, the newest weights."""
+        """Version that answers the arm until this version is loaded. None if there is no such
+        version. The newest weights then answer the arm until this version is loaded."""
         self.is_leaving = False
-        """Whether another version replaces this one, so that its trouble needs no remedy."""
+        """Whether another version replaces this version. Trouble with this version then needs no
+        remedy."""
         self._unload_old = unload_old
         self._on_failed = on_failed
         self.trouble: str | None = "not loaded yet"

@@ -38,7 +38,7 @@ class VersionChanged(Exception):
 
 SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
 """A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version (None: the one that is served), and the
+returns its rewards. The arguments are the row, the version (None for the served version), and the
 evaluation's id. It raises WireError if the row cannot be sampled now."""
 
 

@@ -68,13 +68,14 @@ RETRY_EVERY_S = 15.0
 """Seconds after an error before the next attempt. After an outage of the server or the engine, the
 first attempts come sooner, because a restart takes only seconds."""
 MAX_REFUSALS = 20
-"""Number of times that a row is refused, one after the other, before the candidate is undecided. A
-refusal is no outage: the checkpoint may be damaged, for example. With RETRY_EVERY_S, it takes five
-minutes at least."""
+"""Number of consecutive refusals of a row after which the gate gives up the evaluation, so that the
+candidate stays undecided. A refusal is not an outage. Its cause may be a damaged checkpoint, for
+example. Because of the pauses of RETRY_EVERY_S, the gate gives up after five minutes at the
+earliest."""
 NUM_UNSCORED = 10
-"""Number of rows without any reward, one after the other, after which this is reported, and the
-next row waits for RETRY_EVERY_S. The reason may pass, such as an outage of a judge that the hook
-calls, or it may be the rows."""
+"""Number of consecutive rows without any reward after which the gate reports the problem, and waits
+for RETRY_EVERY_S before the next row. The cause may be temporary, such as an outage of a judge that
+the hook calls. The rows themselves may also be the cause."""
 DISK_TROUBLE = "the ledger cannot store the evaluated rows: see if its disk is full"
 MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
@@ -130,8 +131,8 @@ class GateView:
     trouble: str | None
     """Reason why nothing is decided now; None if there is none."""
     is_blocked: bool
-    """Whether the trouble does not end by itself in normal operation. It is False while a training
-    step runs, and while a released version is loaded."""
+    """Whether the trouble needs a remedy. It is False if the trouble ends by itself in normal
+    operation, as during a training step or while a released version is being loaded."""
     num_decisions: Mapping[str, int]
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]

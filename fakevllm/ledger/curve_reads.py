@@ -21,8 +21,8 @@ MIN_END_GROUPS = 40
 """Number of groups that an end of a curve has at least. The mean of a single step would not be
 enough, because a step may have only one group."""
 MAX_END_STEPS = 500
-"""Maximum number of steps of an end. An end has more steps only if most of its steps lack the kind
-of reward that the end must show."""
+"""Maximum number of steps of an end. An end becomes so long only if most of its steps have no group
+that counts towards MIN_END_GROUPS."""
 
 _Digests = defaultdict[int, dict[str, list[str]]]
 

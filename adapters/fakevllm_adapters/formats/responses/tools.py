@@ -75,8 +75,8 @@ _TYPE_NAMES: dict[type, tuple[str, str]] = {
     dict: ("dict_type", "dictionary"),
     list: ("list_type", "list"),
 }
-"""Pydantic's name of the problem, and its name of the type, if a value should have had this
-type."""
+"""For each type, two texts that pydantic uses in the error about a value of another type: the name
+of the problem, and the name of the type that the value should have."""
 _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 
