@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PROMPTS_HEADER = "X-Fakevllm-Prompt-Bytes"
-"""Request header with which a client asks for prompts apart (value ASKED). In the response, the
+"""Request header with which a client asks for separate prompts (value ASKED). In the response, the
 header has the number of bytes of each prompt, separated by commas. The prompts precede the rest of
-the body. A response without the header has no prompts apart."""
+the body. A response without this header has no separate prompts."""
 ASKED = "1"
 
 
