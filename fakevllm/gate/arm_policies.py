@@ -70,7 +70,7 @@ class _ArmPolicy:
         self._unload_old = unload_old
         self._on_failed = on_failed
         self.trouble: str | None = "not loaded yet"
-        """Reason why the policy cannot be sampled; None if it can."""
+        """Reason why the policy cannot be sampled; None if it can be sampled."""
         self._link = link
         self._arm = arm
         self._advice = advice
@@ -79,7 +79,7 @@ class _ArmPolicy:
         """Time at which the last load began."""
         self._failed_at: float | None = None
         self._num_outages = 0
-        """Number of loads that failed without a refusal, one after the other."""
+        """Number of consecutive loads that failed without a refusal."""
         self._reported: str | None = None
         """Trouble that was logged last."""
 
@@ -202,7 +202,7 @@ class ArmPolicies:
         """The policies that replace those of their arms as soon as they are loaded."""
         self._changes: dict[Arm, asyncio.Task[None]] = {}
         self._old: set[int] = set()
-        """Versions that are unloaded, because they answer apps no more."""
+        """Versions that no longer answer apps, and therefore are to be unloaded."""
 
     @property
     def is_serving(self) -> bool:

@@ -108,13 +108,14 @@ class ReleasedArm:
     set_version: Callable[[int], None]
     """Function that is called with the version that answers the arm."""
     trouble: Callable[[], str | None]
-    """Function that returns the reason if that version cannot be sampled, else None."""
+    """Function that returns the reason if the version of the arm cannot be sampled, else None."""
     is_loading: Callable[[], bool]
-    """Function that returns whether the version is only not loaded yet."""
+    """Function that returns True while the version is being loaded, without a failed attempt so
+    far."""
 
 
 NO_RELEASED_ARM = ReleasedArm(lambda version: None, lambda: None, lambda: False)
-"""The arm if the newest version answers all sessions."""
+"""Released arm of a proxy whose newest version answers all sessions: functions that do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +187,13 @@ class ReleaseGate:
         self._reference: Reference | None = None
         self._evaluation: HeldOutEvaluation | None = None
         self._num_refused = 0
-        """Number of times that the present row was refused, one after the other."""
+        """Number of consecutive refusals of the present row."""
         self._unusable: str | None = None
         """Reason why the rows measure nothing; None if there is none."""
         self._num_unscored = 0
-        """Number of rows without any reward, one after the other."""
+        """Number of consecutive rows without any reward."""
         self._num_outages = 0
-        """Number of attempts that failed because of an outage, one after the other."""
+        """Number of consecutive attempts that failed because of an outage."""
         self._live = LiveSessions()
         self._trouble: str | None = None
         self._is_blocked = False

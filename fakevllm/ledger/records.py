@@ -327,7 +327,7 @@ class EvaluatedRewards:
     """Version of the weights that sampled the row."""
     task_id: str
     rewards: list[float]
-    """Rewards of the samples at temperature 1, without those that have none."""
+    """Rewards of the samples at temperature 1. Samples without a reward are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Point:
     values: dict[str, float]
     """Value by the curve's name."""
     text: str = ""
-    """Text that is shown at the step; empty without one."""
+    """Text that is shown at the step; empty if the step has no text."""
 
 
 @dataclass(frozen=True, slots=True)

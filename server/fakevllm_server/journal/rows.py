@@ -44,7 +44,7 @@ class CallRows:
         self._prompts: deque[tuple[Sequence[int], bytes, hashlib.blake2b]] = deque(
             maxlen=NUM_HASHED
         )
-        """Ids, their bytes, and the hash of the bytes."""
+        """Latest prompts: the ids, the same ids as bytes, and the hash of these bytes."""
 
     def row(self, call: RecordedCall) -> CallRow:
         """Return a captured call as the values that are stored."""
