@@ -202,8 +202,9 @@ class Config(Section):
 
     @cached_property
     def max_siblings(self) -> int:
-        """Maximum number of answers that are sampled for one request. The answer to the lead, which
-        is the app's own request, is included."""
+        """Maximum number of siblings of one request, including the lead. The siblings are all
+        answers that are sampled for the request. The lead is the answer that the app would have got
+        without the proxy."""
         most = max(self.job.num_repeat, self.policy.max_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
 

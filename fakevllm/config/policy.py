@@ -114,8 +114,9 @@ class PolicySection(Section):
     side_headers: tuple[_Header, ...] = ()
     """Headers that only side calls have, as `X-Name` or `X-Name: value`."""
     side_markers: tuple[_NonEmptyText, ...] = ()
-    """Texts with which further kinds of side calls begin. They are compared with the beginning of
-    each system message, and of the other message if there is only one."""
+    """Texts by which further kinds of side calls are recognised. A request is a side call if one of
+    its system messages begins with one of these texts. If the request has only one message besides
+    the system messages, this message is compared too."""
     side_rules: tuple[SideRule, ...] = ("no_tools", "marker", "quoted")
     """Names of the active heuristics that recognise side calls."""
     skip: tuple[SkipRule, ...] = ()

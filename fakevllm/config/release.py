@@ -25,9 +25,10 @@ class ReleaseSection(Section):
     chosen."""
 
     mode: Literal["continuous", "gated"] = "continuous"
-    """Which weights answer apps. `continuous`: those of the newest training step. `gated`: the
-    newest ones answer the share `canary_share` of the sessions, and only these sessions are
-    trained. All others get the version that passed its evaluation on held-out rows."""
+    """Which weights answer apps. `continuous`: the newest weights answer all sessions. `gated`: the
+    newest weights answer the share `canary_share` of the sessions, and only these sessions are
+    trained. All other sessions are answered by the released version, which passed its evaluation on
+    held-out rows."""
     evaluation: Literal["beside_training", "between_steps"] = "beside_training"
     """With the mode `gated`: when versions are evaluated. `beside_training`: while training goes
     on, by an engine that holds several versions. `between_steps`: while training waits, by any
@@ -38,7 +39,8 @@ class ReleaseSection(Section):
     """JSON Lines file with held-out rows. Requests that quote one of its rows are never trained.
     The text of a row is in the field that `dataset.field` names."""
     baseline_share: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Share of the sessions that the version `baseline_version` answers. They are not trained."""
+    """Share of the sessions that the version `baseline_version` answers. These sessions are not
+    trained."""
     baseline_version: int = Field(default=0, ge=0)
     """Version of the weights that answers the sessions of the baseline; 0 is the model before any
     training."""
@@ -50,10 +52,11 @@ class ReleaseSection(Section):
     evaluate_every: int = Field(default=20, ge=1)
     """Training steps after which the newest version is evaluated."""
     margin: float = Field(default=0.05, gt=0, allow_inf_nan=False)
-    """Loss of mean reward that is acceptable in a release."""
+    """Loss of mean reward, compared with the released version, that is acceptable in a release."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5, allow_inf_nan=False)
-    """Probability with which a version that loses no more than `margin` is rejected, at most. At
-    most half of it is the probability with which a version that loses more is released."""
+    """Upper bound of the probability of a wrong rejection: a version is rejected although it loses
+    no more than `margin`. Half of this number is the upper bound of the probability of a wrong
+    release: a version is released although it loses more than `margin`."""
     max_samples: int = Field(default=2000, ge=1)
     """Samples of a version after which it is undecided, so that the released version stays."""
 

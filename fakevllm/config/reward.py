@@ -22,9 +22,9 @@ class RewardSection(Section):
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
     """Reward of a sibling (a sampled answer) that the model itself made unusable, for example by
-    cutting it off. This reward replaces the hook's score. If one of the usable siblings has a lower
-    reward, the unusable sibling gets that lower reward. None means that the hook's score is used
-    unchanged."""
+    cutting it off. This reward replaces the hook's score. If the lowest reward of the usable
+    siblings is below this number, the unusable sibling gets that lowest reward instead. None means
+    that the hook's score is used unchanged."""
 
 
 class FeedbackSection(Section):
@@ -39,4 +39,4 @@ class FeedbackSection(Section):
     advantage weight * (value - baseline)."""
     num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
     """Number of feedback values that an API key must have before feedback of this key is trained as
-    a sample of its own. They are needed for a baseline."""
+    a sample of its own. The baseline of such a sample is the mean of the key's other values."""

@@ -62,14 +62,15 @@ class _ArmPolicy:
         `on_failed` is called after each failed load of the version."""
         self.version = version
         self.stand_in: int | None = None
-        """Version that answers the arm until this one is loaded. None if this one does, or, until
-        it is loaded, the newest weights."""
+        """Version that answers the arm until this version is loaded. None if there is no such
+        version. The newest weights then answer the arm until this version is loaded."""
         self.is_leaving = False
-        """Whether another version replaces this one, so that its trouble needs no remedy."""
+        """Whether another version replaces this version. Trouble with this version then needs no
+        remedy."""
         self._unload_old = unload_old
         self._on_failed = on_failed
         self.trouble: str | None = "not loaded yet"
-        """Reason why the policy cannot be sampled; None if it can."""
+        """Reason why the policy cannot be sampled; None if it can be sampled."""
         self._link = link
         self._arm = arm
         self._advice = advice
@@ -78,7 +79,7 @@ class _ArmPolicy:
         """Time at which the last load began."""
         self._failed_at: float | None = None
         self._num_outages = 0
-        """Number of loads that failed without a refusal, one after the other."""
+        """Number of consecutive loads that failed without a refusal."""
         self._reported: str | None = None
         """Trouble that was logged last."""
 
@@ -201,7 +202,7 @@ class ArmPolicies:
         """The policies that replace those of their arms as soon as they are loaded."""
         self._changes: dict[Arm, asyncio.Task[None]] = {}
         self._old: set[int] = set()
-        """Versions that are unloaded, because they answer apps no more."""
+        """Versions that no longer answer apps, and therefore are to be unloaded."""
 
     @property
     def is_serving(self) -> bool:

@@ -22,9 +22,10 @@ from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm_adapters.protocol.swarm import Task
 
 NUM_TRIES = 3
-"""Number of times that a candidate answers a row whose answers the hook could not score. A reward
-that the candidate alone lacks counts as the lowest one, and the hook may have failed for a passing
-reason, such as an outage of a judge that it calls."""
+"""Number of times that a candidate answers a row whose answers the hook could not score. The row is
+answered again because the hook may have failed for a temporary reason, such as an outage of a judge
+that it calls. If only the candidate lacks a reward for a row after all tries, the lowest possible
+reward counts for the candidate."""
 
 
 async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> HeldOutEvaluation:

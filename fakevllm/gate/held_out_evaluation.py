@@ -21,24 +21,24 @@ class SampledRow:
 
     rewards: Sequence[float]
     reason: str | None = None
-    """Reason why there are no rewards; None if there are any."""
+    """Reason why the row has no rewards; None if it has rewards."""
     hook_hash: str | None = None
-    """Content hash of the hooks that scored the row; None if none did."""
+    """Content hash of the hooks that scored the row; None if the row was not scored."""
     version: int | None = None
-    """Version that sampled the row; None if several may have."""
+    """Version that sampled the row; None if several versions may have sampled it."""
 
 
 class HooksChanged(Exception):
-    """Error for a row that other hooks scored than the hooks of the evaluation."""
+    """Error for a row that was scored by other hooks than those of the evaluation."""
 
 
 class VersionChanged(Exception):
-    """Error for a row that another version answered than the evaluation needs."""
+    """Error for a row that was answered by another version than the evaluation needs."""
 
 
 SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
 """A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version (None: the one that is served), and the
+returns its rewards. The arguments are the row, the version (None for the served version), and the
 evaluation's id. It raises WireError if the row cannot be sampled now."""
 
 
@@ -86,13 +86,13 @@ class AnsweredRows:
         self._sample = sample
         self._hook_hash = hook_hash
         self._answered: defaultdict[str, list[Sequence[float]]] = defaultdict(list)
-        """By row, the rewards of each time that the row was sampled."""
+        """For each row, one list of rewards for each time that the row was sampled."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lock of each row, which is held while the row is sampled."""
         self.num_sampled = 0
         """Number of rows that were sampled, and not read from the ledger."""
         self.reason: str | None = None
-        """Reason why the row that was sampled last without rewards has none."""
+        """Reason why a row has no rewards, for the latest row without rewards."""
         for row in known:
             self._answered[row.task_id].append(row.rewards)
 

@@ -68,13 +68,14 @@ RETRY_EVERY_S = 15.0
 """Seconds after an error before the next attempt. After an outage of the server or the engine, the
 first attempts come sooner, because a restart takes only seconds."""
 MAX_REFUSALS = 20
-"""Number of times that a row is refused, one after the other, before the candidate is undecided. A
-refusal is no outage: the checkpoint may be damaged, for example. With RETRY_EVERY_S, it takes five
-minutes at least."""
+"""Number of consecutive refusals of a row after which the gate gives up the evaluation, so that the
+candidate stays undecided. A refusal is not an outage. Its cause may be a damaged checkpoint, for
+example. Because of the pauses of RETRY_EVERY_S, the gate gives up after five minutes at the
+earliest."""
 NUM_UNSCORED = 10
-"""Number of rows without any reward, one after the other, after which this is reported, and the
-next row waits for RETRY_EVERY_S. The reason may pass, such as an outage of a judge that the hook
-calls, or it may be the rows."""
+"""Number of consecutive rows without any reward after which the gate reports the problem, and waits
+for RETRY_EVERY_S before the next row. The cause may be temporary, such as an outage of a judge that
+the hook calls. The rows themselves may also be the cause."""
 DISK_TROUBLE = "the ledger cannot store the evaluated rows: see if its disk is full"
 MAX_REASON_CHARS = 500
 """Maximum length of the reason that the history of releases gets."""
@@ -107,13 +108,14 @@ class ReleasedArm:
     set_version: Callable[[int], None]
     """Function that is called with the version that answers the arm."""
     trouble: Callable[[], str | None]
-    """Function that returns the reason if that version cannot be sampled, else None."""
+    """Function that returns the reason if the version of the arm cannot be sampled, else None."""
     is_loading: Callable[[], bool]
-    """Function that returns whether the version is only not loaded yet."""
+    """Function that returns True while the version is being loaded, without a failed attempt so
+    far."""
 
 
 NO_RELEASED_ARM = ReleasedArm(lambda version: None, lambda: None, lambda: False)
-"""The arm if the newest version answers all sessions."""
+"""Released arm of a proxy whose newest version answers all sessions: functions that do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,8 @@ class GateView:
     trouble: str | None
     """Reason why nothing is decided now; None if there is none."""
     is_blocked: bool
-    """Whether the trouble does not end by itself in normal operation. It is False while a training
-    step runs, and while a released version is loaded."""
+    """Whether the trouble needs a remedy. It is False if the trouble ends by itself in normal
+    operation, as during a training step or while a released version is being loaded."""
     num_decisions: Mapping[str, int]
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
@@ -185,13 +187,13 @@ class ReleaseGate:
         self._reference: Reference | None = None
         self._evaluation: HeldOutEvaluation | None = None
         self._num_refused = 0
-        """Number of times that the present row was refused, one after the other."""
+        """Number of consecutive refusals of the present row."""
         self._unusable: str | None = None
         """Reason why the rows measure nothing; None if there is none."""
         self._num_unscored = 0
-        """Number of rows without any reward, one after the other."""
+        """Number of consecutive rows without any reward."""
         self._num_outages = 0
-        """Number of attempts that failed because of an outage, one after the other."""
+        """Number of consecutive attempts that failed because of an outage."""
         self._live = LiveSessions()
         self._trouble: str | None = None
         self._is_blocked = False

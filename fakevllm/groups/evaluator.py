@@ -40,13 +40,14 @@ from fakevllm_adapters.protocol.swarm import Task
 log = logging.getLogger("fakevllm.groups.evaluator")
 
 _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
-"""Parameters of all samples except the greedy one: those of siblings, from the model's whole
-distribution. They do not depend on the job, so that evaluations under different jobs can be
-compared, nor on the model's generation_config.json."""
+"""Sampling parameters of all samples except the greedy sample. As for siblings, the samples are
+from the model's whole distribution. The parameters do not depend on the model's
+generation_config.json. They do not depend on the job either, so that evaluations under different
+jobs can be compared."""
 _GREEDY: Json = {"temperature": 0.0}
 _HEADERS = {"Content-Type": "application/json"}
 MAX_BUSY_S = 60.0
-"""Seconds for which a sample tries again after the engine has refused it because of overload. Then
+"""Seconds for which a sample is retried after the engine has refused it because of overload. Then
 the whole row is refused, and the command repeats it."""
 _CHECK_IDLE_EVERY_S = 30.0
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."

@@ -36,8 +36,8 @@ class HookKind:
     """Text that describes the effect of one failure on training. The app gets its answer in any
     case."""
     effects: str
-    """Text that describes the effect of several failures. In the warning, their number stands
-    before this text."""
+    """Text that describes the effect of several failures. In the warning, the number of failures
+    stands before this text."""
     fix: str = ""
     """Text that says what the user can do. If it is empty, the warning suggests running
     `fakevllm check-hook`."""

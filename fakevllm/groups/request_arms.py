@@ -29,9 +29,11 @@ log = logging.getLogger("fakevllm.groups.request_arms")
 
 MODEL_UNKNOWN = "the server has not reported its model yet"
 MAX_BUFFERED = 100_000
-"""Maximum number of groups that wait until the ledger was read. Further groups do not count."""
+"""Maximum number of ended groups that wait, while the ledger is read, to be added to the statistics
+of the arms. Further groups are left out of the statistics."""
 ADDED_AT_ONCE = 500
-"""Number of earlier groups that are counted before other tasks run again: some milliseconds."""
+"""Number of earlier groups that are added to the statistics without a pause for other asyncio
+tasks. Adding so many groups takes some milliseconds."""
 
 
 class RequestArms:

@@ -110,9 +110,9 @@ class Contribution(NamedTuple):
     """Slugs of the siblings' failures, with commas between them."""
     num_rewards: int
     num_samples: int
-    """Number of rewards, without that of a greedy lead."""
+    """Number of rewards, without the reward of a greedy lead."""
     reward_sum: float
-    """Sum of the rewards, without that of a greedy lead."""
+    """Sum of the rewards, without the reward of a greedy lead."""
     is_flat: bool
     """Whether all rewards are equal."""
     num_served: int
@@ -129,7 +129,8 @@ class Contribution(NamedTuple):
 
     @property
     def session_facts(self) -> tuple[Any, ...]:
-        """The values from which a session's extremes are derived, such as its last turn."""
+        """The group's values for facts about its session that are not sums, such as the session's
+        last turn."""
         return (*self[7:13],)
 
 
@@ -243,7 +244,7 @@ class Deltas:
     digests: Counter[tuple[str, int, str, str]] = field(
         default_factory=Counter[tuple[str, int, str, str]]
     )
-    """By (run, step, kind of the digest, digest)."""
+    """Change of the number of groups with a digest, by (run, step, kind of the digest, digest)."""
     run_groups: Counter[str] = field(default_factory=Counter[str])
     run_arrivals: dict[str, float] = field(default_factory=dict[str, float])
     """Time of the newest group that joined each run."""
@@ -254,9 +255,12 @@ class Deltas:
             list
         )
     )
-    """By session: the groups that joined it, and the changed groups as they were and are."""
+    """For each session, one pair (before, after) for each group that joined the session or has
+    changed. `before` is the group's contribution before the transaction, or None if the group has
+    joined the session."""
     recounted_sessions: set[str] = field(default_factory=set[str])
-    """Sessions that a group has left, or whose groups have changed their places."""
+    """Sessions whose totals must be counted again from all groups: a group has left the session, or
+    a group's values for the session's facts have changed."""
 
     def change(self, before: Contribution | None, after: Contribution | None) -> None:
         """Add the difference between a group's parts of the counters before and after the

@@ -21,8 +21,8 @@ MIN_END_GROUPS = 40
 """Number of groups that an end of a curve has at least. The mean of a single step would not be
 enough, because a step may have only one group."""
 MAX_END_STEPS = 500
-"""Maximum number of steps of an end. More steps are read only if most of them have no reward of the
-kind that is looked for."""
+"""Maximum number of steps of an end. An end becomes so long only if most of its steps have no group
+that counts towards MIN_END_GROUPS."""
 
 _Digests = defaultdict[int, dict[str, list[str]]]
 
@@ -34,7 +34,8 @@ class CurveEnds:
 
     steps: list[StepRow]
     num_before: int = 0
-    """Number of steps before the first of `steps`. The rewards changed their meaning after them."""
+    """Number of earlier steps that are left out, because the hooks or the job changed after
+    them."""
     num_between: int = 0
     """Number of steps that are left out between the two ends."""
 

@@ -92,8 +92,8 @@ EVAL_REWARDS = f"""
     AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
-"""The rewards of an evaluation's rows at temperature 1. A row without any has one line without a
-reward."""
+"""Query for the rewards of an evaluation's rows at temperature 1, one reward per line of the
+result. A row without rewards has one line, in which the reward is NULL."""
 
 
 _VERSIONS = """

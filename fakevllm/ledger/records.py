@@ -20,8 +20,8 @@ INDEXED = {"index": True}
 NOT_A_COLUMN = {"is_column": False}
 """Metadata of a field that has no column, because its value is stored in rows of another table."""
 EVAL_KIND = "eval"
-"""Value of the column `kind` for rows that were sampled for an evaluation. They are no requests of
-apps, so what describes the traffic leaves them out."""
+"""Value of the column `kind` for rows that were sampled for an evaluation. Such rows are no
+requests of apps, so they are left out of all counts and lists of the apps' requests."""
 
 
 class State(StrEnum):
@@ -327,7 +327,7 @@ class EvaluatedRewards:
     """Version of the weights that sampled the row."""
     task_id: str
     rewards: list[float]
-    """Rewards of the samples at temperature 1, without those that have none."""
+    """Rewards of the samples at temperature 1. Samples without a reward are left out."""
 
 
 @dataclass(frozen=True, slots=True)

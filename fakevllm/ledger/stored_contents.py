@@ -31,7 +31,8 @@ _CALL = """
     LEFT JOIN pieces AS p ON p.piece_id = c.response_piece
     WHERE c.group_id = ? ORDER BY c.response_piece DESC, c.sibling, c.seq LIMIT 1
 """
-"""The prompt of a call. If the group has a call whose response is a piece, its last such call."""
+"""Query for the prompt of one call of a group. If the response of at least one call is stored as a
+piece, it is the call with the newest of these pieces."""
 _PLACE = "SELECT parent_id, app_key, route, served_index FROM group_rows WHERE group_id = ?"
 _INSERT_PROMPT = "INSERT INTO prompts (slices, digest) VALUES (?, ?)"
 _LONG_REQUESTS = """

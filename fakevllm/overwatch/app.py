@@ -99,9 +99,7 @@ class OverwatchApp(App[None]):
 
     def _draw(self) -> None:
         """Draw the latest snapshot of the server's state. Draw nothing while the screen is being
-        closed.
-
-        A poll may end at this time, and then still calls this method.
+        closed. A poll that ends at this time still calls this method.
         """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)

@@ -67,8 +67,8 @@ class History:
     """Sequence number of the last entry that was read."""
     steps: tuple[Step, ...] = ()
     evaluations: tuple[EvaluationRewards, ...] = ()
-    """Evaluations ordered by step. The oldest one kept is that of the weights with which the first
-    of `steps` began."""
+    """Evaluations ordered by step. Evaluations of weights from before the first of `steps` are
+    removed, except for the weights with which this first step began."""
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:

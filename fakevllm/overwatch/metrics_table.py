@@ -74,8 +74,8 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _count_branches(totals: Mapping[str, float]) -> str:
     """Return a text with the number of branches by cause, the most frequent cause first. A branch
-    is a model call that does not continue an earlier call of its session. Its prompt does not begin
-    with the prompt and the answer of such a call."""
+    is a model call that does not continue an earlier call of its session: its prompt does not begin
+    with the prompt and the answer of any earlier call."""
     counts = {
         name.removeprefix(BRANCH_PREFIX): count
         for name, count in totals.items()

@@ -144,7 +144,7 @@ class Snapshot:
     step: int | None = None
     version: int = 0
     released: int | None = None
-    """Version that passed its evaluation. None if no decision about a version was made."""
+    """The released version of the weights. None if no decision about a version was made."""
     model: str | None = None
     run_id: str = ""
     is_paused: bool = False
@@ -287,8 +287,9 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the activity of each client. First come the clients that take part in the current
-    batch. The server lists them as active. Then come the other clients that have running episodes.
+    """Yield the activity of each client. First come the clients that the server lists as active,
+    because they take part in the current batch. Then come the other clients that have running
+    episodes.
     """
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}

@@ -19,11 +19,12 @@ class Decide:
     """A decision that must be sent to the server."""
 
     id: str
-    """Id of the request. It is the same until the history changes, also if the newest version does
-    while the request is sent again."""
+    """Id of the request. The id stays the same until the history changes, even if a new version
+    appears while the request is sent again."""
     decision: Decision
     version: int | None
-    """Version that is decided about; None for a candidate, which is the server's newest version."""
+    """Version that is released, rejected or left undecided. None if the decision makes the server's
+    newest version the candidate."""
     evidence: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property

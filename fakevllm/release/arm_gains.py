@@ -38,8 +38,8 @@ from fakevllm.statistics.confidence_sequence import (
 SESSION_IDLE_S = 600.0
 """Seconds without a group after which a session is counted. Most conversations are over then."""
 MAX_OPEN_SESSIONS = 20_000
-"""Maximum number of sessions that are not counted yet. If there are more, the one without a group
-for the longest time is counted."""
+"""Maximum number of sessions that are not counted yet. If there are more, the session that has had
+no group for the longest time is counted."""
 MAX_UNPAIRED = 10_000
 """Maximum number of sessions in one part of a pair. Further sessions are in no pair."""
 MAX_COUNTED_SESSIONS = 100_000

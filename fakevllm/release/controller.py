@@ -49,8 +49,8 @@ class GateRules:
     """The settings of the gate."""
 
     rewards: RewardRange
-    """Range of a single reward. Rewards outside of it count as its nearest end, and no version is
-    released after one was seen."""
+    """Range of a single reward. A reward outside of the range counts as the nearest end of the
+    range. After such a reward, no version is released."""
     num_samples: int = 4
     """Samples of a held-out row with each of the two versions."""
     evaluate_every: int = 20
@@ -414,8 +414,8 @@ class _LiveTest:
         self._released = _Sum()
         """Sessions of the released arm since the last pair."""
         self._older, self._newer = _Sum(), _Sum()
-        """Sessions of the training arm since the last pair, by whether their version is newer than
-        the candidate."""
+        """Sums over the sessions of the training arm since the last pair. Sessions whose version is
+        newer than the candidate are in `_newer`, and all others in `_older`."""
         self._older_differences = _Sum()
         """Differences of the older sessions to the released ones of their pairs."""
         self._oldest: int | None = None

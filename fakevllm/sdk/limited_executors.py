@@ -130,8 +130,8 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """Stop counting the groups that were submitted so far towards `max_parallel_groups`. Their
-        calls continue."""
+        """From now on, groups that were submitted before this call no longer count towards
+        `max_parallel_groups`. The calls of these groups continue."""
         with self._lock:
             groups = tuple(self._counted)
         for group in groups:

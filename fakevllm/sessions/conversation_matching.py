@@ -94,7 +94,8 @@ class SessionLookup:
         evidence: Evidence,
     ) -> LookupResult | None:
         """Find the session from the beginning of the request's history. This beginning may repeat
-        the messages of earlier groups. Return None if no session was found this way.
+        the messages of earlier groups. Return None if the beginning repeats no messages of an
+        earlier group.
 
         `answered` is the match with an earlier answer, if there is one. `within` is the only
         session that is searched. If it is None, all sessions are searched. `evidence` is the

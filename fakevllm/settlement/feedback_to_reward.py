@@ -15,8 +15,8 @@ from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
 MIN_ADVANTAGE = 1e-6
-"""Smallest absolute advantage of a sample from feedback. A sample with a smaller one is dropped,
-because it would have no effect."""
+"""Smallest absolute advantage of a sample from feedback. A sample with a smaller absolute advantage
+is dropped, because it would have no effect."""
 
 
 class FeedbackBody(BaseModel):

@@ -1,6 +1,6 @@
-"""Confidence sequences for mean rewards and for differences between two of them.
+"""Confidence sequences for mean rewards, and for differences between two mean rewards.
 
-The folder is pure: no I/O, no clock, no random numbers. Every interval holds at all times. Results
-may therefore be looked at after each session, and an experiment may be stopped at any of these
-looks.
+The folder is pure: no I/O, no clock, no random numbers. Every interval is valid at all times at
+once. Therefore users may look at the results after each session, and may stop an experiment because
+of what they see.
 """

@@ -37,21 +37,22 @@ from collections.abc import Sequence
 from fakevllm.statistics.confidence_sequence import ALPHA, Interval, RewardRange
 
 FRACTIONS = (0.1, 0.17, 0.3, 0.52, 0.9)
-"""Fractions of the largest possible bet. Low ones are good for many observations that vary much,
-high ones for few observations or small variance. A finer grid, or one with lower fractions, made
-wider intervals in simulations with 50 to 2,000 pairs."""
+"""Sizes of the bets, as fractions of the largest possible bet. Low fractions give narrow intervals
+for many observations that vary much. High fractions give narrow intervals for few observations, or
+for observations that vary little. In simulations with 50 to 2,000 pairs, more fractions or lower
+fractions made the intervals wider."""
 _HALVINGS = 16
 """Steps of the bisection. They find an end of the interval to 1 / 65,536 of the range."""
 NUM_CELLS = 256
-"""Cells of the grid on which the observations of an interval are kept. With them, an interval costs
-about 50 ms in the worst case. Differences between means of 2, 4, 8, ... rewards of 0 or 1 are on
-the grid exactly."""
+"""Number of cells of the grid to which the observations of an interval are rounded. With this
+number, an interval costs about 50 ms in the worst case. Differences between means of 2, 4, 8, ...
+rewards of 0 or 1 are on the grid exactly."""
 
 
 class BettingTest:
     """Test whether the mean of observations between two known numbers is above or below one value.
-    Its results are those of a `BettingSequence` without the grid. The time for an observation does
-    not depend on the number of earlier observations.
+    Unlike `BettingSequence`, the test does not round observations to a grid. Otherwise its results
+    are the same. The time for an observation does not depend on the number of earlier observations.
 
     >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
     >>> for _ in range(200):
@@ -70,7 +71,8 @@ class BettingTest:
         self._value = value
         self._log_limit = math.log(2 / alpha)
         self._logs_above = [0.0] * len(FRACTIONS)
-        """By fraction, the logarithm of the capital of the bet that the mean is above the value."""
+        """For each fraction, the logarithm of the capital of a gambler who bets that the mean is
+        above the value."""
         self._logs_below = [0.0] * len(FRACTIONS)
 
     def add(self, observation: float) -> None:

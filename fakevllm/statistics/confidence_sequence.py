@@ -28,9 +28,9 @@ from dataclasses import dataclass
 ALPHA = 0.05
 """Default probability with which an interval misses the truth at some time."""
 TUNED_FOR = 100
-"""Default number of observations at which the interval is made as narrow as possible. At other
-numbers it is valid too. It is at most 20 % wider than the narrowest one from a quarter to five
-times this number."""
+"""Default number of observations at which the interval is as narrow as possible. With any other
+number of observations, the interval is valid too. From a quarter to five times TUNED_FOR
+observations, it is at most 20 % wider than an interval that is tuned for exactly this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,10 @@ class DifferenceSequence:
         tuned_for: float = TUNED_FOR,
         num_per_part: int = 1,
     ) -> None:
-        """Create an empty sequence. `rewards` is the range of a single reward. The interval is
-        narrowest after `tuned_for` pairs whose parts have `num_per_part` rewards each."""
+        """Create an empty sequence. `rewards` is the range of a single reward. The choice of
+        `tuned_for` and `num_per_part` does not affect whether the interval is valid. The interval
+        is narrowest when `tuned_for` pairs have been added, and each of the two parts of a pair has
+        `num_per_part` rewards."""
         self._rewards = rewards
         sigma = math.sqrt(2 * rewards.variance(num_per_part))
         self._differences = ConfidenceSequence(sigma, alpha, tuned_for)
@@ -203,4 +205,5 @@ def best_rho(variance: float, alpha: float) -> float:
 
 
 _ITERATIONS = 40
-"""Iterations of a contraction whose factor is below 1/2, which is more than doubles can tell."""
+"""Number of fixed-point iterations. Each iteration more than halves the error, so the remaining
+error is negligible."""

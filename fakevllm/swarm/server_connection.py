@@ -64,7 +64,7 @@ LOAD_TIMEOUT_S = 600.0
 checkpoint."""
 RELEASE_TIMEOUT_S = 90.0
 """Timeout of a decision about a version, which waits for the end of a training step and may save or
-restore a checkpoint. The server answers within 60 seconds that the decision is still to come."""
+restore a checkpoint. After 60 seconds, the server replies that the decision is not made yet."""
 LOG_EVERY_S = 1.0
 """Seconds between two requests for the run log while the status stays the same. Nearly every new
 entry of the log changes the status, and a changed status is followed by a request at once."""
@@ -310,9 +310,8 @@ class SwarmLink:
         return reply
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
-        """Send a decision about a version. The same request may be sent again. The version belongs
-        to the run of the history that was read last. If the server has another run, it refuses the
-        decision.
+        """Send a decision about a version. The same request may be sent again. The request names
+        the run whose history was read last. A server with another run refuses the decision.
 
         Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
         valid.
@@ -322,16 +321,16 @@ class SwarmLink:
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
 
     async def limit_training(self, version: int | None) -> SuccessReply:
-        """Set the newest version that training may make, or remove the limit with None. The limit
-        is for the run of the history that was read last, and a server with another run refuses.
-        Raises one of NETWORK_ERRORS if the request fails, also for a server that is too old to
-        limit training, and ValueError if the reply is not valid."""
+        """Set the newest version that training may make, or remove the limit with None. The request
+        names the run whose history was read last. A server with another run refuses the request.
+        Raises one of NETWORK_ERRORS if the request fails, or if the server is too old to limit
+        training. Raises ValueError if the reply is not valid."""
         request = TrainingLimitRequest(version=version, run_id=self._releases_run_id)
         return await self._post("/training_limit", request, SuccessReply)
 
     async def fetch_weights(self, version: int) -> WeightsReply:
         """Return what the server knows about a version of its run's weights. Raises one of
-        NETWORK_ERRORS if the request fails. It also fails if the server is too old to answer it."""
+        NETWORK_ERRORS if the request fails, or if the server is too old for this request."""
         return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:
@@ -480,8 +479,9 @@ class SwarmLink:
             return reply.model_validate_json(await response.read())
 
     async def _end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Send the end of a group, and return the reply. A server of an older version ignores the
-        header, and sends a prompt with each call."""
+        """Send the end of a group, and return the reply. The request header PROMPTS_HEADER asks the
+        server to send each prompt only once. A server of an older version ignores this header, and
+        repeats the prompt in each call."""
         headers = {"Content-Type": "application/json", PROMPTS_HEADER: ASKED}
         body = request.model_dump_json().encode()
         async with self._http.post("/end_group", data=body, headers=headers) as response:
@@ -503,8 +503,8 @@ class SwarmLink:
 
 
 def _without_counts(status: EngineStatusReply) -> EngineStatusReply:
-    """Return a status without the counts that every group changes, because such a change makes no
-    entry in the run log."""
+    """Return a copy of a status without the counts that every group changes. A change of these
+    counts makes no entry in the run log, so it is no reason to read the run log."""
     return status.model_copy(update={"backlog": 0.0, "waiting": {}})
 
 

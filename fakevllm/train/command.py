@@ -19,7 +19,8 @@ summary. The mean reward of a single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Train as the YAML file `conf` says, print a summary, and return the mean rewards.
+    """Train with the settings in the YAML file `conf`, print a summary, and return the mean
+    rewards.
 
     Mistakes in the file, the workflow or the dataset raise UserError before any process is started.
     """

@@ -16,8 +16,8 @@ def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
     """Return the number of training steps of the whole run.
 
     The number is the smaller of two limits: `job.total_training_steps`, and the number of full
-    batches in `epochs` passes over the dataset. If a limit is None, it is not set, and the other
-    limit applies. Raises ConfigError if both limits are None, or if the result is 0.
+    batches in `epochs` passes over the dataset. If one limit is None, only the other limit applies.
+    Raises ConfigError if both limits are None, or if the result is 0.
     """
     if job.total_training_steps is None and epochs is None:
         raise ConfigError(

@@ -68,7 +68,7 @@ class NotTranslated(Exception):
     def __init__(self, reason: str, error: WireError | None = None) -> None:
         super().__init__(reason)
         self.error = error
-        """Error for the client if the engine lacks a route for the format. None: a general
+        """Error for the client if the engine has no route for the format. None means a general
         error."""
 
 

@@ -52,8 +52,8 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 def _is_end(event: bytes) -> bool:
     """Return True if the event matches _ENDING, the pattern for the end of an answer.
 
-    Nearly all events of a stream do not match. The first condition recognizes them, several times
-    as fast as the pattern.
+    Nearly all events of a stream do not match. The first condition rejects these events, several
+    times as fast as the pattern.
     """
     if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
         return False

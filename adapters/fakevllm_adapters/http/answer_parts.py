@@ -20,8 +20,8 @@ from fakevllm_adapters.http.asgi import Headers
 PART_HEADER = b"x-fakevllm-sibling"
 MEDIA_TYPE = "multipart/mixed"
 _OWN_BOUNDARY = secrets.token_hex(8)
-"""Boundary of this process's responses. It is the same in all of them, because aiohttp parses a
-content type slowly and remembers the last ones."""
+"""Boundary of this process's responses. All responses of a process have the same boundary, and so
+the same content type. aiohttp parses a content type slowly, but caches the latest ones."""
 _BOUNDARY = re.compile(r'boundary="?([^";]+)')
 _LENGTH = b"content-length"
 _HEAD_END = b"\r\n\r\n"

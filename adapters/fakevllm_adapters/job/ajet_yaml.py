@@ -74,8 +74,8 @@ _NOT_SET = {
     "experiment_name": "read_yaml_name",
     "timeline_compare_level": "text",
 }
-"""Values that count as not set. With them, AgentJet chooses the setting itself, or they are
-AgentJet's default in every job."""
+"""For each setting, the value that counts as not set. With this value, AgentJet chooses the setting
+itself, or the value is AgentJet's default, which is in every job of AgentJet."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
 _SHOWN_CHARS = 80
 _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")

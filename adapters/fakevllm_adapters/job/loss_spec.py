@@ -89,8 +89,8 @@ class LossSpec:
     tau_neg: float = 1.05
     """sapo's temperature for all other advantages."""
     bypass_mode: bool = True
-    """Whether the engine's log-probabilities are used as those of the old policy. If False, the
-    trainer computes the log-probabilities of the old policy."""
+    """Where the log-probabilities of the old policy come from. If True, the engine has reported
+    them with the answers. If False, the trainer computes them."""
     rollout_is: str | None = None
     """Importance sampling, which weights each `token` or `sequence` by the ratio of the trainer's
     probability to the engine's. None means no weights."""

@@ -81,8 +81,8 @@ class TrainJob(SwarmSections):
     norm_adv_by_std_in_grpo: bool = True
     """Whether advantages are divided by the standard deviation. False is Dr. GRPO."""
     std_floor: float = Field(default=0.05, gt=0)
-    """Smallest standard deviation by which a group's centred rewards are divided. The floor keeps
-    the noise of a judge from being amplified."""
+    """Smallest standard deviation by which a group's centred rewards are divided. Without the
+    floor, the noise in a judge's nearly equal rewards would be amplified."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token."""
     use_kl_in_reward: bool = False
@@ -90,8 +90,8 @@ class TrainJob(SwarmSections):
     token's reward."""
     kl_coef: float = Field(default=0.001, gt=0)
     overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """Number of tokens at the end of `max_answer_length` over which a length penalty grows. None
-    means no penalty."""
+    """Number of tokens over which the length penalty grows from 0 to its full value. It has its
+    full value for an answer of `max_answer_length` tokens. None means no penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
     """Penalty subtracted from the reward of an answer of the maximum length."""
     filter_groups: FilterGroups = "keep"
@@ -151,8 +151,8 @@ class TrainJob(SwarmSections):
     tau_pos: float = Field(default=1.0, gt=0)
     tau_neg: float = Field(default=1.05, gt=0)
     bypass_mode: bool = True
-    """Whether the engine's log-probabilities are used as those of the old policy. If False, the
-    trainer computes the log-probabilities of the old policy."""
+    """Where the log-probabilities of the old policy come from. If True, the engine has reported
+    them with the answers. If False, the trainer computes them."""
     rollout_is: Literal["token", "sequence"] | None = None
     """Importance sampling between trainer and engine, per token or per sequence."""
     rollout_is_threshold: Threshold = "2.0"
@@ -162,9 +162,9 @@ class TrainJob(SwarmSections):
     """Rejection sampling between trainer and engine: comma-separated names of divergences."""
     rollout_rs_threshold: Threshold | None = None
     max_mismatch_k3: float | None = Field(default=1.0, gt=0, lt=10)
-    """Largest mean KL (k3) between trainer and engine. A step beyond it makes no update, and after
-    several such steps in a row training stops. The k3 of a single token is capped at 10. None means
-    no limit."""
+    """Largest mean KL (k3) between trainer and engine. A step above this limit makes no update.
+    After several such steps in a row, training stops. The k3 of a single token is capped at 10.
+    None means no limit."""
     max_staleness: int = Field(default=4, ge=0)
     """Maximum age of a call's weights, in versions. Older calls are dropped and counted."""
     save_freq: int = Field(default=10, ge=1)

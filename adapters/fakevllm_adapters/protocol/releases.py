@@ -56,8 +56,9 @@ class DecisionRequest(BaseModel):
 
     id: str = Field(min_length=1, max_length=200)
     run_id: str | None = Field(default=None, max_length=200)
-    """Id of the run to which the version belongs, because versions are numbered in each run. A
-    server with another run refuses. None: the server's current run."""
+    """Id of the run to which the version belongs. Each run numbers its versions from 0. If the
+    server's current run is another one, the server refuses the request. None means the current
+    run."""
     evidence: dict[str, Any] = Field(default_factory=dict)
     """Figures on which the decision is based: the difference of the mean rewards to the released
     version with its interval, the number of pairs, and the margin. The server adds `restored`."""
@@ -77,8 +78,9 @@ class ReleaseRequest(DecisionRequest):
 
     decision: Decision
     version: int | None = Field(default=None, ge=0)
-    """Version that is decided about. None for a hold and for its end, and for the candidate `the
-    newest version`, which the reply then names."""
+    """Version about which the decision is made. None for the decisions `hold` and `resume`, which
+    concern no version. For the decision `candidate`, None means the newest version; the reply then
+    contains the version's number."""
     force: bool = False
     """Whether a version that was rejected may be released all the same."""
     pinned: list[int] | None = Field(default=None, max_length=MAX_PINNED)
@@ -100,11 +102,11 @@ class TrainingLimitRequest(BaseModel):
     limit that was set before."""
 
     version: int | None = Field(default=None, ge=0)
-    """Newest version that training may make. While the served version is at least this one, no step
-    begins. None: no limit."""
+    """Newest version that training may make. While the served version is this version or a newer
+    one, no step begins. None means no limit."""
     run_id: str | None = Field(default=None, max_length=200)
-    """Id of the run whose training is limited. A server with another run refuses. None: the
-    server's current run."""
+    """Id of the run whose training is limited. If the server's current run is another one, the
+    server refuses the request. None means the current run."""
 
 
 class ReleaseRecord(BaseModel):
@@ -116,8 +118,8 @@ class ReleaseRecord(BaseModel):
     decision: Decision
     version: int | None
     parent: int | None
-    """Version from which the version's training began: the one that was restored last before it,
-    or 0."""
+    """Version from which the training of this version began: the version that was restored in the
+    latest restore before it. Without a restore, 0, which is the model itself."""
     time_s: float
     """Unix time in seconds."""
     decided_by: str
@@ -129,8 +131,8 @@ class ReleaseReply(SuccessReply):
     """The reply to a decision or a rollback."""
 
     record: ReleaseRecord | None = None
-    """The new entry of the history, or the one that an earlier request with this id made; None
-    without success."""
+    """The new entry of the history. If an earlier request had the same id, the entry that the
+    earlier request made. None if the request failed."""
 
 
 class ReleasesReply(BaseModel):
@@ -152,6 +154,7 @@ class ReleasesReply(BaseModel):
     """Newest version that training may make; None without a limit."""
     released_copies: list[int] = []
     """Versions that have exactly the weights of the released one, ascending: the released version
-    itself, and those that restores made from it. Empty if the server is too old to list them."""
+    itself, and the versions that were made by restoring it. Empty if the server is too old to list
+    them."""
     newest_copies: list[int] = []
     """Versions that have exactly the newest weights, ascending."""

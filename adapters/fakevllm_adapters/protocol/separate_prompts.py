@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PROMPTS_HEADER = "X-Fakevllm-Prompt-Bytes"
-"""Request header with which a client asks for prompts apart (value ASKED). In the response, the
+"""Request header with which a client asks for separate prompts (value ASKED). In the response, the
 header has the number of bytes of each prompt, separated by commas. The prompts precede the rest of
-the body. A response without the header has no prompts apart."""
+the body. A response without this header has no separate prompts."""
 ASKED = "1"
 
 
 def sizes_header(prompts: Sequence[bytes]) -> str:
-    """Return the value of the response header for these prompts."""
+    """Return the value of the response header PROMPTS_HEADER: the number of bytes of each prompt,
+    separated by commas."""
     return ",".join(str(len(prompt)) for prompt in prompts)
 
 

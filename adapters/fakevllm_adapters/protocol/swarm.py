@@ -251,9 +251,10 @@ class LoadPolicyRequest(BaseModel):
 
     version: int = Field(ge=0)
     pinned: bool = False
-    """Whether the version answers apps, and not only an evaluation. It is then kept for some time,
-    whatever evaluations load and unload, and the request is repeated meanwhile. In the request that
-    the version need not be sampled any more: whether it answers apps no more."""
+    """Whether the version answers apps, and not only an evaluation. A version that answers apps is
+    kept for some minutes, whatever evaluations load and unload. The client repeats the request to
+    keep the version for longer. In a request to unload the version, True means that the version no
+    longer answers apps."""
 
 
 class LoadPolicyReply(SuccessReply):
@@ -262,7 +263,8 @@ class LoadPolicyReply(SuccessReply):
     model: str = ""
     """Model name of calls that are sampled by this version; empty without success."""
     is_temporary: bool = False
-    """Whether the version is refused only now, because other evaluations use all places."""
+    """Whether the refusal is temporary: the server holds the maximum number of versions for other
+    evaluations, and can load this version when one of them ends."""
 
 
 # --- groups (passive traffic)
@@ -411,7 +413,7 @@ class LogEntry(BaseModel):
     """Kind dropped: reasons by group id."""
     reason: str = ""
     """Kind stopped: reason why the run takes no more steps. Kind restored: reason why the lost
-    groups are not trained again; empty if they are."""
+    groups are not trained again; empty if they are trained again."""
     metrics: dict[str, float] = {}
     """Kind step: the measured values; a value that was not measured is absent. Kind evaluated:
     `reward`, the result of one evaluation with the weights of `step` and `version`."""
@@ -422,7 +424,7 @@ class LogEntry(BaseModel):
     """Kind step: digest of the settings of the job that give the rewards their meaning."""
     changed: str = ""
     """Kind step: what changed since the step before, such as `the hooks changed`. If it is not
-    empty, the rewards of this step cannot be compared with earlier ones."""
+    empty, the rewards of this step cannot be compared with earlier rewards."""
     at: float | None = None
     """Kind evaluated: the end of the evaluation, in Unix seconds."""
 

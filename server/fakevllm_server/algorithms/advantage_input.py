@@ -17,7 +17,7 @@ class Outcome:
     estimators read lists of these objects."""
 
     group_id: str
-    """Episodes of one group are compared with each other."""
+    """Id of the episode's group. Episodes of one group are compared with each other."""
     reward: float
     num_tokens: int
     """Number of trained tokens. If it is 0, the episode counts in its group's baseline, but is not

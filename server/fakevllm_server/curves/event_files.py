@@ -32,8 +32,8 @@ version."""
 TEXT_NAME = "fakevllm/reward_changes"
 """Name of the texts that say why the curves of rewards are interrupted."""
 DT_STRING, DATA_CLASS_TENSOR = 7, 2
-"""The number with which TensorFlow denotes texts, and the number with which TensorBoard denotes the
-kind of their values."""
+"""Two numbers of TensorBoard's file format. DT_STRING is the data type of a text. DATA_CLASS_TENSOR
+is the class of the curves whose values are texts."""
 
 
 class PackageMissing(ConfigError):

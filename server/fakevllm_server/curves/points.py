@@ -4,7 +4,8 @@ of the journal that records steps and evaluations.
 An evaluation is an episode that measures the model and is not trained on. An evaluation belongs to
 the step whose weights were served when the episode ended. The mean of a step's evaluations becomes
 one point, when no more evaluations of the step are expected. If steps are trained again after a
-crash, their points are written again. The points of their evaluations follow.
+crash, the points of these steps are written again. Later, the points of the evaluations of these
+steps are written again too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Point:
     values: dict[str, float]
     """Value by the curve's name."""
     text: str = ""
-    """Text that is shown at the step; empty without one."""
+    """Text that is shown at the step; empty if the step has no text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ class AgreementStatus:
         self._earlier_sync_until = float("-inf")
         """Time until which WEIGHT_SYNCING is reported for the step before the latest step."""
         self._post_from = float("-inf")
-        """Time from which ROLLING_POST is reported for the latest step. ROLLING is reported between
-        the two steps."""
+        """Time from which ROLLING_POST is reported for the latest step. From the end of
+        WEIGHT_SYNCING of the step before it until this time, ROLLING is reported."""
         self._sync_from = float("-inf")
         """Earliest time at which WEIGHT_SYNCING is reported for the latest step."""
         self._sync_until = float("-inf")

@@ -65,8 +65,9 @@ def groups_before_short_step(job: TrainJob) -> int | None:
     waits for `batch_size` groups, and trains on the groups that it has. Return None if a step
     always waits for `batch_size` groups.
 
-    Tied groups count in this number, although they are dropped and not trained. The rewards of a
-    tied group are all equal. Otherwise a run in which most groups are tied would never make a step.
+    Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
+    and not trained. If they did not count, a run in which most groups are tied would never make a
+    step.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -91,9 +92,9 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
 def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
     """Return True if there are enough groups for a training step.
 
-    Normally, `batch_size` groups are enough. If the job drops tied groups, fewer groups may be
-    enough. The rewards of a tied group are all equal. Without this rule, a run in which most groups
-    are tied would never make a step.
+    Normally, `batch_size` groups are enough. If the job drops tied groups (groups whose rewards are
+    all equal), fewer groups may be enough. If they were not enough, a run in which most groups are
+    tied would never make a step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

@@ -1,10 +1,11 @@
 """The registry of episodes that clients have claimed. It makes, renews, ends, aborts and expires
 claims. This module does no I/O, and gets the current time as an argument.
 
-A claim reserves an episode for one client. When a claim is aborted or expires, the next claim gets
-the same episode with a higher epoch. The epoch is the number of the claim. The epoch is part of the
-claim's key and of the uuid that the client uses. Therefore a late request is refused and changes
-nothing if its client's claim has ended. This holds even on routes that get only the uuid.
+A claim reserves an episode for one client. When a claim is aborted or expires, the next client gets
+the same episode. The claims of an episode are numbered 1, 2, 3 and so on. The number of a claim is
+its epoch. Each claim has a key and a uuid of its own, and both contain the epoch. Each request
+names the claim by its key or its uuid. Therefore the registry recognizes a late request of a client
+whose claim has ended, and refuses the request.
 
 The texts of refusals must not change, because clients compare them with fixed strings.
 """

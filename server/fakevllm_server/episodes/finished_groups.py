@@ -17,8 +17,8 @@ from fakevllm_server.types.calls import FinishedGroup
 MAX_FINISHED_GROUPS = MAX_BATCH_SIZE
 MAX_TOKENS = 20_000_000
 """Maximum number of tokens in all waiting groups. If there are more tokens, or more groups than
-MAX_FINISHED_GROUPS, the group that was sampled by the oldest weights is dropped, because it would
-be the first to become stale."""
+MAX_FINISHED_GROUPS, a group is dropped: the group that was sampled by the oldest weights, because
+this group would become stale first."""
 
 
 class FinishedGroups:

@@ -31,7 +31,8 @@ class CachedReply:
     body_hash: bytes
     reply: BaseModel
     position: int
-    """Position in the journal's queue, which must be on disk before the reply is repeated."""
+    """Position of the request's change in the journal's queue. The change must be on disk before
+    the reply is sent again."""
 
 
 class SubmissionCache:
@@ -40,7 +41,8 @@ class SubmissionCache:
     def __init__(self) -> None:
         self._replies: OrderedDict[str, CachedReply] = OrderedDict()
         self._with_calls: deque[str] = deque()
-        """Keys of replies with calls, oldest first. Some of them may be out of the cache."""
+        """Idempotency keys of the replies with calls, oldest first. Some of these replies may have
+        been removed from the cache already."""
 
     def find(self, key: str) -> CachedReply | None:
         """Return the cached reply to the request with this idempotency key, or None if it is not

@@ -43,8 +43,8 @@ class Cause(StrEnum):
     REGENERATED = "regenerated"
     """The prompt equals that of an earlier call of another group."""
     FORKED = "forked"
-    """The prompt begins with all tokens of an earlier call, which another call has already extended
-    with another question."""
+    """The prompt begins with all tokens of an earlier call, but another call has already extended
+    this earlier call with another question."""
     RETOKENISED = "retokenised"
     """The prompt repeats the text of an earlier call with other token ids."""
     SPECIAL_TOKENS = "special_tokens"
@@ -79,8 +79,8 @@ NO_DRIFT = frozenset(
 )
 """Causes that are intended; every other cause is drift."""
 MAX_COMPARED = 8
-"""Maximum number of earlier calls whose text is compared with a prompt. Only the calls that share
-the largest number of tokens with the prompt are compared, and of these the newest."""
+"""Maximum number of earlier calls whose text is compared with a prompt. These are the newest calls
+among those that share the largest number of tokens with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
 
     `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
     occur. `drift_rate` is the share of calls with an unintended cause, which is any cause that is
-    not in NO_DRIFT. First calls of a session and calls with the cause `not_read` are not counted in
-    it. If no other calls exist, `drift_rate` is left out.
+    not in NO_DRIFT. The share does not count the first calls of sessions, nor calls with the cause
+    `not_read`. If there are no other calls, `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]

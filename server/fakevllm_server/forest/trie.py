@@ -114,8 +114,8 @@ class Forest:
     The arrays `ids`, `pos`, `parent` and `tout` have one item per node, in depth-first pre-order.
     An item has 8 bytes, so `torch.frombuffer` can read a non-empty array as 64-bit integers. The
     shape of a tree does not depend on the order of the calls. Calls with different root keys (for
-    example different adapters) are in different trees. These trees are in the order of each key's
-    first call.
+    example different adapters) are in different trees. The root keys are ordered by their first
+    calls, and the trees by their root keys.
     """
 
     ids: array[int]

@@ -13,7 +13,8 @@ import zlib
 WIDTH = 4
 """Number of bytes of a number. Other data can be compressed too, but takes more bytes."""
 LEVEL = 4
-"""Level 6 makes long prompts 1.5 % smaller, and takes three times as long."""
+"""Compression level. Level 6 would make long prompts 1.5 % smaller, but would take three times as
+long."""
 _RAW_DEFLATE = -zlib.MAX_WBITS
 """A stream without a header and a checksum. The digest of a call detects damage."""
 _TYPICAL_FACTS = b'{"versions":[[1,0,1]],"temperature":1.0,"finish_reason":"stop"}'

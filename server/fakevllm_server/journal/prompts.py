@@ -25,8 +25,9 @@ from fakevllm_server.journal.compression import compress_numbers, decompress_num
 from fakevllm_server.journal.statements import execute
 
 NUM_RECENT = 16
-"""Number of recent prompts with the same beginning that a prompt is compared with. They may belong
-to sessions that alternate."""
+"""Maximum number of recent prompts with which a new prompt is compared. They begin in the same way
+as the new prompt. A single one would not be enough, because sessions with the same beginning may
+send their requests in turn."""
 MAX_RECENT = 64
 """Maximum number of prompts in memory."""
 HEAD_BYTES = 256

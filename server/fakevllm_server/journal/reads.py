@@ -56,7 +56,8 @@ class PendingWork:
     claimed: list[Episode] = field(default_factory=list[Episode])
     """Claimed episodes, with their calls."""
     open_episodes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Ids and last epochs of episodes that no client has claimed."""
+    """Id of each episode that no client has claimed at present, and its last epoch: the number of
+    its latest claim."""
     open_groups: dict[str, dict[int, list[RecordedCall]]] = field(
         default_factory=dict[str, dict[int, list[RecordedCall]]]
     )

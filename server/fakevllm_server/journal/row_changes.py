@@ -341,7 +341,8 @@ def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
 
 
 def abandon(db: Connection, entry: LogEntry, step: int) -> None:
-    """Discard the steps after `step`. Their groups are `entry.lost`."""
+    """Discard the steps after `step`, and drop the groups of these steps. `entry.lost` has the ids
+    of these groups."""
     db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (step,))
     db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (step,))
     for group_id in entry.lost:

@@ -27,8 +27,8 @@ _DIGEST_BYTES = 8
 
 
 NUM_HASHED = 8
-"""Number of prompts whose hashes are kept in memory: those of groups that are sampled at the same
-time."""
+"""Number of prompts whose hashes are kept in memory. The calls of a group have the same prompt, and
+several groups are sampled at the same time."""
 
 
 class CorruptCall(Exception):
@@ -44,7 +44,7 @@ class CallRows:
         self._prompts: deque[tuple[Sequence[int], bytes, hashlib.blake2b]] = deque(
             maxlen=NUM_HASHED
         )
-        """Ids, their bytes, and the hash of the bytes."""
+        """Latest prompts: the ids, the same ids as bytes, and the hash of these bytes."""
 
     def row(self, call: RecordedCall) -> CallRow:
         """Return a captured call as the values that are stored."""
@@ -57,8 +57,9 @@ class CallRows:
         return prompt, response_ids, stored, facts, hashed.digest()
 
     def _hashed(self, prompt_ids: Sequence[int]) -> tuple[bytes, hashlib.blake2b]:
-        """Return the bytes of a prompt, and their hash. Only the same array is found again: to
-        compare arrays would take as long as to hash them."""
+        """Return the bytes of a prompt, and their hash. The result is cached for the array object
+        `prompt_ids`. An equal array that is another object is hashed again, because comparing two
+        arrays takes as long as hashing one."""
         for known, prompt, hashed in self._prompts:
             if known is prompt_ids:
                 return prompt, hashed
@@ -219,11 +220,13 @@ class TrainingReturn:
     step: int
     """Step of the version."""
     common_step: int
-    """Last step that the version shares with the newest one. It is `step`, unless training has left
-    the version before."""
+    """Last step that is part of the history of both this version and the newest version. It is
+    `step` if the newest version descends from this version. It is an earlier step if training went
+    back earlier and left this version."""
     version: int
     kept: Collection[int]
-    """Versions that training leaves, and whose checkpoints are kept beside those of the run."""
+    """Versions that are no longer part of the run after the return, and whose checkpoints are kept
+    all the same, as side checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,11 @@ class Calls(_Row, table=True):
     is lost, else as float64."""
     facts_json: str
     """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
-    token sets. What is unknown is left out."""
+    token sets. Unknown facts are left out."""
     digest: bytes
-    """Digest of the whole prompt and of the three columns above (not compressed, and the
-    log-probabilities as float64), so that data that a disk has changed is not trained on."""
+    """Digest of the call: of the whole prompt, and of the uncompressed contents of the three
+    columns above, with the log-probabilities as float64. It detects data that the disk has damaged.
+    A damaged call is not trained."""
     prompt: int | None = Field(default=None, index=True)
     """Row of a long prompt in the table `prompts`; NULL if the prompt is in this row."""
     is_compressed: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})

@@ -21,8 +21,8 @@ from fakevllm_server.types.sampling import effective_temperature
 Json = dict[str, Any]
 
 _NeutralValues = dict[str, tuple[Any, ...]]
-"""Names of request fields, each with the values that leave sampling unchanged. None, as which a
-missing field counts, is always one of them."""
+"""Names of request fields, each with the values that leave sampling unchanged. None also leaves
+sampling unchanged. A missing field counts as None."""
 _TRUNCATING: _NeutralValues = {
     "top_p": (None, 1),
     "top_k": (None, 0, -1),

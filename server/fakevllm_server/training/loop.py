@@ -110,7 +110,7 @@ class TrainLoop:
         self._is_ready = False
         """Whether the engines have started, and none has failed since."""
         self._restart_cause: str | None = None
-        """Reason why the trainer has to be started again; None if it has not."""
+        """Reason why the trainer has to be started again; None if no new start is needed."""
 
     @property
     def closed_reason(self) -> str | None:

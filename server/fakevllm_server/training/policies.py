@@ -5,7 +5,7 @@ The weights of a version come from the version's checkpoint. A separate trainer 
 checkpoint as a model folder. For an engine that takes adapters, the trainer exports adapters
 instead. Version 0 is the model itself, or adapters that change nothing.
 
-The engine holds version N under the policy name `policy-N`. This name never stands for other
+The engine holds version N under the policy name `policy-N`. This name is never used again for other
 weights. After a restart, the engine has no policies, and the next request for a version loads the
 version again.
 """
@@ -36,8 +36,8 @@ from fakevllm_server.types.engine_spec import EngineSpec
 log = logging.getLogger("fakevllm.server")
 
 IN_USE_S = 600.0
-"""Seconds after the last request for a version in which it is not unloaded for room. An evaluation
-requests its versions before each row."""
+"""Seconds after the last request for a version during which the version is not unloaded to make
+room for another version. An evaluation requests its versions before each row."""
 
 
 MAX_PINNED = MAX_ANSWERING

@@ -50,10 +50,11 @@ class Publisher:
         self._distrust = distrust
         self._probe = WeightProbe(backend)
         self._next_trusted = 0
-        """Lowest version that was not used for other weights."""
+        """Lowest version that may be published next. Lower numbers are not used again, because the
+        engine had wrong weights under the number just below this one."""
         self._was_lost = False
-        """Whether the rollout engine was stopped because of its weights, and has not had the right
-        ones since."""
+        """Whether the rollout engine was stopped because it had wrong weights, and no engine has
+        had the right weights since."""
         self.refusal: str | None = None
         """Reason why nothing is trained although there are calls to train on; None if a trainer
         trains."""

@@ -41,7 +41,8 @@ from fakevllm_server.run.version_lineage import MODEL
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
 GATE_PREFIX = "gate-"
-"""Beginning of the ids of requests that the proxy's gate makes, and no operator."""
+"""Prefix of the ids of requests that come from the proxy's gate. Requests of operators have other
+ids."""
 OPERATOR = "operator"
 """Value of `decided_by` for an operator whose key has no name, or if the server needs no key."""
 REPLY_WITHIN_S = 60.0

@@ -144,10 +144,11 @@ def _advantages(
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
     """Return True if the calls of the group belong in the loss.
 
-    In a normal run, the calls of all groups do. The rewards of a tied group are all equal, so it
-    usually has advantage 0. But it counts in the denominators of the loss, as in verl. A control
-    run with `frozen` trains nothing. A control run with `shuffled` trains no feedback samples. The
-    rewards are shuffled within each group, and a feedback sample is the only answer of its group.
+    In a normal run, the result is always True. This includes tied groups, whose rewards are all
+    equal. A tied group usually has advantage 0, but its tokens count in the denominators of the
+    loss, as in verl. A control run with `frozen` trains nothing. A control run with `shuffled`
+    trains no feedback samples. The rewards are shuffled within each group, and a feedback sample is
+    the only answer of its group.
     """
     if job.control == "frozen":
         return False

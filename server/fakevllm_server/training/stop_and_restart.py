@@ -13,8 +13,8 @@ from fakevllm_server.training.step_log import formatted
 MAX_TOO_FAR = 3
 """Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
 no update, and its groups are lost. One such step may be caused by a batch of unusual calls. Several
-consecutive ones have a permanent cause, such as wrong weights, another tokenizer or another
-temperature."""
+consecutive steps above the limit have a permanent cause, such as wrong weights, another tokenizer
+or another temperature."""
 
 
 class MismatchStop:

@@ -415,8 +415,9 @@ class Intake:
     def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
         """Add an ended episode from an earlier server process to its task.
 
-        If this completes the task, store the task's group. The new job may need fewer episodes per
-        task than the earlier job.
+        If the task then has enough episodes, store the task's group. The task may have had too few
+        episodes before the restart and have enough now, because the new job may need fewer episodes
+        per task.
         """
         group, members = self._add_to_task(sample, calls)
         if group is not None:

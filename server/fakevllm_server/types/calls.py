@@ -96,8 +96,8 @@ class RecordedCall:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Tokens that were the only token that a
-        grammar allowed are not counted."""
+        """Number of response tokens that are trained. Forced tokens are not counted: at their
+        position, a grammar allowed no other token."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property

@@ -76,7 +76,8 @@ def create_app(config: ServerConfig) -> FastAPI:
 
 
 EPISODE_PREFIX = "/e/"
-"""Beginning of the paths of an episode. The episode's uuid follows."""
+"""Prefix of the paths of an episode. In such a path, the uuid of the episode comes after the
+prefix."""
 
 
 class FastPaths:

@@ -16,8 +16,8 @@ from fakevllm_adapters.formats.vllm_versions import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """The stop_reason of a Messages response for each finish_reason of a chat completion. For any other
-finish_reason, the response has no stop_reason. An answer that ended at a stop string has `end_turn`
-too."""
+finish_reason, the response has no stop_reason. An answer that ended at a stop string has the
+stop_reason `end_turn` too."""
 
 _ERROR_TYPES = {
     401: "authentication_error",

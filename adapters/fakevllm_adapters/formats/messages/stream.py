@@ -44,14 +44,14 @@ class ContentBlocks:
         """Ids of the calls by their index."""
 
     def thinking(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the thinking block. If no thinking block is open, they
-        open one."""
+        """Yield the events that add text to the thinking block. If no thinking block is open, the
+        events open a thinking block first."""
         yield from self._continued({"type": "thinking", "thinking": ""})
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the text block. If no text block is open, they open
-        one.
+        """Yield the events that add text to the text block. If no text block is open, the events
+        open a text block first.
 
         While a tool call is open, store the text for the next block, and yield nothing.
         """

@@ -48,8 +48,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tool_search": ("type", "description", "execution", "parameters"),
     "apply_patch": ("type", "allowed_callers"),
 }
-"""Keys that a tool of each type has when the response repeats it. They are those of the types of
-openai 3.52, which vLLM serializes. Keys that the request does not set are null."""
+"""Keys that a tool of each type has when the response repeats it. The keys are the fields of the
+types of the Python package openai 3.52, which vLLM serializes. Keys that the request does not set
+are null."""
 _WITHIN_NAMESPACE = ("name", "type", *_CALLED_BY, "output_schema", "parameters", "strict")
 _LOCATION = ("city", "country", "region", "timezone", "type")
 _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -74,8 +75,8 @@ _TYPE_NAMES: dict[type, tuple[str, str]] = {
     dict: ("dict_type", "dictionary"),
     list: ("list_type", "list"),
 }
-"""Pydantic's name of the problem, and its name of the type, if a value should have had this
-type."""
+"""For each type, two texts that pydantic uses in the error about a value of another type: the name
+of the problem, and the name of the type that the value should have."""
 _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 

@@ -48,8 +48,8 @@ class TrainedTokens:
     has_whole_step: bool
     """Whether all counted tokens of the step are in this micro-batch."""
     old_log_prob: Tensor | None = None
-    """The trainer's log-probabilities before the step's first update. If None, the detached
-    current ones are used."""
+    """The trainer's log-probabilities before the step's first update. If None, the current
+    log-probabilities are used, without their gradient."""
     reference_log_prob: Tensor | None = None
 
     @property

@@ -1,4 +1,5 @@
-"""The CPU as one of verl's platforms. With it, verl's classes can train without an accelerator.
+"""A platform for verl that computes on the CPU. With this platform, verl's classes can train
+without an accelerator.
 
 This module is a plugin of verl. It registers the platform when it is imported. verl imports the
 modules in the environment variable VERL_USE_EXTERNAL_MODULES, and the function

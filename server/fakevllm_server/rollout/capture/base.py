@@ -82,7 +82,8 @@ class CallCapture(ABC):
         self._begin_answer()
 
     def for_another_answer(self) -> Self:
-        """Return a capture of another answer to the same request, of which nothing is recorded."""
+        """Return a capture for another answer to the same request. Nothing of this answer is
+        recorded yet."""
         other = copy(self)
         other._begin_answer()
         return other

@@ -50,8 +50,8 @@ from fakevllm_server.web.server_state import ServerState
 log = logging.getLogger("fakevllm.server")
 
 UNLOAD_WITHIN_S = 5.0
-"""Seconds that the reply to a decision is delayed until rejected policies are unloaded. It takes
-longer only while another policy is being loaded."""
+"""Maximum seconds for which the reply to a decision waits until the rejected policies are unloaded.
+Unloading takes longer only while another policy is being loaded."""
 
 
 class StartReply(BaseModel):
@@ -241,8 +241,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_weights")
     async def get_weights(version: int) -> WeightsReply:
-        """Return the digest of the weights of a version of the current run. Some versions are
-        restored copies of an earlier version. They have the digest of that version."""
+        """Return the digest of the weights of a version of the current run. A version that is a
+        restored copy of an earlier version has the digest of this earlier version."""
         copies = state.run.releases.lineage().copies_of(version)
         known = state.journal.read(reads.checkpoints) + state.journal.read(reads.side_checkpoints)
         saved = next((one for one in known if one.version in copies), None)

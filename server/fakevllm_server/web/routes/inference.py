@@ -65,9 +65,9 @@ log = logging.getLogger("fakevllm.server")
 LIMITS = Limits()
 """Limits on the body of a call that belongs to an episode."""
 _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
-"""Limit on the nesting of all other bodies. It is higher than each limit that the user of a proxy
-can set. Deeper bodies are refused, because vLLM can parse them and this process cannot, so their
-content cannot be checked."""
+"""Limit on the nesting of the body of any other call. It is higher than each limit that the user of
+a proxy can set. A deeper body is refused: vLLM can parse it and this process cannot, so its content
+cannot be checked."""
 HOLD_S = 300.0
 """Seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()

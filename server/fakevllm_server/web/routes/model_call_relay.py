@@ -357,8 +357,9 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 
 
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
-    """Return the recorded call of a capture. Sets of allowed tokens are read in a worker thread,
-    because a long answer may have thousands of them."""
+    """Return the recorded call of a capture. If the engine reports which tokens were allowed at
+    each position, the capture is read in a worker thread. A long answer may have thousands of such
+    sets of tokens, and reading them here would block the event loop."""
     if capture.requests_allowed:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)
