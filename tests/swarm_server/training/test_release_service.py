@@ -14,7 +14,7 @@ from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes.submissions import IdempotencyConflict
@@ -68,6 +68,11 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
         (record.decision.value, record.version, record.parent, record.decided_by)
         for record in run.releases.reply().records
     ]
+
+
+def without_copies(reply: ReleasesReply) -> ReleasesReply:
+    """Return a reply without the copies of the newest version: a restart makes another one."""
+    return reply.model_copy(update={"newest_copies": []})
 
 
 async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
@@ -370,7 +375,8 @@ async def test_a_rejected_version_can_be_released_by_force_and_training_can_go_b
     await run.stop()
     again = start(tmp_path)
     await again.rolling()
-    assert again.releases.state == run.releases.state and again.releases.reply() == before
+    assert again.releases.state == run.releases.state
+    assert without_copies(again.releases.reply()) == without_copies(before)
     assert (await again.decide(REJECTED, 2, id="again")).success
     await again.rolling()
     assert again.backend.served_theta == weights[0] and again.log.last_step == 1
@@ -434,7 +440,8 @@ async def test_the_history_and_the_weights_survive_a_restart(tmp_path: Path) -> 
     await run.stop()
     after = start(tmp_path)
     await after.rolling()
-    assert after.releases.reply() == before and after.releases.state == run.releases.state
+    assert after.releases.state == run.releases.state
+    assert without_copies(after.releases.reply()) == without_copies(before)
     assert after.backend.served_theta == weights[1] != START_THETA
     assert (after.log.last_step, after.engine.version) == (2, 5)
     assert await train(after, "d") and after.trained_groups == {"a": 1, "b": 2, "d": 3}
