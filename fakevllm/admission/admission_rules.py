@@ -137,9 +137,9 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the decision not to train the request, if the request is a side call. A side call
-        is a request that the client program makes on its own, such as title generation. Return None
-        for a main call (a request of the user or the agent).
+        """Return the decision not to train the request, if the request is a side call (a request
+        that the client program makes on its own, such as title generation). Return None for a main
+        call (a request of the user or the agent).
 
         `session`: summary of the earlier main calls in the same session (conversation). None means
         that there are no earlier main calls.
@@ -155,8 +155,7 @@ class AdmissionRules:
         is_paused: bool = False,
         is_held_out: Callable[[], bool] = lambda: False,
     ) -> Ruling:
-        """Return the decision whether a main call is trained. A main call is a request of the user
-        or the agent.
+        """Return the decision whether a main call (a request of the user or the agent) is trained.
 
         `subject`: id of the request's session (conversation). If the request has no session, it is
         the id of the request. If only a fraction of the traffic is trained, this fraction is chosen

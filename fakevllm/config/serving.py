@@ -1,5 +1,5 @@
-"""The section `[serve]` of fakevllm.toml: which sibling an app gets, and when. A sibling is one of
-the sampled answers. The rules apply to all routes, or to single routes."""
+"""The section `[serve]` of fakevllm.toml: which sibling (one of the sampled answers) an app gets,
+and when. The rules apply to all routes, or to single routes."""
 
 from __future__ import annotations
 

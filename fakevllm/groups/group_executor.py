@@ -150,7 +150,7 @@ class GroupExecutor:
         self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        """Abort the group because the proxy is stopping. A group is a request with its siblings."""
+        """Abort the group (a request with its siblings) because the proxy is stopping."""
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:

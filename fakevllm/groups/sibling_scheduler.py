@@ -91,7 +91,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decision to end the group without training it. A group is a request with its siblings."""
+    """Decision to end the group (a request with its siblings) without training it."""
 
     reason: str
 

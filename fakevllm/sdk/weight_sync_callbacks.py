@@ -1,5 +1,5 @@
-"""Call a script's callbacks once for each weight sync. A weight sync is a training step and the
-publication of its weights. The beginning of a sync is detected by polling the server's status."""
+"""Call a script's callbacks once for each weight sync (a training step and the publication of its
+weights). The beginning of a sync is detected by polling the server's status."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call that quotes a question, and arrived before the request with this question. A side
-    call is a call that the app makes for itself, for example for a title."""
+    """A side call (a call that the app makes for itself, for example for a title) that quotes a
+    question, and arrived before the request with this question."""
 
     session_id: str
     text: str

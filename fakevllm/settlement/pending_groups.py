@@ -1,6 +1,6 @@
-"""The groups whose rewards have not been sent to the server yet. A group is a request with all its
-sampled answers. Feedback about their answers can still be added to their rewards. This module does
-no I/O, and gets the time as an argument."""
+"""The groups (requests with all their sampled answers) whose rewards have not been sent to the
+server yet. Feedback about their answers can still be added to their rewards. This module does no
+I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 

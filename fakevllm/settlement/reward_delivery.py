@@ -1,6 +1,5 @@
-"""Delivery of a group after the app has been answered. The group is first written to the ledger
-(the proxy's database) and then sent to the server. A group is a request with all its sampled
-answers.
+"""Delivery of a group (a request with all its sampled answers) after the app has been answered. The
+group is first written to the ledger (the proxy's database) and then sent to the server.
 
 Before the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
 state, it may be held for a time window. Feedback that arrives in this window is added to the

@@ -1,5 +1,5 @@
-"""The arm of one request, and the policy that samples the request. A policy is a set of weights
-that the engine holds beside the served weights.
+"""The arm of one request, and the policy (weights that the engine holds beside the served weights)
+that samples the request.
 
 A call that names a policy does not belong to a sibling. Therefore the server does not capture the
 call.

@@ -1,5 +1,5 @@
-"""The arms of sessions and the gains, as `/fakevllm/stats` and `/metrics` show them. An arm decides
-which weights answer a session. A gain is a difference of mean rewards."""
+"""The arms of sessions and the gains (differences of mean rewards), as `/fakevllm/stats` and
+`/metrics` show them. An arm decides which weights answer a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GainStats(BaseModel):
 
 
 class ArmStats(BaseModel):
-    """The sessions of each arm, and the two gains. A gain is a difference of mean rewards."""
+    """The sessions of each arm, and the two gains (differences of mean rewards)."""
 
     sessions: dict[str, int]
     """Number of counted sessions by arm. A session is counted ten minutes after its last group."""

@@ -103,8 +103,7 @@ class SiblingRef:
 
     @property
     def episode_id(self) -> str:
-        """Id of the sibling, in the form `<group id>/<index>`. A sibling is one answer of a
-        group."""
+        """Id of the sibling (one answer of a group), in the form `<group id>/<index>`."""
         return f"{self.group_id}/{self.index}"
 
 

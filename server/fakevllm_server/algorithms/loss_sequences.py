@@ -34,8 +34,8 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """Return the number of each call's unit. A unit is one sequence in the loss. `calls` are the
-    calls of one episode in the order in which they were made.
+    """Return the number of each call's unit (one sequence in the loss). `calls` are the calls of
+    one episode in the order in which they were made.
 
     Units are numbered from 0. If `loss_unit` is `call`, each call is a unit. If `loss_unit` is
     `episode`, all calls are one unit. If `loss_unit` is `timeline`, a call joins a unit if its
@@ -84,8 +84,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit of one call, and the factors by which the call's tokens count in the step's loss and
-    in the step's metrics. A unit is one sequence in the loss."""
+    """The unit (one sequence in the loss) of one call, and the factors by which the call's tokens
+    count in the step's loss and in the step's metrics."""
 
     unit: int
     """Number of the call's unit within the step."""

@@ -85,8 +85,8 @@ among those that share the largest number of tokens with the prompt."""
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """One model call of a session, with the fields that `find_causes` reads. A session is a
-    conversation of an app."""
+    """One model call of a session (a conversation of an app), with the fields that `find_causes`
+    reads."""
 
     session: Hashable
     group: Hashable

@@ -191,9 +191,9 @@ def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls into pieces of at most `max_tokens` nodes, by first-fit
-    decreasing bin packing. A piece is a set of calls that go through the model together. A run is
-    an index range [first, last). Return a list of runs for each piece."""
+    """Combine small runs of calls into pieces (sets of calls that go through the model together) of
+    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
+    last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

@@ -199,8 +199,7 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment of the trie while the trie is built. A segment is a range of nodes without a
-    branch."""
+    """A segment (a range of nodes without a branch) of the trie while the trie is built."""
 
     source: array[int]
     """Ids of a call that contains this run."""

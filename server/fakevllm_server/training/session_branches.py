@@ -29,7 +29,7 @@ def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
     """Return metrics about calls that branch. Such a call does not continue an earlier call of its
-    session. A session is a sequence of model calls.
+    session (a sequence of model calls).
 
     `branch_<cause>` is the number of calls with a cause. `branch_rate` is the share of branching
     calls. The first call of each session is not counted. The metric is absent if no session has

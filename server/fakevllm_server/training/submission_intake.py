@@ -337,9 +337,8 @@ class Intake:
         calls: Sequence[RecordedCall],
         closed_reason: str | None,
     ) -> EndGroupReply:
-        """Add a feedback sample to the groups that wait for training. A feedback sample is one
-        answer that is trained again because of later feedback. The request contains its calls and
-        its advantage.
+        """Add a feedback sample (an answer that is trained again because of later feedback) to the
+        groups that wait for training. The request contains its calls and its advantage.
 
         Raises IdempotencyConflict if a different request has added the sample before. Raises
         JournalError if the sample cannot be written to the journal.

@@ -48,10 +48,9 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass of a piece. A piece is a set of calls that go through the model
-    together. Return the log-probability of each edge (predicted token). If `with_entropy` is true,
-    also return the entropy of each edge's distribution. `attention` is the name of a method in
-    ATTENTIONS.
+    """Run one forward pass of a piece (a set of calls that go through the model together). Return
+    the log-probability of each edge (predicted token). If `with_entropy` is true, also return the
+    entropy of each edge's distribution. `attention` is the name of a method in ATTENTIONS.
 
     Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
     gradient graph keeps logits in memory that no backward pass frees.
@@ -94,8 +93,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads [first, last). A head is a
-    node that predicts tokens. The arguments include the tokens that these heads predict."""
+    """Return the positional arguments of `_head_values` for the heads (nodes that predict tokens)
+    [first, last). The arguments include the tokens that these heads predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -159,8 +158,8 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 
 
 class HeadTokenSets:
-    """The sets of tokens that could be sampled at some heads, as masks of the logits. A head is a
-    node that predicts tokens.
+    """The sets of tokens that could be sampled at some heads (nodes that predict tokens), as masks
+    of the logits.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
     normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until

@@ -213,8 +213,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment. A segment
-    is a range of nodes without a branch.
+    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment (a range
+    of nodes without a branch).
 
     Two conditions must hold for a segment. All nodes of the segment have the same subtree end, so
     that the segment has no branch. The path of the segment contains each ancestor once, and ends

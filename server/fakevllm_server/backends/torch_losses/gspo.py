@@ -30,8 +30,7 @@ def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
     """Return the GSPO loss of each token. Each tensor is [tokens]. The tensors must contain all
-    tokens of each unit. A unit is one sequence in the loss. `units` has the unit number of each
-    token."""
+    tokens of each unit (one sequence in the loss). `units` has the unit number of each token."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

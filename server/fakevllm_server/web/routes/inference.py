@@ -295,9 +295,9 @@ def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) ->
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
-    """Return the version that a call requests by the model name of a policy, such as `policy-15`.
-    Return None if the call names the served weights, or an unknown model. A policy is a set of
-    weights that the engine holds beside the served weights."""
+    """Return the version that a call requests by the model name of a policy (weights that the
+    engine holds beside the served weights), such as `policy-15`. Return None if the call names the
+    served weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
     if not isinstance(name, str) or not is_policy_name(name) or name == served:
         return None
@@ -305,8 +305,8 @@ def _policy_version(state: ServerState, body: Json | None) -> int | None:
 
 
 def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
-    """Raise WireError (404) if a call must not be answered by the policy of this version. A policy
-    is a set of weights that the engine holds beside the served weights. There are two such cases:
+    """Raise WireError (404) if a call must not be answered by the policy (weights that the engine
+    holds beside the served weights) of this version. There are two such cases:
 
     * The call is captured for training. It would be trained as an answer of the served weights.
     * The version was rejected. The engine may still hold its policy.

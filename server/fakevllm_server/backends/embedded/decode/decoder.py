@@ -1,5 +1,4 @@
-"""Decode a batch: one forward pass computes the next token of every row. A row is one running
-request.
+"""Decode a batch: one forward pass computes the next token of every row (a running request).
 
 The decoder holds the model, the KV cache and the rows. Other modules run the threads, deliver the
 tokens, and decide which requests join the batch.

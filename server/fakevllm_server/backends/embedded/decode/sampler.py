@@ -1,4 +1,4 @@
-"""Sample one token from the logits of each row. A row is one running request.
+"""Sample one token from the logits of each row (a running request).
 
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
 log-probability of a token belongs to the distribution from which the token was sampled. For a

@@ -1,6 +1,6 @@
-"""Check the pieces of a training step before training. A piece is a set of model calls that go
-through the model together. Each call must be in exactly one piece. Each token must equal the token
-that the rollout engine has recorded."""
+"""Check the pieces (sets of calls that go through the model together) of a training step before
+training. Each call must be in exactly one piece. Each token must equal the token that the rollout
+engine has recorded."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces of a training step to the step's metrics. A piece is a set of
-    calls that go through the model together."""
+    """The contribution of some pieces (sets of calls that go through the model together) of a
+    training step to the step's metrics."""
 
     metrics: StepMetrics
     """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
@@ -52,8 +52,7 @@ class _PartMetrics(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Passes:
     """The forward and backward passes of a training step, through one model and with one attention
-    method. The step is cut into pieces. A piece is a set of calls that go through the model
-    together."""
+    method. The step is cut into pieces (sets of calls that go through the model together)."""
 
     model: Any
     attention: str
@@ -161,8 +160,8 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Convert values per edge to values per trained token. An edge is a predicted token that
-    several calls may share.
+    """Convert values per edge (a predicted token that several calls may share) to values per
+    trained token.
 
     The input has one tensor for each piece. The result has the shape [tokens], with the tokens of
     all pieces.

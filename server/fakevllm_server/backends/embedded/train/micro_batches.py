@@ -33,8 +33,8 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
-    """All pieces of one training step. A piece is a set of calls that go through the model
-    together. Each call of the step is in exactly one piece."""
+    """All pieces (sets of calls that go through the model together) of one training step. Each call
+    of the step is in exactly one piece."""
 
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
@@ -140,8 +140,8 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return True if the loss couples tokens of different pieces. A piece is a set of calls that go
-    through the model together."""
+    """Return True if the loss couples tokens of different pieces (sets of calls that go through the
+    model together)."""
     parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
