@@ -106,7 +106,7 @@ def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
 
 
 def common_prefix(first: bytes, second: bytes) -> int:
-    """Return the number of equal bytes at the beginning of both.
+    """Return the number of equal bytes at the beginning of both arguments.
 
     >>> common_prefix(b"abcd", b"abxd"), common_prefix(b"ab", b"abc")
     (2, 2)

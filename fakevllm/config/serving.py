@@ -19,7 +19,7 @@ _FOR_THE_WHOLE_PROXY = {"max_siblings_in_flight", "resend_window_s", "receipts",
 
 
 class ServeRules(Section):
-    """The rules for answers to requests of one route. A route is an API format."""
+    """The rules for answers to requests of one route (an API format)."""
 
     policy: PolicyName = "best"
     """Policy by which the answer for the app is chosen from the sampled answers. `best` is the

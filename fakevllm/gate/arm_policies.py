@@ -187,8 +187,7 @@ class _ArmPolicy:
 
 
 class ArmPolicies:
-    """The policies of all arms except the training arm. A policy is the version that answers an
-    arm."""
+    """The policies (the versions that answer) of all arms except the training arm."""
 
     def __init__(self, link: SwarmLink, versions: Mapping[Arm, int], advice: str) -> None:
         """Create the policies. `versions` contains the version of each arm. `advice` is a sentence

@@ -1,6 +1,6 @@
-"""Make one outcome of each live session, for the comparison of the arms (shares of the sessions,
-each answered by one version). A live session is a session of an app. This module does no I/O, and
-gets the time as an argument."""
+"""The outcomes of live sessions, for the comparison of the arms. A live session is a session of an
+app, and has one outcome. An arm is a share of the sessions that one version answers. This module
+does no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 

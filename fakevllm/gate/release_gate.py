@@ -1,6 +1,6 @@
 """The release gate. The gate evaluates versions of the weights on held-out rows, and sends
-decisions about versions to the server. `release/controller` makes the decisions. This module
-carries the decisions out.
+decisions about versions to the server. `release/controller` makes the decisions. This module sends
+the decisions to the server.
 
 The gate stores no state of its own. The server keeps the history of decisions, and the ledger keeps
 the evaluated rows. After a restart, the gate reads both, and continues the evaluation with the next
@@ -423,9 +423,9 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample rows of an evaluation with both versions. Return the number of rows that were not
-        in the ledger. Return also the reason why a row has no reward. The reason is None if there
-        is none."""
+        """Sample rows of an evaluation with both versions. Rows that the ledger already has are not
+        sampled again. Return a pair: the number of rows that were sampled, and the reason why a row
+        has no reward. The reason is None if all rows have rewards."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -442,9 +442,9 @@ class ReleaseGate:
         return evaluation.num_sampled - num_before, evaluation.reason
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
-        """Sample rows of the reference with the served version. Return the number of rows that were
-        not in the ledger. Return also the reason why a row has no reward. The reason is None if
-        there is none."""
+        """Sample rows of the reference with the served version. Rows that the ledger already has
+        are not sampled again. Return a pair: the number of rows that were sampled, and the reason
+        why a row has no reward. The reason is None if all rows have rewards."""
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"

@@ -1,5 +1,5 @@
-"""Execution of one group. A group is a request with its siblings, which are the answers that are
-sampled for it. This module has the asyncio code. `sibling_scheduler.py` makes the decisions.
+"""Execution of one group (a request with its siblings, the answers that are sampled for it). This
+module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 
 The asyncio task that handles the app's request waits until an answer is chosen, and sends this
 answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
@@ -75,9 +75,8 @@ class GroupServices:
 
 
 class GroupExecutor:
-    """The executor of one group. A group is a request with its siblings, which are the answers that
-    are sampled for it. It samples and scores the siblings, answers the app, and creates the ledger
-    record.
+    """The executor of one group (a request with its siblings, the answers that are sampled for it).
+    It samples and scores the siblings, answers the app, and creates the ledger record.
 
     `services.sibling_limit` limits the number of siblings that run at one time. Each sibling except
     the lead (sibling 0) needs a slot of this limit. The caller must have acquired these slots. The

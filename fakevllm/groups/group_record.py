@@ -1,6 +1,5 @@
-"""The draft of the ledger record for one group. A group is a request with its siblings, which are
-the answers that are sampled for it. The draft collects data from the arrival of the request until
-the group's end."""
+"""The draft of the ledger record for one group (a request with its siblings, the answers that are
+sampled for it). The draft collects data from the arrival of the request until the group's end."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class RequestArms:
 
     def assign(self, draft: GroupDraft) -> None:
         """Set the arm of the request in `draft`. Call this method before the app's response is
-        created, because answers of a policy must show the model name that the app sent. A policy is
-        a set of weights beside the served weights."""
+        created, because answers of a policy (a set of weights beside the served weights) must show
+        the model name that the app sent."""
         request = draft.request
         if request.exchange is None:
             return

@@ -28,8 +28,7 @@ MAX_REQUESTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The parts of a request by which a resend is recognised. A resend is a request that is sent
-    again."""
+    """The parts of a request by which a resend (a request that is sent again) is recognised."""
 
     key: bytes
     """Hash of the request's path, API key, session and body. Equal requests have the same hash."""

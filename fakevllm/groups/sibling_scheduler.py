@@ -1,5 +1,5 @@
-"""The decisions for one group, as a state machine without I/O. A group is a request with its
-siblings, which are the answers that are sampled for it.
+"""The decisions for one group (a request with its siblings, the answers that are sampled for it),
+as a state machine without I/O.
 
 The methods of `GroupScheduler` take events and return decisions. `group_executor.py` carries the
 decisions out. The caller passes the random number generator.
@@ -113,9 +113,9 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state machine of one group. A group is a request with its siblings, which are the answers
-    that are sampled for it. The attribute `selection` has the served and the best sibling.
-    `selection` is final when the group has ended normally."""
+    """The state machine of one group (a request with its siblings, the answers that are sampled for
+    it). The attribute `selection` has the served and the best sibling. `selection` is final when
+    the group has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool

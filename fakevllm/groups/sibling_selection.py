@@ -62,8 +62,9 @@ def select(
     """Return the sibling to serve and the best sibling.
 
     `answered` has the siblings (sampled answers) to choose from. A sibling is servable if its
-    answer can be translated into the app's API format. `servable` has the servable siblings; None
-    means all. If no answered sibling is servable, all of them are treated as servable.
+    answer can be translated into the app's API format. `servable` has the servable siblings. If it
+    is None, or if none of the siblings in `answered` is servable, all of them are treated as
+    servable.
 
     * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
       If no servable sibling has a reward, the servable sibling with the lowest index is served.

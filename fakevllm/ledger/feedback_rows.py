@@ -80,7 +80,8 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls that produced the answer of an app, with their tokens."""
+    """The model calls that produced the answer that an app received, with the tokens of these
+    calls."""
 
     run_id: str | None
     calls: list[CapturedCall]

@@ -292,8 +292,7 @@ class Ledger:
         return self._numbers("untrained")
 
     def failures(self) -> dict[str, int]:
-        """Return the number of unusable sampled answers for each cause. A cause is a slug such as
-        `cut_off`."""
+        """Return the number of unusable answers for each cause (a slug such as `cut_off`)."""
         return self._numbers("failure")
 
     def sampled_tokens(self) -> int:

@@ -48,7 +48,7 @@ MAX_COUNTED_SESSIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The figures of one group. A group is a request whose siblings were scored."""
+    """The figures of one group (a request whose siblings were scored)."""
 
     root: str
     """Root of the session's tree."""
@@ -129,8 +129,8 @@ class ArmGains:
         second: Arm = Arm.TRAINING,
         alpha: float = ALPHA,
     ) -> None:
-        """Create gains without sessions. `rewards` is the range of a single reward. The policy's
-        gain compares the arm `second` with the arm `first`."""
+        """Create gains without sessions. `rewards` is the range of a single reward. The gain of the
+        policy is the mean reward of the arm `second` minus that of the arm `first`."""
         self._rewards = rewards
         self._first, self._second = first, second
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()

@@ -11,8 +11,8 @@ The decisions depend only on this input:
 `next_action` returns the action that is due. A decision stays due until the history contains the
 decision. The process may therefore die at any time, and a decision may be sent twice.
 
-Two tests run during each cycle. A verdict ends the cycle. A verdict is the decision that a version
-is released, rejected or undecided.
+A verdict is the decision that a version is released, rejected or undecided. Each verdict ends a
+cycle. Two tests run during each cycle.
 
 * Held-out rows: the candidate and the released version answer the same rows. The paired difference
   has the confidence sequence (low, high). low > -margin releases the candidate, and high < -margin
@@ -221,8 +221,8 @@ class GateController:
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs in the current evaluation. A pair is a held-out row that both versions
-        answered. 0 without a candidate."""
+        """Number of pairs (held-out rows that both versions answered) in the current evaluation. It
+        is 0 without a candidate."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property

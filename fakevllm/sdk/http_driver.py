@@ -1,7 +1,6 @@
-"""Drivers that run server calls. A server call is a generator that yields requests, pauses and
-warnings. A driver sends the requests with httpx, sleeps during the pauses, and logs the warnings at
-a limited rate. One driver blocks the calling thread. The other driver is
-async."""
+"""Drivers that run server calls (generators that yield requests, pauses and warnings). A driver
+sends the requests with httpx, sleeps during the pauses, and logs the warnings at a limited rate.
+One driver blocks the calling thread. The other driver is async."""
 
 from __future__ import annotations
 
@@ -52,8 +51,8 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls in the caller's thread. It blocks this thread until the call
-    ends. A server call is a generator that yields requests and pauses.
+    """A driver that runs server calls (generators that yield requests and pauses) in the caller's
+    thread. It blocks this thread until the server call ends.
 
     Any number of threads may share one driver.
 
@@ -75,8 +74,7 @@ class HttpDriver:
         self._waits_ended = threading.Event()
 
     def run(self, call: ServerCall[T]) -> T:
-        """Run a server call, and return its result. A server call is a generator of requests and
-        pauses.
+        """Run a server call (a generator that yields requests and pauses), and return its result.
 
         Raises the errors that the call raises. Raises ClientClosed if the call is in a pause, or
         begins a pause, after `end_waits` was called.
@@ -126,8 +124,8 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """A driver that runs server calls in one event loop. A server call is a generator of requests
-    and pauses. Each request uses an httpx client of its own while it runs."""
+    """A driver that runs server calls (generators that yield requests and pauses) in one event
+    loop. Each request uses an httpx client of its own while it runs."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -136,8 +134,7 @@ class AsyncHttpDriver:
         self._pool = ConnectionPool[httpx.AsyncClient]()
 
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
-        """Run a server call, and return its result. A server call is a generator of requests and
-        pauses.
+        """Run a server call (a generator that yields requests and pauses), and return its result.
 
         Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set while
         the call pauses.

@@ -98,9 +98,10 @@ class Delivery:
         return self._pending.find(name, app_key)
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the id of the unsent group about whose answer a new request is implicit feedback.
-        `place` is the place of the new request in its session. Return None if there is no such
-        group."""
+        """Find the group whose answer came before a new request in the session. The new request is
+        implicit feedback about this answer. Return the group's id. Return None if there is no such
+        group, or if the group has been sent to the server. `place` is the place of the new request
+        in its session."""
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
@@ -269,8 +270,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until feedback no longer holds the group, and return the group. The reward of its
-        served sibling then includes the feedback."""
+        """Wait until the group no longer waits for feedback, and return the group. The reward of
+        its served sibling then includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)

@@ -210,9 +210,9 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if the events of a stream contain a token. This is certain from the second event
-    on. The first event may contain only the role, and is sent before the engine has processed the
-    prompt."""
+    """Return True if the events of a stream surely contain a token: if there are at least two
+    events. The first event alone is no proof. It may contain only the role, and is then sent before
+    the engine has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 

@@ -70,8 +70,7 @@ _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported whi
 
 
 class ModelNames:
-    """The aliases of the served model. An alias is another name by which apps may request the
-    model."""
+    """The aliases of the served model (other names by which apps may request the model)."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
         """Store the aliases. The alias `*` stands for every name. `link` knows the name of the

@@ -236,8 +236,8 @@ class KeyRing:
         return None if entry is None else entry.name
 
     def with_fingerprint(self, wanted: str) -> AppKey | None:
-        """Return the valid key with this fingerprint, or None. A fingerprint is the first hex
-        digits of a key's hash."""
+        """Return the valid key with this fingerprint (the first hex digits of a key's hash), or
+        None."""
         self._reload()
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 

@@ -366,8 +366,7 @@ class AbortGroupRequest(BaseModel):
 
 
 class AddSampleRequest(BaseModel):
-    """A request to train a feedback sample. A feedback sample is an answer that got feedback after
-    its group had ended.
+    """A request to train a feedback sample (an answer that got feedback after its group had ended).
 
     The sample is trained alone, without the other answers of its group. The reply is an
     EndGroupReply. The server accepts each sample id only once.

@@ -161,9 +161,10 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the denominator for the weights of the tokens in `unit`, which is one sequence in
-        the loss. It depends on the aggregation mode `spec.loss_agg_mode`. For example, it is the
-        sum of all weights of the step for `token-mean`, and 1 for `token-sum`."""
+        """Return the number by which the weight of each token in `unit` is divided. A unit is one
+        sequence in the loss. The number depends on the aggregation mode `spec.loss_agg_mode`. With
+        `token-mean`, for example, it is the sum of all weights of the step. With `token-sum`, it is
+        1."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight

@@ -102,9 +102,9 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made the claim with this uuid. Return None if the claim had no
-        throttle policy, because only claims with a throttle policy are remembered. Such a policy
-        limits a kind of tasks to a share of each batch."""
+        """Return the client that made the claim with this uuid. A claim may have a throttle policy,
+        which limits a kind of tasks to a share of each batch. Only claims with a throttle policy
+        are remembered. For all other claims, return None."""
         return self._throttled.get(uuid)
 
 

@@ -220,8 +220,8 @@ class Pool:
         *,
         closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """Add a feedback sample to the groups that wait for training. A feedback sample is an
-        earlier answer that is trained once more with an advantage of its own.
+        """Add a feedback sample (an earlier answer that is trained once more with an advantage of
+        its own) to the groups that wait for training.
 
         The sample counts as one group of a training step.
         """

@@ -200,8 +200,9 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix (a named kind of tasks). Return the mix. Its share is set
-        to `share`. If the mix was absent, its pace is raised."""
+        """Record a claim request of a mix (a named kind of tasks), set the mix's share to `share`,
+        and return the mix. If the mix was absent, raise its pace to the pace of the other mixes.
+        The pace is the number of completed tasks, divided by the share."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share

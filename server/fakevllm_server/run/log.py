@@ -226,8 +226,8 @@ class RunLog:
             self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Return a log entry for an evaluation that ends now. An evaluation is an episode that is
-        not trained. `now` is in Unix seconds.
+        """Return a log entry for an evaluation (an episode that is not trained) that ends now.
+        `now` is in Unix seconds.
 
         The entry belongs to the training step whose weights are served. The caller must write the
         entry to the journal together with the end of the episode, before any later entry. Return

@@ -45,8 +45,8 @@ SAVE_GRACE_S = 60.0
 
 
 class LoopEnded(Exception):
-    """Error for an action that was not run, because the training loop has ended. An action is a
-    decision about a version, which is carried out between two training steps."""
+    """Error for an action (a decision about a version) that was not run, because the training loop
+    has ended. Actions are run between two training steps."""
 
 
 class EngineLost(Exception):

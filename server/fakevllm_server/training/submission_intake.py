@@ -57,8 +57,8 @@ class Intake:
         engine: EngineLifecycle,
         rejected: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """Create an intake without a job. `rejected` returns the versions of the weights whose
-        groups are not trained."""
+        """Create an intake without a job. `rejected` is a function that returns the rejected
+        versions of the weights. Groups that were sampled by a rejected version are not trained."""
         self._rejected = rejected
         self._journal = journal
         self._log = runlog
@@ -261,8 +261,8 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a model call of a sibling, as `add_calls` does. A sibling is one of the answers to
-        an app's request."""
+        """Record a model call of a sibling (one of the answers to an app's request), as `add_calls`
+        does."""
         await self.add_calls([(sibling, call)])
 
     async def add_calls(self, calls: Sequence[tuple[SiblingRef, RecordedCall]]) -> None:
@@ -296,8 +296,7 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
-        """End a passive group with its rewards. A passive group is the answers to one request of an
-        app.
+        """End a passive group (the answers to one request of an app) with its rewards.
 
         Raises IdempotencyConflict if a different request has ended the group before. Raises
         JournalError if the end cannot be written to the journal.

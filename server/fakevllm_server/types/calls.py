@@ -234,8 +234,8 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """True if the group is a feedback sample. A feedback sample is an answer of an earlier
-        group that is trained once more because of later feedback."""
+        """True if the group is a feedback sample (an answer of an earlier group that is trained
+        once more because of later feedback)."""
         return self.advantage is not None
 
     @property

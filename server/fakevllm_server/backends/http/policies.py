@@ -24,8 +24,8 @@ Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 
 
 class PolicyEngine(Protocol):
-    """Interface of an engine's process that supports further policies. A further policy is a set of
-    weights beside the trained weights."""
+    """Interface of an engine that can hold further policies (sets of weights beside the trained
+    weights)."""
 
     @property
     def names(self) -> PolicyNames: ...

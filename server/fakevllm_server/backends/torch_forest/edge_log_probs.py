@@ -30,7 +30,7 @@ from fakevllm_server.types.token_masks import unpacked
 
 class EdgeValues(NamedTuple):
     """Values of the edges of a piece. A piece is a set of calls that go through the model together.
-    An edge is a predicted token that several calls may share."""
+    An edge is a token that is predicted in the piece, and several calls may share it."""
 
     log_prob: Tensor
     """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
@@ -77,8 +77,9 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probabilities of all edges (predicted tokens) of a piece, [edges]. A piece is
-    a set of calls that go through the model together. The arguments are those of `edge_values`."""
+    """Return the log-probabilities of all edges (predicted tokens) of a piece, as a tensor [edges].
+    A piece is a set of calls that go through the model together. The arguments are those of
+    `edge_values`."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
@@ -177,9 +178,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a boolean mask of the shape [heads, vocabulary]. A head is a node that predicts
-        tokens. The mask is True for each token that was not allowed at this head. Return None if
-        all heads allow the whole vocabulary. The mask has the shape and the device of `logits`."""
+        """Return a boolean mask of the shape [heads, vocabulary], on the device of `logits`. A head
+        is a node that predicts tokens. The mask is True for each token that was not allowed at its
+        head. Return None if all heads allow the whole vocabulary."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)

@@ -200,9 +200,9 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
     ancestors and itself.
 
     Two conditions are checked. First, the node's segment must be consistent. A segment is a range
-    of nodes without a branch, and its path lists the ancestors. Second, the number of subtrees that
-    contain the node must be its position + 1. These are the node's own subtree and the subtree of
-    each ancestor.
+    of nodes without a branch, and its path lists the ancestors. Second, count the subtrees that
+    contain the node: its own subtree and the subtree of each ancestor. Their number must be the
+    node's position + 1.
     """
     forest = plan.forest
     num = forest.num_nodes

@@ -63,9 +63,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs. This is the first node of
-    the call's path after the top of the tree. The top is the part of the tree before its first
-    branch. If the call ends inside the top, return the first node of the top."""
+    """Return the node that identifies the branch to which a call belongs. The top of a tree is the
+    part before the first branch. The result is the first node of the call that comes after the top.
+    If the call ends inside the top, the result is the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

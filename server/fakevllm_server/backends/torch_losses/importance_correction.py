@@ -71,7 +71,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """Return a mask (bool, shape [tokens]). It is True for each token that passes all rejection
     criteria in the setting `rollout_rs`.
 
-    `units` (shape [tokens]) has the number of the token's unit. A unit is one sequence in the loss.
+    A unit is one sequence in the loss. `units` (shape [tokens]) has the number of each token's
+    unit.
     """
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)

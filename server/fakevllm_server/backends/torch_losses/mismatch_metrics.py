@@ -49,8 +49,8 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute the sums over the given tokens. Each tensor is [tokens]: the trainer's
-        log-probabilities, the engine's log-probabilities, and the `token_share` of each token."""
+        """Compute the sums of the class over some tokens. The tensors have one value per token: the
+        trainer's log-probability, the engine's log-probability, and the token's `token_share`."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -93,9 +93,9 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Compute the sums over the given tokens, all of which must count in the loss. Each tensor
-        is [tokens]. `is_equal_version` is True for tokens of calls that were sampled entirely with
-        the current weights."""
+        """Compute the two sets of sums over some tokens. Pass only tokens that count in the loss.
+        Each tensor has one value per token. `is_equal_version` is True for tokens of calls that
+        were sampled entirely with the current weights."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(

@@ -107,9 +107,9 @@ class Adapters:
                 self._leave(previous, self._loaded[previous])
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Hold the adapters in `folder` as the policy `name`. A policy is a version that vLLM holds
-        beside the served weights. Raise ActionFailed if the adapters cannot be loaded, or if the
-        name stands for another version."""
+        """Hold the adapters in `folder` as the policy (a version that vLLM holds beside the served
+        weights) with the name `name`. Raise ActionFailed if the adapters cannot be loaded, or if
+        another version has this name."""
         async with self._lock:
             await self._remove_unused()
             if self._gate.adapter is None:

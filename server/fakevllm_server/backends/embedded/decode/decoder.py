@@ -202,14 +202,14 @@ class Decoder:
 
 
 class Prefill:
-    """The prefill of several prompts. A prefill computes the keys and values of the prompts. It
-    runs in parts, so that running requests get tokens in between. The first tokens of the prompts
-    may be known already, the same number for each prompt. `known` has their keys and values, in
-    parts, for each prompt.
+    """The prefill of several prompts, which computes the keys and values of the prompts. It runs in
+    parts, so that running requests get tokens in between. The keys and values of the first tokens
+    may be known already, for the same number of tokens in each prompt. `known` then has these keys
+    and values for each prompt, in parts.
 
-    A request needs the logits after its last token, and this token is not a part of the prefix. If
-    there is only one prompt, `last_id` is its last token, and the same passes also compute these
-    logits.
+    The last token of a request is not a part of its prompt here. To sample, the request needs the
+    logits after this last token. If there is only one prompt, pass its last token as `last_id`. The
+    prefill then also computes the logits after `last_id`.
     """
 
     def __init__(

@@ -285,8 +285,8 @@ class KvCache(Cache):
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """Free large buffers. This method is called when the last row has been removed. Without it,
-        the memory of one long row would stay allocated."""
+        """Free large buffers after the last row (running request) has been removed. Otherwise the
+        memory of one long row would stay allocated."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)

@@ -44,8 +44,8 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The sampling settings of a batch. Most settings are tensors, [rows] or [rows, 1], or None if
-    the setting has no effect on any row. A row is one running request."""
+    """The sampling settings of a batch of rows (running requests). Most settings are tensors,
+    [rows] or [rows, 1], or None if the setting has no effect on any row."""
 
     temperature: Tensor | None
     """None if all rows are 1.0 or greedy."""

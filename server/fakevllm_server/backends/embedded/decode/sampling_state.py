@@ -118,8 +118,8 @@ class SamplingState:
     def _take(self, source: PreTrainedModel) -> None:
         """Use the weights of the model `source` for sampling. If the model has no LoRA adapters,
         copy its weights into the current model. No second model then stays in memory. If the model
-        has adapters, `source` itself or a view of `source` becomes the current model. A view is a
-        second model object that shares the base weights."""
+        has adapters, the current model becomes `source` itself, or a view of it: a second model
+        object that shares the base weights."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):

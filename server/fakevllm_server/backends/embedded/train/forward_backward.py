@@ -139,8 +139,8 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces, and their contribution to the step's metrics. A piece is a
-    part of the step's token forest that is small enough for one forward pass. `values` has the
+    """Return the loss of some pieces, and the pieces' contribution to the step's metrics. A piece
+    is a part of the step's token forest, small enough for one forward pass. `values` has the
     log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
     pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])

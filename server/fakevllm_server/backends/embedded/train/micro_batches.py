@@ -107,11 +107,11 @@ def cut_into_pieces(
     of this call. Other calls then fit into the same piece. They add few tokens if they have most
     tokens in common with the long call.
 
-    Calls of one group stay in one piece if they fit. There is one exception: if the loss couples
-    the tokens of a unit, the calls of a unit stay together instead. A unit is one or more calls
-    that form one sequence in the loss. `version` is the version of the trainer's weights, or None
-    if it is unknown. Raises ValueError for calls with temperature 0, because greedy sampling has no
-    log-probability to train on.
+    Calls of one group stay in one piece if they fit. A unit is one or more calls that form one
+    sequence in the loss. If the loss couples the tokens of a unit, the calls of a unit stay
+    together instead. `version` is the version of the trainer's weights, or None if it is unknown.
+    Raises ValueError for calls with temperature 0, because greedy sampling has no log-probability
+    to train on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -149,8 +149,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return a key of the call's unit. A unit is a set of calls that the loss treats as one
-    sequence. A call without a unit is a unit of its own."""
+    """Return a key of the call's unit (the calls that the loss treats as one sequence). A call
+    without a unit forms a unit of its own."""
     return id(call) if call.unit is None else call.unit
 
 

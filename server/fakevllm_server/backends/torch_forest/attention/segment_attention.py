@@ -26,8 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments that one kernel launch computes. A segment is a range of nodes without a branch. All
-    segments of a batch have the same parent and the same length."""
+    """Segments (ranges of nodes without a branch) that one kernel launch computes. All segments of
+    a batch have the same parent and the same length."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
