@@ -122,7 +122,7 @@ def common_prefix(first: bytes, second: bytes) -> int:
 
 
 def common_suffix(first: bytes, second: bytes, limit: int) -> int:
-    """Return the number of equal bytes at the end of both, at most `limit`.
+    """Return the number of equal bytes at the end of `first` and `second`, at most `limit`.
 
     >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
     (3, 2)

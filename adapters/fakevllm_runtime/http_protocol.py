@@ -1,7 +1,7 @@
 """Limits on slow and endless requests, for uvicorn's httptools protocol class.
 
 The head of a request is its request line and its headers. Uvicorn stores the headers until the last
-one has arrived, which may never happen. No API key is checked before that.
+one has arrived, but the last one may never arrive. No API key is checked before that.
 
 `limited_protocol` returns a subclass of uvicorn's protocol class. The subclass has these limits:
 

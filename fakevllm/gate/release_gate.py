@@ -235,8 +235,8 @@ class ReleaseGate:
             self._controller.rows_unusable(self._unusable)
 
     async def first_read(self, timeout_s: float) -> None:
-        """Wait until the history of releases has been read, which contains the released version.
-        Wait at most `timeout_s` seconds."""
+        """Wait until the history of releases has been read, but at most `timeout_s` seconds. The
+        history contains the released version."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._history is None:
@@ -341,8 +341,8 @@ class ReleaseGate:
             await self._rows.unload(ended)
 
     async def _decide(self, decision: Decide) -> float:
-        """Send a decision to the server. Then read the history, which contains the new decision.
-        Return the number of seconds until the next step."""
+        """Send a decision to the server. Then read the history again, because it contains the new
+        decision. Return the number of seconds until the next step."""
         # The next process must have the rows on which it is based, to make the same decision.
         if decision.source == HELD_OUT and not await self._rows.flush():
             self._report(DISK_TROUBLE)

@@ -122,9 +122,9 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group, which is the request with its siblings. Return when the app has got its
-        answer or an error, or when the app has disconnected. Siblings that are still being sampled
-        then continue in the background."""
+        """Run the group (the request with its siblings). Return when the app has got its answer or
+        an error, or when the app has disconnected. Siblings that are still being sampled then
+        continue in the background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -312,8 +312,7 @@ class GroupExecutor:
         task.add_done_callback(lambda _: self._release(indices))
 
     def _release(self, indices: tuple[int, ...]) -> None:
-        """Give back the slots of `services.sibling_limit` that the siblings `indices` held. These
-        siblings have ended."""
+        """Give back the slots in `services.sibling_limit` of the ended siblings `indices`."""
         ended = self._held.intersection(indices)
         self._held -= ended
         self._services.sibling_limit.release(len(ended))

@@ -116,8 +116,8 @@ class HookWarnings:
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Return an error text if the engine has refused request fields that a hook set. Otherwise
-    return None.
+    """Return an error text if the engine has refused request fields that a hook set. Return None if
+    no such field was refused.
 
     `siblings` are all siblings of a group in which the hook set request fields. The fields count as
     refused if the engine accepted the lead and answered another sibling with a client error. The

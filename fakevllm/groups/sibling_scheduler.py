@@ -189,8 +189,8 @@ class GroupScheduler:
 
     def deadline_passed(self) -> list[Decision]:
         """Handle the deadline for the app's answer. From now on, the app gets an answer as soon as
-        one sibling has answered. It no longer waits for the quorum, which is the configured number
-        of answers."""
+        one sibling has answered. The app no longer waits for the quorum (the configured number of
+        answers)."""
         self._quorum = 1
         return self._advance()
 

@@ -41,7 +41,7 @@ class Selection:
 def seeded_random(seed: int, question: str) -> random.Random:
     """Return the random number generator for a request that has a seed.
 
-    The generator depends on the seed and on the question, the text of the last user message. If a
+    The generator depends on the seed and on the question (the text of the last user message). If a
     request is repeated with the same seed, ties between rewards are broken in the same way. If an
     app sends the same seed with all requests, different questions still get different random
     numbers.

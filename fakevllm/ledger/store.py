@@ -310,9 +310,8 @@ class Ledger:
             return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
 
     def group(self, group_id: str) -> GroupRecord | None:
-        """Return the group with this id. A group is a request with its siblings, which are the
-        sampled answers. The siblings are in the order of their indices. Return None if the ledger
-        does not have the group."""
+        """Return the group with this id: a request with its siblings (sampled answers), in the
+        order of their indices. Return None if the ledger does not have the group."""
         group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
         of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
         with self._read_engine.connect() as db:

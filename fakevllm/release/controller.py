@@ -228,7 +228,7 @@ class GateController:
     @property
     def progress(self) -> dict[str, Any]:
         """The figures of the current evaluation. Empty without a candidate. After a new pair, this
-        property computes the interval, which may take 50 ms."""
+        property computes the interval. This may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
@@ -255,9 +255,8 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that had a verdict, which means that it was released, rejected or
-        undecided. A rejected version also counts if it descends from a version that had a
-        verdict."""
+        """The newest version that had a verdict: it was released, rejected or left undecided. A
+        version that was rejected as a descendant of another version counts, too."""
         history = self._history
         if history is None:
             return 0

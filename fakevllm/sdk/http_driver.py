@@ -213,9 +213,9 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return a list of clients that the caller must close.
 
-        The list contains the clients that were idle for more than MAX_IDLE_S seconds, which this
-        method removes from the pool. If the pool is closed, the list contains only `client`, which
-        is not put back.
+        The list contains the clients that were idle for more than MAX_IDLE_S seconds. This method
+        removes these clients from the pool. If the pool is closed, `client` is not put back, and is
+        the only item of the list.
         """
         with self._lock:
             if self._is_closed:

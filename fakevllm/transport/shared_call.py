@@ -42,8 +42,8 @@ async def sample_shared(
     indices: Sequence[int],
     temperature: float,
 ) -> AsyncGenerator[SiblingResult]:
-    """Send one call to the engine that samples the siblings `indices`, which are consecutive
-    numbers. Yield the result of each sibling as soon as it is known.
+    """Send one call to the engine that samples several siblings. `indices` are the siblings'
+    indices, which must be consecutive. Yield the result of each sibling as soon as it is known.
 
     If the engine breaks off, no result is yielded for the siblings without a complete answer. If
     the engine answers with an error, each sibling has this error. Raises NotShared if the server

@@ -8,8 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role is an admin's key. Before roles existed, every key could start engines,
-which only admins may do today. Old key files therefore keep their effect. This module does no I/O.
+A key whose line has no role is an admin's key. Today, only admins may start engines. Before roles
+existed, every key could do so. Old key files therefore keep their effect. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
         seq-mean-token-mean      w / U / Σ_unit w
         seq-mean-token-sum-norm  w / U / loss_scale_factor
 
-    w is the token's weight, which is the `weight` of its call. Σ_step w is the sum of w over all
-    tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its sequence in the
-    loss). U is the number of units in the step that have a token with w > 0. If `loss_scale_factor`
-    is not set, it is the number of tokens of the longest unit.
+    w is the token's weight, taken from the field `weight` of its call. Σ_step w is the sum of w
+    over all tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its
+    sequence in the loss). U is the number of units in the step that have a token with w > 0. If
+    `loss_scale_factor` is not set, it is the number of tokens of the longest unit.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
@@ -133,8 +133,7 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
 
 
 class _Totals(NamedTuple):
-    """Sums over the tokens of a step that count in the loss, which are the tokens with a weight
-    above 0."""
+    """Sums over the tokens of a step that count in the loss (the tokens with a weight above 0)."""
 
     weights: dict[Hashable, float]
     """Sum of the tokens' weights by unit."""

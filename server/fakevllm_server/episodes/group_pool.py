@@ -250,8 +250,8 @@ class Pool:
         """Add an episode that a client has ended to its task. If the task is then complete, return
         the task's group, and otherwise None.
 
-        A task is complete with `num_repeat` episodes. Further episodes begin another group of the
-        task.
+        A task is complete with `num_repeat` episodes. The next episode of the task begins another
+        group.
         """
         # Copy the calls: a call that ends after its episode must not be added.
         copied = tuple(calls)

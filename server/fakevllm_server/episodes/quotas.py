@@ -117,8 +117,8 @@ class MixQuotas:
         `name`.
 
         `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
-        may run ahead of its share. If a task has begun, further episodes of this task may always be
-        claimed.
+        may run ahead of its share. If the task has begun already, more of its episodes may be
+        claimed in any case.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:

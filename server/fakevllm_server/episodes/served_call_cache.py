@@ -1,5 +1,5 @@
 """Cache of the model calls whose answers apps received. Later turns of the same conversations are
-compared with them. This module does no I/O."""
+compared with these calls. This module does no I/O."""
 
 from __future__ import annotations
 

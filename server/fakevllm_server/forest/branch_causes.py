@@ -230,8 +230,8 @@ class _Session:
     ) -> Cause:
         """Compare the messages of `prompt` with those of the earlier call `call`, and return the
         Cause. This is the last comparison, for a prompt whose text differs or cannot be decoded.
-        `shared` is the number of equal tokens at the beginning of both. `extends` is true if
-        `prompt` begins with all tokens of another earlier call.
+        `prompt` and `call` begin with `shared` equal tokens. `extends` is true if `prompt` begins
+        with all tokens of an earlier call other than `call`.
 
         The cause is `unknown` if the first difference is inside the earlier call's answer. It is
         also `unknown` if the first difference is in the template text that begins this answer.

@@ -216,7 +216,7 @@ class _Run:
 
     def split(self, depth: int) -> None:
         """Split the run at `depth`. The run keeps the tokens before `depth`. The other tokens
-        become a new run, which is its only child."""
+        become a new run, the only child of this run."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 

@@ -258,8 +258,8 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by reason. The reason is a short name,
-        which ends before the first colon of the full reason.
+        """Number of groups that were dropped during the run, by reason. The keys are short reasons:
+        the part of the full reason before its first colon.
 
         Only drops that are on disk are counted. Clients poll the numbers several times a second.
         Therefore the journal is read only if it was written since the last read.

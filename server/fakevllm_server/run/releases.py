@@ -64,10 +64,10 @@ class Releases:
         return self.state.rejected
 
     def set_answering(self, version: int, is_answering: bool) -> None:
-        """Record whether a version answers apps as a policy, which is a version that the engine
-        holds beside the served weights. The checkpoint of such a version is kept, also after a
-        restart. The checkpoint is kept until the version no longer answers apps, or until
-        MAX_ANSWERING other versions have answered apps later."""
+        """Record whether a version answers apps as a policy (a version that the engine holds beside
+        the served weights). The checkpoint of such a version is kept, also after a restart. The
+        checkpoint is kept until the version no longer answers apps, or until MAX_ANSWERING other
+        versions have answered apps later."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint

@@ -378,7 +378,7 @@ class TrainLoop:
         """Continue training from an earlier version. `record` records the change in the journal.
 
         In two cases, the trainer is started again after this method has returned, as after a crash.
-        The first case is a return to the model's own weights, which are in no checkpoint. The
+        The first case is a return to the model's own weights, because no checkpoint has them. The
         second case is a trainer that does not train, for example because the trainer refused the
         job.
         """

@@ -111,8 +111,8 @@ class Intake:
         return list(known)[-MAX_REMEMBERED:]
 
     def refuse_groups(self, group_ids: Sequence[str]) -> None:
-        """Refuse these groups from now on, even after a restart. They were begun in another run. A
-        group that is open in this run can still be completed.
+        """Refuse these groups from now on, even after a restart, because they were begun in another
+        run. A group that is open in this run can still be completed.
 
         A proxy may complete a group after the run has changed. Without the refusal, answers of two
         models would be trained as one group.
@@ -388,8 +388,8 @@ class Intake:
 
     def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
         """Drop samples (ended episodes) whose task is incomplete. The journal records each sample
-        as a group of its own. Return the ids of these groups, which are the owners of the samples.
-        """
+        as a group of its own. The id of this group is the owner of the sample. Return the ids of
+        these groups."""
         for sample in samples:
             group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))

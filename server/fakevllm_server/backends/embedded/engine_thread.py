@@ -62,8 +62,8 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy. The weights of such a policy differ from the trained
-    weights."""
+    """A request that a policy samples (weights beside the trained weights). The weights of such a
+    policy differ from the trained weights."""
 
     request: DecodeRequest
     policy: str

@@ -1,5 +1,5 @@
-"""Further policies of an engine's process. A policy is a set of weights beside the set that is
-trained. A call selects a policy by the model's name.
+"""The policies of an engine's process (sets of weights beside the set that is trained). A call
+selects a policy by the model's name.
 
 As long as the process lives, a name belongs to one version of the weights, even after its policy
 was unloaded. Therefore data that are cached under a name, here or at a client, can never belong to

@@ -215,10 +215,10 @@ class VerlTrainer:
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        Raises BackendError if the checkpoint's fsdp_config.json cannot be read. No weight has
-        changed then. Raises BackendRefused if the checkpoint was saved by another number of
-        workers. After this error, the server does not use an older checkpoint, because this would
-        undo training steps without the user's consent.
+        If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
+        raised. Raises BackendRefused if the checkpoint was saved by another number of workers.
+        After this error, the server does not use an older checkpoint, because this would undo
+        training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]

@@ -1,7 +1,8 @@
 """The record in the run directory that a vLLM has held the adapters of a job.
 
-If vLLM refuses the first adapter after a start, either it cannot hold such adapters, or something
-failed that may work later. The record tells them apart, also in a new server process.
+vLLM may refuse the first adapter after a start for two reasons: it cannot hold such adapters at
+all, or something failed that may work later. If the record shows that it has held such adapters
+before, the reason is the second one. The record also helps a new server process.
 """
 
 from __future__ import annotations

@@ -365,8 +365,8 @@ async def _pass_gate(
     engine's client, and a stamp that records the weight versions of this call.
 
     The call counts as running while the `with` block runs. `failed` is the client of an engine on
-    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds. Raises it
-    at once if the engine is stopped.
+    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or at once
+    if the engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:

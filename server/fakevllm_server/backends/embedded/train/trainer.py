@@ -103,8 +103,8 @@ class PolicyTrainer:
         all weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
-        adapters. Raises BackendRefused if an earlier choice was different. No weight has changed
-        then.
+        adapters. If an earlier choice was different, no weight changes, and BackendRefused is
+        raised.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -126,8 +126,8 @@ class PolicyTrainer:
         If the loss or the gradient norm is not finite, the step ends without a further update. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
-        update. Raises FidelityError if tokens differ from the recorded tokens. No update has been
-        made then. Raises PartialStep if the step fails after the weights have begun to change.
+        update. If tokens differ from the recorded tokens, no update is made, and FidelityError is
+        raised. Raises PartialStep if the step fails after the weights have begun to change.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)
