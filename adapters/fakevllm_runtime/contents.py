@@ -148,9 +148,10 @@ def _unchanged(data: bytes) -> bytes:
 class ContentStore:
     """A store for contents, such as prompts. Equal parts of contents are stored once.
 
-    A content is a list of slices, and each slice is a part of a stored piece of bytes. Call all
-    methods that store inside a `with` block of `transaction`. `compress` and `decompress` are
-    applied to each piece. SQL cannot cut compressed pieces. Therefore no view may cut them.
+    A content is a list of slices, and each slice is a part of a stored piece of bytes. To store
+    contents, open a `with` block of `transaction`, and call the methods inside of the block.
+    `compress` and `decompress` are applied to each piece. SQL cannot cut compressed pieces.
+    Therefore no view may cut them.
     """
 
     def __init__(

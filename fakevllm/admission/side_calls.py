@@ -177,8 +177,8 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts of the messages in which a marker (a text with which side calls begin) is
-    searched.
+    """Return the texts of the messages that are searched for a marker (a text with which side calls
+    begin).
 
     All system messages are checked. If the request has exactly one other message, that message is
     searched too.

@@ -83,8 +83,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules for one route. A setting that the route does not set is taken from the
-        section `[serve]`, unless it has no meaning for the route's policy.
+        """Return the rules for one route. If the route lacks a setting, the setting is taken from
+        the section `[serve]`, unless it has no meaning for the route's policy.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'

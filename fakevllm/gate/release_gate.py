@@ -1,6 +1,5 @@
 """The release gate. The gate evaluates versions of the weights on held-out rows, and sends
-decisions about versions to the server. `release/controller` makes the decisions. This module sends
-the decisions to the server.
+decisions about versions to the server. The decisions themselves are made by `release/controller`.
 
 The gate stores no state of its own. The server keeps the history of decisions, and the ledger keeps
 the evaluated rows. After a restart, the gate reads both, and continues the evaluation with the next

@@ -267,8 +267,8 @@ class FeedbackRows:
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
 
     def arm_of(self, group_id: str) -> str | None:
-        """Return the arm of a group. The arm decides which weights answer its session. Return None
-        if the group has no arm."""
+        """Return the arm of a group, or None if the group has no arm. An arm decides which weights
+        answer a session."""
         return self._one("SELECT arm FROM group_rows WHERE group_id = ?", group_id)
 
     def counts(self) -> dict[str, int]:

@@ -266,9 +266,9 @@ class Ledger:
         """Return the learning curve of one training run. The curve has the mean rewards of each
         step, in the order of the steps.
 
-        A group is a request with its sampled answers. It counts in the step that trained it. If it
-        was not trained, it counts in the step during which it ended. Groups whose rewards are all
-        equal count too.
+        A group is a request with its sampled answers. A trained group counts in the step that
+        trained it. Any other group counts in the step during which the group ended. Groups whose
+        rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
             return whole_curve(db, run_id)

@@ -118,8 +118,9 @@ class _ArmTotals:
 
 
 class ArmGains:
-    """The two gains of one proxy. Add groups in the order in which the proxy received their
-    requests, as far as this order is known."""
+    """The two gains of one proxy: what training gained, and what choosing the best sibling gained.
+    Add groups in the order in which the proxy received their requests, as far as this order is
+    known."""
 
     def __init__(
         self,

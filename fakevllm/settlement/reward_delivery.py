@@ -133,8 +133,8 @@ class Delivery:
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Forget a group that will not be sent. Queue the write of its record to the ledger before
-        this call."""
+        """Forget a group that will not be sent. Before this call, queue the record of the group for
+        the ledger."""
         self._pending.remove(group_id)
         self._notify(group_id)
 

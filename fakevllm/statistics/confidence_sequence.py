@@ -166,7 +166,8 @@ class DifferenceSequence:
         return self._differences.num
 
     def add(self, first: Sequence[float], second: Sequence[float]) -> None:
-        """Add a pair: the rewards of its first and of its second part. Neither may be empty."""
+        """Add a pair: the rewards of its first part, and the rewards of its second part. Each part
+        needs at least one reward."""
         difference = sum(second) / len(second) - sum(first) / len(first)
         variance = self._rewards.variance(len(first)) + self._rewards.variance(len(second))
         self._differences.add(difference, variance)

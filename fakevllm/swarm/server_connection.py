@@ -181,7 +181,7 @@ class SwarmLink:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Number of groups that the server's current run has dropped instead of training them, by
+        """Number of groups that the server's current run has dropped without training them, by
         reason."""
         return self.status.dropped if self.status is not None else {}
 

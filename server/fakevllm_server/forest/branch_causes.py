@@ -106,8 +106,8 @@ def find_causes(
     they were made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
-    of tokens that are decoded and compared as text. Once this number is exceeded, each further call
-    that needs a comparison of texts gets the cause `not_read`.
+    of tokens that are decoded and compared as text. After that, each call that needs a comparison
+    of texts gets the cause `not_read`.
     """
     budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
@@ -120,9 +120,9 @@ def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
     """Return the metrics `branch_<cause>` and `drift_rate`.
 
     `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
-    occur. `drift_rate` is the share of calls with an unintended cause, which is any cause that is
-    not in NO_DRIFT. The share does not count the first calls of sessions, nor calls with the cause
-    `not_read`. If there are no other calls, `drift_rate` is left out.
+    occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT). The first
+    calls of sessions, and calls with the cause `not_read`, do not count. If no call counts,
+    `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]

@@ -584,8 +584,8 @@ def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
     """Return an answer in the client's format. The answer is translated by `exchange`. If
     `exchange` is None, the answer is returned unchanged.
 
-    Raises Refused if the answer cannot be translated. EngineFailed is not raised in this case. It
-    would cause a retry, and the retry would sample a second answer.
+    Raises Refused if the answer cannot be translated. The error is not EngineFailed, because
+    EngineFailed would cause a retry, and the retry would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)

@@ -69,7 +69,7 @@ class RunLog:
         self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
-        """Keep the metrics that a client sent with an ended episode. They are logged with the next
+        """Keep the metrics that a client sent with an ended episode, and log them with the next
         training step."""
         refused = self._client_metrics.add(metrics)
         if refused:

@@ -90,8 +90,8 @@ class Releases:
         return len(self._rows)
 
     def find(self, id: str) -> ReleaseRow | None:
-        """Return the decision that the request with this id has made. Return None without such a
-        decision."""
+        """Return the decision that the request with this id has made. Return None if there was no
+        request with this id."""
         return next((row for row in self._rows if row.record.id == id), None)
 
     async def record(self, row: ReleaseRow) -> None:

@@ -30,9 +30,9 @@ last pass cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return copies of the calls, with other root keys where sharing a small prefix costs more time
-    than it saves. Calls with different root keys share no tokens. Call this function before `pack`,
-    which builds the trees."""
+    """Return copies of the calls. Where sharing a small prefix costs more time than it saves, the
+    copies have other root keys, and calls with different root keys share no tokens. Call this
+    function before `pack`, which builds the trees."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)

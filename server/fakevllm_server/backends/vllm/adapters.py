@@ -127,7 +127,8 @@ class Adapters:
 
     async def unload_policy(self, name: str) -> None:
         """Remove a policy. Running calls of the policy end normally. Raise ActionFailed if vLLM
-        does not unload the policy. The policy then stays a policy."""
+        does not unload the policy. In this case, the policy stays loaded and can still be called.
+        """
         async with self._lock:
             if name in self.names.loaded and name != self._gate.adapter:
                 folder = self._loaded[name]

@@ -28,7 +28,7 @@ class HeldAdapters:
         self._digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()
 
     def is_recorded(self) -> bool:
-        """Return True if the latest record is of these adapters and this vLLM."""
+        """Return True if the latest record was made for these adapters and this vLLM."""
         try:
             return self._file.read_text().strip() == self._digest
         except (OSError, ValueError):

@@ -238,8 +238,8 @@ class Prefill:
             self._cache.fill(row, parts)
 
     def advance(self, max_tokens: int) -> bool:
-        """Run the next part of the prefill. It has at most `max_tokens` tokens including padding,
-        but at least one token of each prompt. Return True after the last part."""
+        """Run the next part of the prefill. The part has at most `max_tokens` tokens including
+        padding, but at least one token of each prompt. Return True after the last part."""
         begin = self._cache.length
         piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
         end = begin + piece.shape[1]

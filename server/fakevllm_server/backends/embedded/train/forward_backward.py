@@ -87,9 +87,9 @@ class Passes:
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """Add the gradient of the step's loss to the gradients of the model's weights, and return
-        the step's metrics. `is_first` is true for the step's first epoch, before any update. Only
-        then do the metrics include the differences between the trainer's and the rollout engine's
-        log-probabilities."""
+        the step's metrics. `is_first` is true for the step's first epoch, before any update. In the
+        first epoch, the metrics include the differences between the trainer's and the rollout
+        engine's log-probabilities."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[_PartMetrics] = []

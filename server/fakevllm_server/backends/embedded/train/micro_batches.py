@@ -67,9 +67,9 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces that also hold log-probabilities of two other policies. These
-        are the old policy, which is the trainer's policy before the step, and the reference policy.
-        `old` and `reference` have a tensor [trained tokens] for each piece."""
+        """Return copies of the pieces, with the log-probabilities of two other policies added: the
+        old policy (the trainer's policy before the step) and the reference policy. `old` and
+        `reference` have a tensor [trained tokens] for each piece."""
         pieces = [
             replace(
                 piece,

@@ -1,9 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-A training step is a generator that yields after each pass of a piece, which is a part of the batch.
-The caller can do other work in between. This module uses no threads, no event loop and no
-tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does not depend on
-how the batch is cut, or on prefixes that calls share.
+A training step is a generator. The batch is cut into pieces, and the generator yields after each
+pass of a piece. In between, the caller can do other work. This module uses no threads, no event
+loop and no tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does
+not depend on how the batch is cut, or on prefixes that calls share.
 """
 
 from __future__ import annotations

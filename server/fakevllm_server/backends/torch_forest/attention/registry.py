@@ -36,7 +36,8 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the fastest attention method on `device` that shares prefixes."""
+    """Return the name of the attention method that is fastest on `device`, among the methods that
+    share prefixes."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
