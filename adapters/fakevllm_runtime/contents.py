@@ -169,8 +169,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run a block. If the block fails, forget the recent contents, because their pieces are
-        then rolled back."""
+        """Run a block. If the block fails, forget the recent contents, because the rollback removes
+        their pieces."""
         try:
             yield
         except BaseException:

@@ -303,9 +303,9 @@ class ReleaseGate:
         """Return True if the history that was read last is the server's history.
 
         Operators may add decisions to the history. If versions are evaluated between training
-        steps, the history is also out of date after each new version, because a version may be a
-        copy of an older version. It is then also out of date after each change of the training
-        limit.
+        steps, the history is also out of date in two more cases. First, after each new version,
+        because a version may be a copy of an older version. Second, after each change of the
+        training limit.
         """
         history = self._history
         if history is None or status.run_id != self._run_id:

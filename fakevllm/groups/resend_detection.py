@@ -76,8 +76,8 @@ class RequestAttempts(Generic[T]):
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests. It is used to recognise resends, which are requests that are
-    sent again. The index limits the age of a request, the number of requests, and the total size of
+    """An index of the latest requests, with which resends (requests that are sent again) are
+    recognised. The index limits the age of a request, the number of requests, and the total size of
     their answers.
 
     >>> index = AttemptIndex[str](600)

@@ -159,7 +159,8 @@ class GroupScheduler:
         """Start the other siblings after the first token of a lead (sibling 0) that is streamed to
         the app.
 
-        They start only now, because the prompt is now in the engine's prefix cache.
+        With the first token, the prompt is in the engine's prefix cache. The other siblings start
+        only now, so that they can use this cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 

@@ -215,8 +215,8 @@ class GateController:
     @property
     def latest_verdict(self) -> int:
         """Number of the latest decision that released or rejected a version, or left it undecided.
-        The present comparison of live sessions began with this decision. 0 if there was no such
-        decision."""
+        The present comparison of live sessions began with this decision. The number is 0 if there
+        was no such decision."""
         return self._verdict_number(self._history)
 
     @property

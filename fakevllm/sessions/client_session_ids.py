@@ -59,8 +59,8 @@ _RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Return the session hints of a request. They are the names of its session, of its user, and of
-    the answer that it continues. This function never raises.
+    """Return the session hints of a request: the names of its session, of its user, and of the
+    answer that it continues. This function never raises.
 
     The header names in `headers` are in lower case. `body` is the request body as the app sent it.
     """

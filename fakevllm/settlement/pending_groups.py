@@ -33,8 +33,7 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups that apps have been answered for, and whose rewards have not been sent to the
-    server yet."""
+    """The groups whose app has its answer, and whose rewards were not sent to the server yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
         """Create an empty collection. `window_s` is the feedback window: a scored group waits this

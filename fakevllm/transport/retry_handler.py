@@ -91,7 +91,7 @@ class RetryHandler:
     @property
     def server_shares_calls(self) -> bool:
         """Whether one call to the server may sample several siblings. A server of an older version
-        does not support it."""
+        does not support such calls."""
         return self._link is None or self._link.server_shares_calls
 
     async def relay(

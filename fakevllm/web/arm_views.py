@@ -45,7 +45,7 @@ class ArmStats(BaseModel):
 
 
 def arm_stats(arms: RequestArms) -> ArmStats:
-    """Return the statistics of the arms. They are read from memory."""
+    """Return the statistics of the arms, which the proxy keeps in memory."""
     summary = arms.summary()
     troubles = {arm.value: arms.policies.trouble(arm) for arm in Arm}
     return ArmStats(

@@ -43,8 +43,8 @@ def pack(
     Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
     calls alone has more tokens. The largest piece comes first. An out-of-memory error then occurs
     in the first piece. `groups` has the group of each call. The calls of a group stay in one piece
-    if two conditions hold. They follow each other in depth-first order, and they fit into one
-    piece. Raises ValueError if `max_tokens` is below 1.
+    if they follow each other in depth-first order, and if one piece has room for all of them.
+    Raises ValueError if `max_tokens` is below 1.
 
     Compute the denominators of a loss from the whole batch, not from one piece.
 

@@ -164,7 +164,7 @@ class EngineClient:
         self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
-        """Return True if the engine can answer calls. It then answers `/health` with a status below
+        """Return True if the engine can answer calls: if it answers `/health` with a status below
         500."""
         if self._http.closed:
             return False

@@ -143,8 +143,8 @@ class RunLog:
         await self._journal.write(row_changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
-        """Record that the trainer was restored to the state at the end of `step`. Its weights will
-        be served as `version`.
+        """Record that the trainer was restored to the state at the end of `step`. The restored
+        weights will be served as `version`.
 
         Return the planned batches of the later steps, which must be trained again.
         """
@@ -247,7 +247,7 @@ class RunLog:
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """Record that training stops. It continues when the engine is started again."""
+        """Record that training stops until the engine is started again."""
         self._put(
             row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
         )

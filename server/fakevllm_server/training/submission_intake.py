@@ -48,7 +48,7 @@ not notice so short a delay."""
 
 class Intake:
     """Owns the episodes and the pool of groups of one run. Every change of the episodes or the pool
-    is written to the journal, which is the run's SQLite file."""
+    is written to the journal (the run's SQLite file)."""
 
     def __init__(
         self,

@@ -37,8 +37,8 @@ def are_ids(values: Sequence[object]) -> bool:
 
 
 def checked_ids(values: Sequence[object]) -> IdArray:
-    """Return `values` as an array of ids. They were parsed from JSON. Raises ValueError if a value
-    is not an id (see `are_ids`).
+    """Return the ids in `values` as an array. `values` was parsed from JSON. Raises ValueError if a
+    value is not an id (see `are_ids`).
 
     For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
     text.

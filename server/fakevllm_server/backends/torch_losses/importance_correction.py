@@ -96,8 +96,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
     """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
-    The estimator k1 has two bounds. They are probability ratios, so their logarithms are compared.
-    The estimators k2 and k3 have only an upper bound, which is compared directly."""
+    The estimator k1 has two bounds. Both bounds are probability ratios, so their logarithms are
+    compared. The estimators k2 and k3 have only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

@@ -10,8 +10,8 @@ log-probability) and w = exp(d). n is the number of tokens.
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
 The formulas are for tokens of equal weight. In general, each token is weighted with its
-`token_share`. This is the token's weight in all means over the step's tokens. The metrics are
-computed from sums over all tokens of the step. Therefore they do not depend on the division into
+`token_share`, the weight that it has in all means over the step's tokens. The metrics are computed
+from sums over all tokens of the step. Therefore they do not depend on the division into
 micro-batches.
 
 Rounding differences increase the metrics, and so do weights that changed after sampling. To measure
@@ -37,8 +37,7 @@ LARGE = 0.5
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
     """Weighted sums over some tokens, from which the mismatch metrics are computed. Each token is
-    weighted with its `token_share`. This is the token's weight in all means over the step's tokens.
-    """
+    weighted with its `token_share`, the weight that it has in all means over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0

@@ -20,8 +20,8 @@ class HeldAdapters:
     """The record of one kind of adapters, for one vLLM with its arguments."""
 
     def __init__(self, spec: EngineSpec, version: str, arguments: Sequence[str]) -> None:
-        """Create the object, which does not change the record. `version` is vLLM's, and `arguments`
-        are those of its command that are equal in each start."""
+        """Create the object. The record is not changed. `version` is the version of vLLM.
+        `arguments` are the arguments of vLLM's command that are equal in each start."""
         self._file = spec.run_dir / FILE_NAME
         kind = [version, *arguments, str(spec.lora_rank), spec.target_modules]
         # An argument may be a secret, such as the key of a hub.

@@ -308,7 +308,8 @@ def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> Non
     """Raise WireError (404) if a call must not be answered by the policy (weights that the engine
     holds beside the served weights) of this version. There are two such cases:
 
-    * The call is captured for training. It would be trained as an answer of the served weights.
+    * The call is captured for training. Its answer would be trained as if the served weights had
+      sampled it.
     * The version was rejected. The engine may still hold its policy.
     """
     if is_captured or version in state.run.releases.state.rejected:
