@@ -221,8 +221,8 @@ class Ledger:
 
     def arm_salt(self) -> bytes:
         """Return the salt with which sessions are assigned to arms. An arm decides which weights
-        answer a session. Each ledger file has its own salt. The file also has the sessions, and
-        their arms must not change. Raises LedgerError if the salt cannot be created."""
+        answer a session. Each ledger file has its own salt, because the arms of the sessions in the
+        file must not change. Raises LedgerError if the salt cannot be created."""
         return self._random_bytes(row_changes.arm_salt)
 
     def _random_bytes(self, read_or_create: Callable[[Connection], bytes]) -> bytes:

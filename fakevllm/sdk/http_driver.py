@@ -267,8 +267,9 @@ class WaitLog:
 def bare_url(url: str) -> str:
     """Return a server's URL without the credentials in it.
 
-    The result can be given to agents, which use the API key of their episode, and can be quoted in
-    error messages. The people who read these messages must not learn the client's key.
+    The result can be given to agents, because they use the API key of their episode. It can be
+    quoted in error messages, because the people who read these messages must not learn the client's
+    key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 

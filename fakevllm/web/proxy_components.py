@@ -101,11 +101,11 @@ class ModelNames:
         return self._link.model
 
     def refuse_policy(self, name: str) -> None:
-        """Raise WireError if `name` is the name of a policy, which is a loaded version of the
-        weights. Only evaluations may sample policies by name.
+        """Raise WireError if `name` is the name of a policy (a loaded version of the weights). Only
+        evaluations may sample policies by name.
 
         The status is 404, as for an unknown model. The status is 503 if the server has not reported
-        its model yet, because the served model may have such a name.
+        its model yet, because the served model itself may have a name like a policy's.
         """
         if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
             return

@@ -140,7 +140,7 @@ class VerlTrainer:
     ) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
         update.

@@ -123,7 +123,7 @@ class PolicyTrainer:
         """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
         Metrics that were not measured are left out.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
         update. If tokens differ from the recorded tokens, no update is made, and FidelityError is
