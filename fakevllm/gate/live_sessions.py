@@ -42,9 +42,9 @@ class LiveSessions:
             self._seen.clear()
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session. Return None if the session was counted
-        already. Return None if the session is in an arm that takes no part in the comparison.
-        Return None if the version that answered the group is not known."""
+        """Return the outcome of the group's session, if the session counts. Return None in three
+        cases: the session was counted already, its arm takes no part in the comparison, or the
+        version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None

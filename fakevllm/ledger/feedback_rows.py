@@ -217,8 +217,8 @@ class FeedbackRows:
         first. An app must have at least `num` feedback values for a baseline.
 
         Each item is a triple (group id, feedback id, is settled). "Is settled" is False if the
-        group of the answer is in the state `scored`. In this state, the server has not acknowledged
-        the group's rewards yet.
+        server has not acknowledged the group's rewards yet. The group is then in the state
+        `scored`.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()

@@ -78,7 +78,7 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the run log, which is the log of trained steps and dropped groups. It has the
+    """The position at the end of the run log (the log of trained steps and dropped groups): the
     number of the last entry, the number of the last step, and the highest weight version."""
 
     last_seq: int
