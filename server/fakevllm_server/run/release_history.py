@@ -1,9 +1,9 @@
 """Compute the state of releases from the history of decisions. The state contains the version that
 answers apps, the version that is evaluated, and the rejected versions. This module does no I/O.
 
-The history is a list of decisions. Each decision changes the state. With one exception, nothing
-else changes the state. The exception are policies (versions that the engine holds beside the served
-weights): which policies answer apps does not follow from decisions.
+The history is a list of decisions. Each decision changes the state. Only one part of the state does
+not come from decisions: the set of policies that answer apps. A policy is a version that the engine
+holds beside the served weights.
 """
 
 from __future__ import annotations
