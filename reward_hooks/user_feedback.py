@@ -1,5 +1,5 @@
-"""Reward answers only by what users do after an answer. They give thumbs or scores, correct the
-answer, or send a next message.
+"""Reward answers only by what users do after an answer: give thumbs or a score, correct the answer,
+or send a next message.
 
 Without feedback, all answers of a group get the same reward, so the group trains nothing.
 `window_s` is a setting in the section `[feedback]` of the configuration. Feedback that arrives

@@ -106,7 +106,7 @@ def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
 
 
 def common_prefix(first: bytes, second: bytes) -> int:
-    """Return the number of equal bytes at the beginning of both.
+    """Return the number of equal bytes at the beginning of both arguments.
 
     >>> common_prefix(b"abcd", b"abxd"), common_prefix(b"ab", b"abc")
     (2, 2)
@@ -122,7 +122,7 @@ def common_prefix(first: bytes, second: bytes) -> int:
 
 
 def common_suffix(first: bytes, second: bytes, limit: int) -> int:
-    """Return the number of equal bytes at the end of both, at most `limit`.
+    """Return the number of equal bytes at the end of `first` and `second`, at most `limit`.
 
     >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
     (3, 2)
@@ -148,9 +148,10 @@ def _unchanged(data: bytes) -> bytes:
 class ContentStore:
     """A store for contents, such as prompts. Equal parts of contents are stored once.
 
-    A content is a list of slices, and each slice is a part of a stored piece of bytes. Call all
-    methods that store inside a `with` block of `transaction`. `compress` and `decompress` are
-    applied to each piece. SQL cannot cut compressed pieces. Therefore no view may cut them.
+    A content is a list of slices, and each slice is a part of a stored piece of bytes. To store
+    contents, open a `with` block of `transaction`, and call the methods inside of the block.
+    `compress` and `decompress` are applied to each piece. SQL cannot cut compressed pieces.
+    Therefore no view may cut them.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run a block. If the block fails, forget the recent contents, because their pieces are
-        then rolled back."""
+        """Run a block. If the block fails, forget the recent contents, because the rollback removes
+        their pieces."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
 """Limits on slow and endless requests, for uvicorn's httptools protocol class.
 
 The head of a request is its request line and its headers. Uvicorn stores the headers until the last
-one has arrived, which may never happen. No API key is checked before that.
+one has arrived, but the last one may never arrive. No API key is checked before that.
 
 `limited_protocol` returns a subclass of uvicorn's protocol class. The subclass has these limits:
 
@@ -279,12 +279,12 @@ class LimitedProtocol(_HttpTools):
         return True
 
     def handle_websocket_upgrade(self) -> None:
-        """Let the parser read a request again, without the request's offer to switch to another
-        protocol.
+        """Let the parser read a request again, without the request's header `upgrade`. With this
+        header, a client offers to switch to another protocol.
 
-        Uvicorn calls this method for an offer of any protocol, while it handles an exception of the
-        parser. The argument of the exception is the position of the first byte after the request's
-        head.
+        The parser raises an exception when it reads such a request. Uvicorn calls this method while
+        it handles the exception, whatever the protocol. The argument of the exception is the
+        position of the first byte after the request's head.
         """
         method = self.parser.get_method()
         error = sys.exception()

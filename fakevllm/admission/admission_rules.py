@@ -137,9 +137,9 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the decision not to train the request, if the request is a side call. A side call
-        is a request that the client program makes on its own, such as title generation. Return None
-        for a main call (a request of the user or the agent).
+        """Return the decision not to train the request, if the request is a side call (a request
+        that the client program makes on its own, such as title generation). Return None for a main
+        call (a request of the user or the agent).
 
         `session`: summary of the earlier main calls in the same session (conversation). None means
         that there are no earlier main calls.
@@ -155,13 +155,12 @@ class AdmissionRules:
         is_paused: bool = False,
         is_held_out: Callable[[], bool] = lambda: False,
     ) -> Ruling:
-        """Return the decision whether a main call is trained. A main call is a request of the user
-        or the agent.
+        """Return the decision whether a main call (a request of the user or the agent) is trained.
 
         `subject`: id of the request's session (conversation). If the request has no session, it is
         the id of the request. If only a fraction of the traffic is trained, this fraction is chosen
         by subject. Either all requests of a session belong to the fraction, or none of them.
-        `is_paused`: True if the kill switch is on, which stops training on all requests.
+        `is_paused`: True if the kill switch is on. It stops training on all requests.
         `is_held_out`: function that returns True if the request quotes a row of the held-out
         dataset. The function reads the whole request, so it is called only if no cheaper rule
         decides.
@@ -198,8 +197,8 @@ def is_sampled(subject: str, fraction: float) -> bool:
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
     """Return the reason why a request cannot be trained, or None if it can.
 
-    The reason depends on the request's body and on the number of siblings, which are the answers to
-    sample. A request that cannot be trained is sampled once.
+    The reason depends on the request's body and on the number of siblings (answers to sample). A
+    request that cannot be trained is sampled once.
     """
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING

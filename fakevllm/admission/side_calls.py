@@ -59,8 +59,8 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class SideCallRules:
-    """Rules that recognise side calls. A side call is a request that the client program makes on
-    its own, such as title generation."""
+    """Rules that recognise side calls (requests that the client program makes on its own, such as
+    title generation)."""
 
     models: Sequence[str] = ()
     """Patterns in the syntax of `fnmatch`. A request whose model name matches one of them is a side
@@ -124,8 +124,7 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Add a main call to the summary of its session. A main call is a request of the user or
-        the agent.
+        """Add a main call (a request of the user or the agent) to the summary of its session.
 
         The summary keeps two parts of the session's first main call: a hash of the system messages,
         and the first user message.
@@ -178,8 +177,8 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts of the messages in which a marker is searched. A marker is a text with which
-    side calls begin.
+    """Return the texts of the messages that are searched for a marker (a text with which side calls
+    begin).
 
     All system messages are checked. If the request has exactly one other message, that message is
     searched too.

@@ -132,9 +132,8 @@ class TaskIndex:
         return self._tasks.get(task_id or "")
 
     def texts_by_id(self, texts: set[str]) -> dict[str, str]:
-        """Return the normalised texts of the tasks whose text is in `texts`. The result is a dict
-        by task id. The texts in `texts` must be normalised, too. The method may be called from any
-        thread."""
+        """Find the tasks whose normalised text is in `texts`. Return a dict from each task's id to
+        its normalised text. The method may be called from any thread."""
         pairs = [(id, normalised(task.main_query)) for id, task in list(self._tasks.items())]
         return {id: text for id, text in pairs if text in texts}
 

@@ -1,5 +1,4 @@
-"""WorkflowTask, the argument that AgentJet passes to a workflow. A workflow is a function that runs
-an agent.
+"""WorkflowTask, the argument that AgentJet passes to a workflow (a function that runs an agent).
 
 A WorkflowTask has the task and the task's position in the batch.
 """
@@ -14,8 +13,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class WorkflowTask(BaseModel):
-    """A task in the form in which AgentJet passes it to a workflow. A workflow is a function that
-    runs an agent.
+    """A task in the form in which AgentJet passes it to a workflow (a function that runs an agent).
 
     Scripts create a WorkflowTask themselves and pass it to their own workflow. fakevllm itself
     reads none of the fields.

@@ -107,8 +107,7 @@ def render_tree(
     names: Mapping[str, str],
     feedback: Iterable[FeedbackRecord] = (),
 ) -> RenderableType:
-    """Return a session drawn as a tree. Each node is a group, which is one request with its
-    answers.
+    """Return a session drawn as a tree. Each node is a group (one request with its answers).
 
     A conversation without branches is drawn as a flat list. If several groups continue the same
     answer, all of them are drawn at the same level. The conversation goes on at this level after

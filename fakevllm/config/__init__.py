@@ -1,7 +1,8 @@
 """The proxy's configuration. Settings in fakevllm.toml override the defaults, and command-line
 flags override both. The configuration is checked once and cannot change afterwards.
 
-* `model` defines the class of the whole configuration, and the function `load`, which reads it.
+* `model` defines the class of the whole configuration, and the function `load` that reads the
+  configuration.
 * `policy`, `serving`, `reward` and `upstream` define sections of fakevllm.toml.
 * `errors` turns a validation error into a message of one line.
 * `key_file` reads and writes the file with the apps' API keys.

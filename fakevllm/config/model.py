@@ -1,5 +1,6 @@
-"""The whole configuration of the proxy, and the function `load`, which reads it. Values in
-fakevllm.toml override the defaults, and command-line flags override values in the file."""
+"""The whole configuration of the proxy, and the function `load` that reads the configuration.
+Values in fakevllm.toml override the defaults, and command-line flags override values in the file.
+"""
 
 from __future__ import annotations
 

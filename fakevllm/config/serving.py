@@ -1,5 +1,5 @@
-"""The section `[serve]` of fakevllm.toml: which sibling an app gets, and when. A sibling is one of
-the sampled answers. The rules apply to all routes, or to single routes."""
+"""The section `[serve]` of fakevllm.toml: which sibling (one of the sampled answers) an app gets,
+and when. The rules apply to all routes, or to single routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOR_THE_WHOLE_PROXY = {"max_siblings_in_flight", "resend_window_s", "receipts",
 
 
 class ServeRules(Section):
-    """The rules for answers to requests of one route. A route is an API format."""
+    """The rules for answers to requests of one route (an API format)."""
 
     policy: PolicyName = "best"
     """Policy by which the answer for the app is chosen from the sampled answers. `best` is the
@@ -83,8 +83,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules for one route. A setting that the route does not set is taken from the
-        section `[serve]`, unless it has no meaning for the route's policy.
+        """Return the rules for one route. If the route lacks a setting, the setting is taken from
+        the section `[serve]`, unless it has no meaning for the route's policy.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'

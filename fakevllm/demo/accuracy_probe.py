@@ -44,7 +44,7 @@ async def probe(
     return the result.
 
     The requests do not have the header that names a sibling. Therefore the server does not record
-    their tokens and does not train on them.
+    their tokens, and trains on none of them.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

@@ -318,8 +318,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
-    """Return the scored groups of all arms. They are read from the ledger, because the gains that
-    the proxy reports include a session only ten minutes after its end."""
+    """Read the scored groups of all arms from the ledger, and return them. The gains that the proxy
+    reports could not be used, because they include a session only ten minutes after its end."""
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))

@@ -1,5 +1,6 @@
-"""The results of a demo with the mode `gated`. If the demo has planted steps, which train with the
-opposite rewards, the results must meet the claims in this module. This module does no I/O."""
+"""The results of a demo with the mode `gated`. Planted steps train with the opposite rewards. If
+the demo has planted steps, the results must meet the claims in this module. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class ArmChange:
 
 @dataclass(frozen=True, slots=True)
 class PlantedOutcome:
-    """The results of the planted steps, which trained with the opposite rewards."""
+    """The results of the planted steps (steps that trained with the opposite rewards)."""
 
     first_step: int
     versions: tuple[int, int]
@@ -153,8 +154,8 @@ def arm_change(
     groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
 ) -> ArmChange | None:
     """Compare the released arm's mean reward before `began_at` with its mean reward from `began_at`
-    until shortly after `returned_at`. Both are Unix times in seconds. Return None if there are too
-    few sessions."""
+    until shortly after `returned_at`. `began_at` and `returned_at` are Unix times in seconds.
+    Return None if there are too few sessions."""
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]
     num_until_return = sum(began_at <= group.received_at < returned_at for group in released)

@@ -1,4 +1,4 @@
-"""The state of a running demo, which is polled from the proxy."""
+"""The state of a running demo. The state is polled from the proxy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The demo's tasks: all sums of two numbers from 0 to 7.
 
-A demo with the mode `gated` holds out a quarter of them, which are never trained.
+A demo with the mode `gated` holds out a quarter of the sums, and never trains them.
 """
 
 from __future__ import annotations

@@ -187,8 +187,7 @@ class _ArmPolicy:
 
 
 class ArmPolicies:
-    """The policies of all arms except the training arm. A policy is the version that answers an
-    arm."""
+    """The policies (the versions that answer) of all arms except the training arm."""
 
     def __init__(self, link: SwarmLink, versions: Mapping[Arm, int], advice: str) -> None:
         """Create the policies. `versions` contains the version of each arm. `advice` is a sentence
@@ -268,9 +267,9 @@ class ArmPolicies:
         return policy_name(self._policies[arm].version)
 
     def is_current(self, arm: Arm, model: str | None) -> bool:
-        """Return True if `model` is the model name of the version that the arm got last. Return
-        True also if `model` is None, which stands for the newest weights, and if the arm has no
-        version of its own."""
+        """Return True if `model` is the model name of the version that the arm got last. Also
+        return True if the arm has no version of its own, or if `model` is None. None stands for the
+        newest weights."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return model is None or policy is None or model == policy_name(policy.version)
 

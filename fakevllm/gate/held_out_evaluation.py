@@ -79,8 +79,8 @@ class AnsweredRows:
         known: Iterable[EvaluatedRewards],
         hook_hash: str = "",
     ) -> None:
-        """Create the rows. `sample` samples a row. `known` are the rows that the ledger has.
-        `hook_hash` is the content hash of the hooks that score the rows that are sampled."""
+        """Create the rows. `sample` samples a row. `known` are the rows that the ledger has. The
+        hooks score the sampled rows, and `hook_hash` is the content hash of these hooks."""
         self._draws = draws
         self._tasks = tasks
         self._sample = sample

@@ -1,6 +1,6 @@
-"""Make one outcome of each live session, for the comparison of the arms. An arm is a share of the
-sessions that one version answers. A live session is a session of an app. This module does no I/O,
-and gets the time as an argument."""
+"""The outcomes of live sessions, for the comparison of the arms. A live session is a session of an
+app, and has one outcome. An arm is a share of the sessions that one version answers. This module
+does no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class LiveSessions:
             self._seen.clear()
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session. Return None if the session was counted
-        already. Return None if the session is in an arm that takes no part in the comparison.
-        Return None if the version that answered the group is not known."""
+        """Return the outcome of the group's session, if the session counts. Return None in three
+        cases: the session was counted already, its arm takes no part in the comparison, or the
+        version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None

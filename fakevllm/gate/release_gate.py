@@ -1,6 +1,5 @@
 """The release gate. The gate evaluates versions of the weights on held-out rows, and sends
-decisions about versions to the server. `release/controller` makes the decisions. This module
-carries the decisions out.
+decisions about versions to the server. The decisions themselves are made by `release/controller`.
 
 The gate stores no state of its own. The server keeps the history of decisions, and the ledger keeps
 the evaluated rows. After a restart, the gate reads both, and continues the evaluation with the next
@@ -235,8 +234,8 @@ class ReleaseGate:
             self._controller.rows_unusable(self._unusable)
 
     async def first_read(self, timeout_s: float) -> None:
-        """Wait until the history of releases has been read, which contains the released version.
-        Wait at most `timeout_s` seconds."""
+        """Wait until the history of releases has been read, but at most `timeout_s` seconds. The
+        history contains the released version."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._history is None:
@@ -304,9 +303,9 @@ class ReleaseGate:
         """Return True if the history that was read last is the server's history.
 
         Operators may add decisions to the history. If versions are evaluated between training
-        steps, the history is also out of date after each new version, because a version may be a
-        copy of an older version. It is then also out of date after each change of the training
-        limit.
+        steps, the history is also out of date in two more cases. First, after each new version,
+        because a version may be a copy of an older version. Second, after each change of the
+        training limit.
         """
         history = self._history
         if history is None or status.run_id != self._run_id:
@@ -341,8 +340,8 @@ class ReleaseGate:
             await self._rows.unload(ended)
 
     async def _decide(self, decision: Decide) -> float:
-        """Send a decision to the server. Then read the history, which contains the new decision.
-        Return the number of seconds until the next step."""
+        """Send a decision to the server. Then read the history again, because it contains the new
+        decision. Return the number of seconds until the next step."""
         # The next process must have the rows on which it is based, to make the same decision.
         if decision.source == HELD_OUT and not await self._rows.flush():
             self._report(DISK_TROUBLE)
@@ -423,9 +422,9 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample rows of an evaluation with both versions. Return the number of rows that were not
-        in the ledger. Return also the reason why a row has no reward. The reason is None if there
-        is none."""
+        """Sample rows of an evaluation with both versions. Rows that the ledger already has are not
+        sampled again. Return a pair: the number of rows that were sampled, and the reason why a row
+        has no reward. The reason is None if all rows have rewards."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -442,9 +441,9 @@ class ReleaseGate:
         return evaluation.num_sampled - num_before, evaluation.reason
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
-        """Sample rows of the reference with the served version. Return the number of rows that were
-        not in the ledger. Return also the reason why a row has no reward. The reason is None if
-        there is none."""
+        """Sample rows of the reference with the served version. Rows that the ledger already has
+        are not sampled again. Return a pair: the number of rows that were sampled, and the reason
+        why a row has no reward. The reason is None if all rows have rewards."""
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"

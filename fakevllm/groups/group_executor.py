@@ -1,5 +1,5 @@
-"""Execution of one group. A group is a request with its siblings, which are the answers that are
-sampled for it. This module has the asyncio code. `sibling_scheduler.py` makes the decisions.
+"""Execution of one group (a request with its siblings, the answers that are sampled for it). This
+module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 
 The asyncio task that handles the app's request waits until an answer is chosen, and sends this
 answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
@@ -75,9 +75,8 @@ class GroupServices:
 
 
 class GroupExecutor:
-    """The executor of one group. A group is a request with its siblings, which are the answers that
-    are sampled for it. It samples and scores the siblings, answers the app, and creates the ledger
-    record.
+    """The executor of one group (a request with its siblings, the answers that are sampled for it).
+    It samples and scores the siblings, answers the app, and creates the ledger record.
 
     `services.sibling_limit` limits the number of siblings that run at one time. Each sibling except
     the lead (sibling 0) needs a slot of this limit. The caller must have acquired these slots. The
@@ -123,9 +122,9 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group, which is the request with its siblings. Return when the app has got its
-        answer or an error, or when the app has disconnected. Siblings that are still being sampled
-        then continue in the background."""
+        """Run the group (the request with its siblings). Return when the app has got its answer or
+        an error, or when the app has disconnected. Siblings that are still being sampled then
+        continue in the background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -150,7 +149,7 @@ class GroupExecutor:
         self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        """Abort the group because the proxy is stopping. A group is a request with its siblings."""
+        """Abort the group (a request with its siblings) because the proxy is stopping."""
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
@@ -313,8 +312,7 @@ class GroupExecutor:
         task.add_done_callback(lambda _: self._release(indices))
 
     def _release(self, indices: tuple[int, ...]) -> None:
-        """Give back the slots of `services.sibling_limit` that the siblings `indices` held. These
-        siblings have ended."""
+        """Give back the slots in `services.sibling_limit` of the ended siblings `indices`."""
         ended = self._held.intersection(indices)
         self._held -= ended
         self._services.sibling_limit.release(len(ended))

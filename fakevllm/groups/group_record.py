@@ -1,6 +1,5 @@
-"""The draft of the ledger record for one group. A group is a request with its siblings, which are
-the answers that are sampled for it. The draft collects data from the arrival of the request until
-the group's end."""
+"""The draft of the ledger record for one group (a request with its siblings, the answers that are
+sampled for it). The draft collects data from the arrival of the request until the group's end."""
 
 from __future__ import annotations
 
@@ -164,8 +163,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's column `reason` contains `outage`, which is the reason why the fallback server
-        was used. It contains this reason even if the fallback server gave an error.
+        The record's column `reason` contains `outage`, the reason why the fallback server was used.
+        It contains this reason even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
         record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -235,8 +234,8 @@ class GroupDraft:
 
     def _other_arm_reason(self, reason: str | None) -> str:
         """Return the reason why a group is not trained if its arm is not the training arm. An arm
-        decides which weights answer a session. `reason` is a further reason, such as too few
-        rewards."""
+        decides which weights answer a session. `reason` is another reason, such as too few rewards.
+        """
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason
         if arm is not None and arm.trouble is not None:

@@ -68,8 +68,8 @@ def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
     """Return the kind of a warning about a group's rewards, and the reason why the rewards are
     missing. The reason is None if no reward is missing.
 
-    If the group's arm does not train, the group's reason begins with that fact. Only the hook's
-    reason after it is returned.
+    If the group's arm does not train, the group's reason has two parts: first that the arm does not
+    train, then the hook's reason. Only the hook's reason is returned.
     """
     prefix, reason = f"{OTHER_ARM}: ", group.reason
     if reason is not None and reason.startswith(prefix):
@@ -89,7 +89,7 @@ class HookWarnings:
 
     def __init__(self, hooks: Path, ledger: Path) -> None:
         """Create the object. `hooks` and `ledger` are the paths of the hook files and of the
-        ledger. They appear in the `fakevllm check-hook` command that a warning suggests."""
+        ledger. These paths appear in the `fakevllm check-hook` command that a warning suggests."""
         command = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
         self._default_fix = f"to see why: {command}"
         # Bounded by the number of slugs and of lines in the hook files.
@@ -116,8 +116,8 @@ class HookWarnings:
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Return an error text if the engine has refused request fields that a hook set. Otherwise
-    return None.
+    """Return an error text if the engine has refused request fields that a hook set. Return None if
+    no such field was refused.
 
     `siblings` are all siblings of a group in which the hook set request fields. The fields count as
     refused if the engine accepted the lead and answered another sibling with a client error. The

@@ -1,5 +1,5 @@
-"""The setting `job.lockstep`: process groups one after another, so that a run can be reproduced. A
-group is a request with its sampled answers.
+"""The setting `job.lockstep`: process groups (requests with their sampled answers) one after
+another, so that a run can be reproduced.
 
 Before a group is sampled, the server must have finished all training steps for which it has enough
 groups.
@@ -47,8 +47,8 @@ def seed_of(run_seed: int, row: str, nth: int) -> int:
 
 
 def is_idle(status: EngineStatusReply | None) -> bool:
-    """Return True if the server runs no training step and has too few groups to begin a step. A
-    group is a request with its sampled answers.
+    """Return True if the server runs no training step and has too few groups (requests with their
+    sampled answers) to begin a step.
 
     Also return True if the server is unreachable, or if its engine is off or booting.
     """
@@ -60,8 +60,8 @@ def is_idle(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    """A lock that makes groups run one after another. The object also has the random seeds of their
-    requests. A group is a request with its sampled answers."""
+    """A lock that makes groups (requests with their sampled answers) run one after another. The
+    object also has the random seeds of their requests."""
 
     def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed

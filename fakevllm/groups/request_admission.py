@@ -54,8 +54,7 @@ class TrafficGate:
         self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
     ) -> Ruling:
         """Decide whether a request is trained, and return the decision. If this proxy trains, also
-        add each main call to its session (conversation). A main call is a request of the user or
-        the agent.
+        add each main call (a request of the user or the agent) to its session (conversation).
 
         `key` is the app's API key. `texts` are the request's texts, in which held-out rows are
         searched.

@@ -69,8 +69,8 @@ class RequestArms:
 
     def assign(self, draft: GroupDraft) -> None:
         """Set the arm of the request in `draft`. Call this method before the app's response is
-        created, because answers of a policy must show the model name that the app sent. A policy is
-        a set of weights beside the served weights."""
+        created, because answers of a policy (a set of weights beside the served weights) must show
+        the model name that the app sent."""
         request = draft.request
         if request.exchange is None:
             return
@@ -139,8 +139,8 @@ class RequestArms:
         return self._gains.summary(now)
 
     async def read_earlier(self) -> None:
-        """Add the groups of earlier proxy processes, which the ledger has, to the statistics of the
-        arms. Then add the groups that ended while the ledger was read."""
+        """Add the groups of earlier proxy processes to the statistics of the arms. These groups are
+        read from the ledger. Then add the groups that ended while the ledger was read."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             for start in range(0, len(groups), ADDED_AT_ONCE):
@@ -155,7 +155,7 @@ class RequestArms:
         self._buffered = None
 
     async def close(self, running: asyncio.Task[None]) -> None:
-        """Stop `running`, which is the task of `run`, and everything that this task has started."""
+        """Stop `running`, the task of `run`, and everything that it has started."""
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

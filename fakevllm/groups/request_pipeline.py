@@ -343,7 +343,7 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        """Write the record of a request that will not be trained into the ledger."""
+        """Write the record of an untrained request to the ledger."""
         self._metrics.group_ended(group)
         self._ledger.record(group)
         self._delivery.forget(group.group_id)

@@ -100,9 +100,9 @@ class ResendCache:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
-        delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, which
-        measures these windows. `unix_time` is a clock in Unix seconds. The ledger stores its times,
-        so that a later proxy process can read them."""
+        delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, with which
+        these windows are measured. `unix_time` is a clock in Unix seconds. The ledger stores its
+        times, so that a later proxy process can read them."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s

@@ -28,8 +28,7 @@ MAX_REQUESTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The parts of a request by which a resend is recognised. A resend is a request that is sent
-    again."""
+    """The parts of a request by which a resend (a request that is sent again) is recognised."""
 
     key: bytes
     """Hash of the request's path, API key, session and body. Equal requests have the same hash."""
@@ -77,8 +76,8 @@ class RequestAttempts(Generic[T]):
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests. It is used to recognise resends, which are requests that are
-    sent again. The index limits the age of a request, the number of requests, and the total size of
+    """An index of the latest requests, with which resends (requests that are sent again) are
+    recognised. The index limits the age of a request, the number of requests, and the total size of
     their answers.
 
     >>> index = AttemptIndex[str](600)

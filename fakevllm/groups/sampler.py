@@ -1,5 +1,5 @@
-"""Sample one sibling, and retry while the engine is unavailable. A sibling is one of the answers
-that are sampled for a request."""
+"""Sample one sibling (one of the answers that are sampled for a request), and retry while the
+engine is unavailable."""
 
 from __future__ import annotations
 

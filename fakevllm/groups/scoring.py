@@ -70,8 +70,7 @@ def _answer(result: SiblingResult) -> Answer:
 
 
 def _sibling(request: Request, task: Task, result: SiblingResult) -> Sibling:
-    """Return a sibling in the form in which the reward hook gets it. A sibling is one of the
-    sampled answers."""
+    """Return a sibling (a sampled answer) in the form in which the reward hook gets it."""
     answer = _answer(result)
     episode_id = f"{request.id}/{result.index}"
     messages = messages_of(request.body)

@@ -1,5 +1,5 @@
-"""The decisions for one group, as a state machine without I/O. A group is a request with its
-siblings, which are the answers that are sampled for it.
+"""The decisions for one group (a request with its siblings, the answers that are sampled for it),
+as a state machine without I/O.
 
 The methods of `GroupScheduler` take events and return decisions. `group_executor.py` carries the
 decisions out. The caller passes the random number generator.
@@ -91,7 +91,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decision to end the group without training it. A group is a request with its siblings."""
+    """Decision to end the group (a request with its siblings) without training it."""
 
     reason: str
 
@@ -113,9 +113,9 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state machine of one group. A group is a request with its siblings, which are the answers
-    that are sampled for it. The attribute `selection` has the served and the best sibling.
-    `selection` is final when the group has ended normally."""
+    """The state machine of one group (a request with its siblings, the answers that are sampled for
+    it). The attribute `selection` has the served and the best sibling. `selection` is final when
+    the group has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
@@ -159,7 +159,8 @@ class GroupScheduler:
         """Start the other siblings after the first token of a lead (sibling 0) that is streamed to
         the app.
 
-        They start only now, because the prompt is now in the engine's prefix cache.
+        With the first token, the prompt is in the engine's prefix cache. The other siblings start
+        only now, so that they can use this cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
@@ -189,8 +190,8 @@ class GroupScheduler:
 
     def deadline_passed(self) -> list[Decision]:
         """Handle the deadline for the app's answer. From now on, the app gets an answer as soon as
-        one sibling has answered. It no longer waits for the quorum, which is the configured number
-        of answers."""
+        one sibling has answered. The app no longer waits for the quorum (the configured number of
+        answers)."""
         self._quorum = 1
         return self._advance()
 

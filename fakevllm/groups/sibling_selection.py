@@ -41,7 +41,7 @@ class Selection:
 def seeded_random(seed: int, question: str) -> random.Random:
     """Return the random number generator for a request that has a seed.
 
-    The generator depends on the seed and on the question, the text of the last user message. If a
+    The generator depends on the seed and on the question (the text of the last user message). If a
     request is repeated with the same seed, ties between rewards are broken in the same way. If an
     app sends the same seed with all requests, different questions still get different random
     numbers.
@@ -62,8 +62,9 @@ def select(
     """Return the sibling to serve and the best sibling.
 
     `answered` has the siblings (sampled answers) to choose from. A sibling is servable if its
-    answer can be translated into the app's API format. `servable` has the servable siblings; None
-    means all. If no answered sibling is servable, all of them are treated as servable.
+    answer can be translated into the app's API format. `servable` has the servable siblings. If it
+    is None, or if none of the siblings in `answered` is servable, all of them are treated as
+    servable.
 
     * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
       If no servable sibling has a reward, the servable sibling with the lowest index is served.

@@ -1,5 +1,5 @@
-"""Run the user's hooks once on one group, and render the results as a table. A group is a request
-with several answers. The command `fakevllm check-hook` uses this module."""
+"""Run the user's hooks once on one group (a request with several answers), and render the results
+as a table. The command `fakevllm check-hook` uses this module."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MAX_SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The results of all hooks on one group, and the duration of each hook in seconds. A group is a
-    request with several answers."""
+    """The results of all hooks on one group (a request with several answers), and the duration of
+    each hook in seconds."""
 
     path: Path
     group: RecordedGroup

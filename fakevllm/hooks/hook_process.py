@@ -146,7 +146,7 @@ class HookProcess:
         """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
         If there is no reply after `limit_s` seconds, the process is killed. The field `reason` of
-        the LostCall then names `timeout_s`, which is the time limit in the user's configuration.
+        the LostCall then names `timeout_s`, the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -256,8 +256,8 @@ class HookProcess:
 
 
 def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
-    """Start a process that ignores Ctrl-C from the beginning. Otherwise it would print a traceback
-    on Ctrl-C.
+    """Start a process that ignores Ctrl-C from the beginning. Without this function, the process
+    would print a traceback on Ctrl-C.
 
     The signal SIGINT is blocked in this thread while the process is started. The new process
     inherits the blocked signal.

@@ -6,8 +6,8 @@ second thread. Therefore two sync hooks need no lock for shared data. A third th
 socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
 two threads.
 
-Each message on the socket is a frame, which consists of a length and JSON. Python objects of the
-user's code are never sent. The proxy's side of the socket is in hook_process.py.
+Each message on the socket is a frame: a length, followed by JSON. Python objects of the user's code
+are never sent. The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RecordedGroup, the form in which hooks get a group. A group is a request with its answers.
+"""RecordedGroup, the form in which hooks get a group (a request with its answers).
 
 The group comes from the ledger, or is made up to check the hooks.
 """

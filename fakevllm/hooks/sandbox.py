@@ -59,9 +59,9 @@ DEFAULT_SANDBOX = HookSandbox()
 
 
 def kill_group(pid: int | None) -> None:
-    """Kill the hook process `pid` and all other processes in its process group. These other
-    processes were started by hooks. Call this function before the hook process is reaped, because
-    the operating system may reuse the process id after that."""
+    """Kill the hook process `pid`, and all processes that hooks have started in its process group.
+    Call this function before the hook process is reaped, because the operating system may reuse the
+    process id after that."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

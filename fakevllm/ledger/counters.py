@@ -327,8 +327,8 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Remember the present part of these groups in the counters. Call this function before the
-    groups are changed."""
+    """Remember how much these groups now add to each counter. Call this function before the groups
+    are changed. The counters can then be corrected by the difference."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:

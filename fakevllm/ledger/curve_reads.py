@@ -1,8 +1,8 @@
 """Reads of the learning curve from the ledger's counters: the whole curve, or its two ends.
 
 A curve has a row per step, so a large ledger has long curves. Users compare the two ends. Reading
-the ends takes the same time in every ledger. There is one exception: the hooks or the job changed
-during the run. Then the digests of all steps are read too, to find the last change.
+the ends takes the same time in every ledger. There is one exception: if the hooks or the job
+changed during the run, the digests of all steps are read too, to find the last change.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls that produced the answer of an app, with their tokens."""
+    """The model calls that produced the answer that an app received, with the tokens of these
+    calls."""
 
     run_id: str | None
     calls: list[CapturedCall]
@@ -216,8 +217,8 @@ class FeedbackRows:
         first. An app must have at least `num` feedback values for a baseline.
 
         Each item is a triple (group id, feedback id, is settled). "Is settled" is False if the
-        group of the answer is in the state `scored`. In this state, the server has not acknowledged
-        the group's rewards yet.
+        server has not acknowledged the group's rewards yet. The group is then in the state
+        `scored`.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()
@@ -266,8 +267,8 @@ class FeedbackRows:
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
 
     def arm_of(self, group_id: str) -> str | None:
-        """Return the arm of a group. The arm decides which weights answer its session. Return None
-        if the group has no arm."""
+        """Return the arm of a group, or None if the group has no arm. An arm decides which weights
+        answer a session."""
         return self._one("SELECT arm FROM group_rows WHERE group_id = ?", group_id)
 
     def counts(self) -> dict[str, int]:

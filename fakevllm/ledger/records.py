@@ -284,8 +284,8 @@ class FeedbackRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group whose rewards are known, and which the server has not acknowledged yet. A group is a
-    request with its sampled answers.
+    """A group (a request with its sampled answers) whose rewards are known, and which the server
+    has not acknowledged yet.
 
     >>> ScoredGroup("g1", None, [1.0, None]).rewards
     [1.0, None]
@@ -332,8 +332,8 @@ class EvaluatedRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One point of the learning curve: the mean rewards of the groups of one training step. A group
-    is a request with its sampled answers.
+    """One point of the learning curve: the mean rewards of the groups (requests with their sampled
+    answers) of one training step.
 
     >>> StepRow(step=1, groups=8, policy_mean=0.4, returned_best=0.7, without_signal=2).policy_mean
     0.4

@@ -178,8 +178,8 @@ def settle(
     job_hash: str | None = None,
     prompts: Sequence[bytes] = (),
 ) -> None:
-    """Store the server's reply to the rewards of a group. A group is a request with its sampled
-    answers. If the ledger does not have the group, do nothing.
+    """Store the server's reply to the rewards of a group (a request with its sampled answers). If
+    the ledger does not have the group, do nothing.
 
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
     `calls[i]` has the model calls of sibling i (the i-th sampled answer). `prompts` are the prompts
@@ -221,8 +221,8 @@ def read_cursor(db: Connection, run_id: str) -> int:
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the secret with which the proxy signs task keys. A task key is an API key that names a
-    dataset task. If the ledger has no secret yet, create one."""
+    """Return the secret with which the proxy signs task keys (API keys that name a dataset task
+    each). If the ledger has no secret yet, create one."""
     return _random_bytes(db, _TASK_SECRET)
 
 

@@ -78,8 +78,8 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
-    """A group of a session, with its position in the conversation. A group is a request with its
-    sampled answers."""
+    """A group (a request with its sampled answers) of a session, with its position in the
+    conversation."""
 
     group_id: str
     parent_id: str | None
@@ -152,8 +152,7 @@ class SessionReads:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 
     def groups(self, session_id: str) -> list[SessionGroup]:
-        """Return the groups of a session, oldest first. A group is a request with its sampled
-        answers."""
+        """Return the groups (requests with their sampled answers) of a session, oldest first."""
         with self._read_engine.connect() as db:
             return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
 

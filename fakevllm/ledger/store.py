@@ -158,8 +158,8 @@ class Ledger:
         job_hash: str | None = None,
         prompts: Sequence[bytes] = (),
     ) -> None:
-        """Queue the server's reply to the rewards of a group. The writer's thread writes it later.
-        A group is a request with its sampled answers. Call `record` for the group first.
+        """Queue the server's reply to the rewards of a group (a request with its sampled answers).
+        The writer's thread writes it later. Call `record` for the group first.
 
         `calls[i]` has the model calls of sibling i (the i-th sampled answer), in order. `job_hash`
         is the digest of the server's training job, or None if the server did not send it. `prompts`
@@ -214,15 +214,15 @@ class Ledger:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Return the secret with which the proxy signs task keys. A task key is an API key that
-        names a dataset task. Each ledger file has its own secret. Raises LedgerError if the secret
-        cannot be created."""
+        """Return the secret with which the proxy signs task keys (API keys that name a dataset task
+        each). Each ledger file has its own secret. Raises LedgerError if the secret cannot be
+        created."""
         return self._random_bytes(row_changes.task_secret)
 
     def arm_salt(self) -> bytes:
         """Return the salt with which sessions are assigned to arms. An arm decides which weights
-        answer a session. Each ledger file has its own salt. The file also has the sessions, and
-        their arms must not change. Raises LedgerError if the salt cannot be created."""
+        answer a session. Each ledger file has its own salt, because the arms of the sessions in the
+        file must not change. Raises LedgerError if the salt cannot be created."""
         return self._random_bytes(row_changes.arm_salt)
 
     def _random_bytes(self, read_or_create: Callable[[Connection], bytes]) -> bytes:
@@ -235,8 +235,8 @@ class Ledger:
             raise LedgerError(message) from error
 
     def scored_groups(self) -> list[ScoredGroup]:
-        """Return the groups whose rewards the server has not acknowledged yet, oldest first. A
-        group is a request with its sampled answers."""
+        """Return the groups (requests with their sampled answers) whose rewards the server has not
+        acknowledged yet, oldest first."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
@@ -266,9 +266,9 @@ class Ledger:
         """Return the learning curve of one training run. The curve has the mean rewards of each
         step, in the order of the steps.
 
-        A group is a request with its sampled answers. It counts in the step that trained it. If it
-        was not trained, it counts in the step during which it ended. Groups whose rewards are all
-        equal count too.
+        A group is a request with its sampled answers. A trained group counts in the step that
+        trained it. Any other group counts in the step during which the group ended. Groups whose
+        rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
             return whole_curve(db, run_id)
@@ -280,21 +280,19 @@ class Ledger:
             return curve_ends(db, run_id)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups in each state. A group is a request with its sampled
-        answers."""
+        """Return the number of groups (requests with their sampled answers) in each state."""
         return self._numbers("state")
 
     def untrained(self) -> dict[str, int]:
-        """Return the number of groups that were not trained, for each reason. A group is a request
-        with its sampled answers.
+        """Return the number of groups (requests with their sampled answers) that were not trained,
+        for each reason.
 
         Details after a colon in the reason are ignored, because they differ from group to group.
         """
         return self._numbers("untrained")
 
     def failures(self) -> dict[str, int]:
-        """Return the number of unusable sampled answers for each cause. A cause is a slug such as
-        `cut_off`."""
+        """Return the number of unusable answers for each cause (a slug such as `cut_off`)."""
         return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
@@ -312,9 +310,8 @@ class Ledger:
             return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
 
     def group(self, group_id: str) -> GroupRecord | None:
-        """Return the group with this id. A group is a request with its siblings, which are the
-        sampled answers. The siblings are in the order of their indices. Return None if the ledger
-        does not have the group."""
+        """Return the group with this id: a request with its siblings (sampled answers), in the
+        order of their indices. Return None if the ledger does not have the group."""
         group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
         of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
         with self._read_engine.connect() as db:
@@ -338,10 +335,10 @@ class Ledger:
     ) -> tuple[set[str], set[str]]:
         """Return the `questions` and `task_ids` that were trained or wait to be trained.
 
-        A question or task was trained if a group with it was trained. A group is a request with its
-        sampled answers. If `with_unsent` is True, groups that were not sent to the server yet count
-        too. A group also counts if only its served answer was trained, by late feedback. Questions
-        are compared without case and white space. They are returned in the ledger's spelling. The
+        A question or task was trained if a group (a request with its sampled answers) with it was
+        trained. If `with_unsent` is True, groups that were not sent to the server yet count too. A
+        group also counts if only its served answer was trained, by late feedback. Questions are
+        compared without case and white space. They are returned in the ledger's spelling. The
         method reads all trained groups.
         """
         texts, ids = set(map(normalised, questions)), set(task_ids)

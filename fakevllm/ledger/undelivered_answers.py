@@ -24,7 +24,7 @@ class KeptAnswers:
     An answer is stored in one of two ways.
 
     * The app disconnected before the record of its request was written to the ledger. Then the
-      answer is written together with this `GroupRecord`.
+      answer is written together with the record.
     * The delivery fails later. Then `keep` stores the answer.
     """
 

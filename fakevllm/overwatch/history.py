@@ -77,8 +77,8 @@ class History:
         return self if self.run_id == run_id else History(run_id)
 
     def with_entries(self, entries: Iterable[LogEntry]) -> History:
-        """Return a new history that also contains `entries`. They are the next entries of the run
-        log, in the order of the log."""
+        """Return a new history that also contains `entries`, the next entries of the run log in the
+        order of the log."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
         evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}
         for entry in entries:

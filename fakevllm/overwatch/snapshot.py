@@ -94,8 +94,8 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """Mean, lowest and highest reward of evaluation episodes. All these episodes were sampled with
-    the weights after one training step."""
+    """The rewards of the evaluation episodes of one training step: mean, lowest and highest. The
+    episodes were sampled with the weights that this step produced."""
 
     step: int
     reward: float

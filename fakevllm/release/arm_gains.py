@@ -48,7 +48,7 @@ MAX_COUNTED_SESSIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The figures of one group. A group is a request whose siblings were scored."""
+    """The figures of one group (a request whose siblings were scored)."""
 
     root: str
     """Root of the session's tree."""
@@ -118,8 +118,9 @@ class _ArmTotals:
 
 
 class ArmGains:
-    """The two gains of one proxy. Add groups in the order in which the proxy received them, as far
-    as the order is known."""
+    """The two gains of one proxy: what training gained, and what choosing the best sibling gained.
+    Add groups in the order in which the proxy received their requests, as far as this order is
+    known."""
 
     def __init__(
         self,
@@ -129,8 +130,8 @@ class ArmGains:
         second: Arm = Arm.TRAINING,
         alpha: float = ALPHA,
     ) -> None:
-        """Create gains without sessions. `rewards` is the range of a single reward. The policy's
-        gain compares the arm `second` with the arm `first`."""
+        """Create gains without sessions. `rewards` is the range of a single reward. The gain of the
+        policy is the mean reward of the arm `second` minus that of the arm `first`."""
         self._rewards = rewards
         self._first, self._second = first, second
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()

@@ -122,8 +122,8 @@ class BetweenStepsController(GateController):
             self._num_reference_draws = num_draws
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the next drawn row of an evaluation. If the reference has no reward for the row, the
-        row counts only as a draw. The hook may have failed while the reference was scored."""
+        """Add the next drawn row of an evaluation. The reference may have no reward for the row,
+        because the hook failed. The row is then not compared, and is only counted as drawn."""
         pair = pair if pair.released else ScoredPair([], [])
         super().pair_scored(candidate, released, draw, pair)
 

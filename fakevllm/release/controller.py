@@ -11,8 +11,8 @@ The decisions depend only on this input:
 `next_action` returns the action that is due. A decision stays due until the history contains the
 decision. The process may therefore die at any time, and a decision may be sent twice.
 
-Two tests run during each cycle. A verdict ends the cycle. A verdict is the decision that a version
-is released, rejected or undecided.
+A verdict is the decision that a version is released, rejected or undecided. Each verdict ends a
+cycle. Two tests run during each cycle.
 
 * Held-out rows: the candidate and the released version answer the same rows. The paired difference
   has the confidence sequence (low, high). low > -margin releases the candidate, and high < -margin
@@ -215,20 +215,20 @@ class GateController:
     @property
     def latest_verdict(self) -> int:
         """Number of the latest decision that released or rejected a version, or left it undecided.
-        The present comparison of live sessions began with this decision. 0 if there was no such
-        decision."""
+        The present comparison of live sessions began with this decision. The number is 0 if there
+        was no such decision."""
         return self._verdict_number(self._history)
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs in the current evaluation. A pair is a held-out row that both versions
-        answered. 0 without a candidate."""
+        """Number of pairs (held-out rows that both versions answered) in the current evaluation. It
+        is 0 without a candidate."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property
     def progress(self) -> dict[str, Any]:
         """The figures of the current evaluation. Empty without a candidate. After a new pair, this
-        property computes the interval, which may take 50 ms."""
+        property computes the interval. This may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
@@ -255,9 +255,8 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that had a verdict, which means that it was released, rejected or
-        undecided. A rejected version also counts if it descends from a version that had a
-        verdict."""
+        """The newest version that had a verdict: it was released, rejected or left undecided. A
+        version that was rejected as a descendant of another version counts, too."""
         history = self._history
         if history is None:
             return 0

@@ -1,8 +1,8 @@
 """Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
 
-Without backpressure, a replay would send requests faster than the trainer can use their groups. A
-group is a request with all its sampled answers. The groups would become stale and would be dropped.
-The traffic of an app cannot be delayed for this reason, but the rows of a dataset can.
+A group is a request with all its sampled answers. Without backpressure, a replay would send
+requests faster than the trainer can use their groups. The groups would become stale and would be
+dropped. The traffic of an app cannot be delayed for this reason, but the rows of a dataset can.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class RetryDeadline:
         return at_s < self._ends_at_s
 
     def pause(self, at_s: float) -> float | None:
-        """Return the seconds to wait before the next attempt, after a failure at `at_s`. They are
-        random, and longer after each failure. Return None if the row may not be retried."""
+        """Return the pause before the next attempt, in seconds, after a failure at `at_s`. Pauses
+        are random, and grow with each failure. Return None if the row may not be retried."""
         if not self.may_retry(at_s):
             return None
         pause_s = random.uniform(0, self._longest_pause_s)

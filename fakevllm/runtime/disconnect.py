@@ -10,8 +10,8 @@ from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, wait_for_di
 
 
 class CancelOnDisconnect:
-    """A context manager for an `async with` block. When the client disconnects, it cancels the
-    block and then raises ClientDisconnected.
+    """A context manager for an `async with` block. When the client disconnects, the context manager
+    cancels the block and then raises ClientDisconnected.
 
     If the block is cancelled for another reason, the CancelledError is raised as usual. Like
     `asyncio.timeout`, the class cancels the task in which the block runs. Therefore it needs only
@@ -20,8 +20,8 @@ class CancelOnDisconnect:
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:
         """Create the context manager. `receive` is the `receive` function of the request's ASGI
-        call. After a disconnect, the block may go on for `linger_s` seconds. If it has not finished
-        then, it is cancelled."""
+        call. After a disconnect, the block may go on for `linger_s` seconds. A block that has not
+        finished by then is cancelled."""
         self._receive = receive
         self._linger_s = linger_s
         self._is_cancelling = False

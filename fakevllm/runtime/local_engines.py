@@ -85,8 +85,8 @@ class EngineChoice:
 
     @property
     def ready_timeout_s(self) -> float:
-        """Seconds for which a client waits until the server's engines are ready. This is
-        READY_MARGIN_S longer than the server itself waits for its engines."""
+        """Maximum number of seconds for which a client waits until the server's engines are ready.
+        This is READY_MARGIN_S longer than the server itself waits for its engines."""
         return boot_timeout_s(self.names) + READY_MARGIN_S
 
     @property

@@ -291,9 +291,8 @@ class SwarmClient:
         return self._run(engine_control.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
-        """Register a function that is called once at the beginning of each weight sync. A weight
-        sync is a training step and the publication of its weights. A background thread calls the
-        function."""
+        """Register a function that is called once at the beginning of each weight sync (a training
+        step and the publication of its weights). A background thread calls the function."""
         if self._sync_watcher is None:
             self._sync_watcher = SyncWatcher(self.status)
             self._sync_watcher.start()

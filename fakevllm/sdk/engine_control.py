@@ -288,7 +288,7 @@ def episode_buffer() -> ServerCall[list[EpisodeStatus]]:
 
 def experiment_dir() -> ServerCall[str]:
     """Return the path of the server's folder for the run. Raises SwarmError if the engine has never
-    been started. There is no run then."""
+    been started, because there is no run before the first start."""
     request = ServerRequest("/get_server_experiment_dir", timeout_s=QUICK_TIMEOUT_S)
     reply = yield from fetch(request, ExperimentDirReply)
     if reply.server_experiment_dir is None:

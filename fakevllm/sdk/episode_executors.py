@@ -287,7 +287,7 @@ class Retrier:
 
     Log lines are rate-limited, because hundreds of threads may fail with the same error. The first
     failure is logged with its traceback. After that, at most one line per LOG_INTERVAL_S seconds is
-    logged. It has the number of failures. Errors of a type in `final_errors`, such as a stopped
+    logged, with the number of failures. Errors of a type in `final_errors`, such as a stopped
     engine, are raised at once.
     """
 

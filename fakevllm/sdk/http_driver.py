@@ -1,7 +1,6 @@
-"""Drivers that run server calls. A server call is a generator that yields requests, pauses and
-warnings. A driver sends the requests with httpx, sleeps during the pauses, and logs the warnings at
-a limited rate. One driver blocks the calling thread. The other driver is
-async."""
+"""Drivers that run server calls (generators that yield requests, pauses and warnings). A driver
+sends the requests with httpx, sleeps during the pauses, and logs the warnings at a limited rate.
+One driver blocks the calling thread. The other driver is async."""
 
 from __future__ import annotations
 
@@ -52,8 +51,8 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls in the caller's thread. It blocks this thread until the call
-    ends. A server call is a generator that yields requests and pauses.
+    """A driver that runs server calls (generators that yield requests and pauses) in the caller's
+    thread. It blocks this thread until the server call ends.
 
     Any number of threads may share one driver.
 
@@ -75,8 +74,7 @@ class HttpDriver:
         self._waits_ended = threading.Event()
 
     def run(self, call: ServerCall[T]) -> T:
-        """Run a server call, and return its result. A server call is a generator of requests and
-        pauses.
+        """Run a server call (a generator that yields requests and pauses), and return its result.
 
         Raises the errors that the call raises. Raises ClientClosed if the call is in a pause, or
         begins a pause, after `end_waits` was called.
@@ -126,8 +124,8 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """A driver that runs server calls in one event loop. A server call is a generator of requests
-    and pauses. Each request uses an httpx client of its own while it runs."""
+    """A driver that runs server calls (generators that yield requests and pauses) in one event
+    loop. Each request uses an httpx client of its own while it runs."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -136,8 +134,7 @@ class AsyncHttpDriver:
         self._pool = ConnectionPool[httpx.AsyncClient]()
 
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
-        """Run a server call, and return its result. A server call is a generator of requests and
-        pauses.
+        """Run a server call (a generator that yields requests and pauses), and return its result.
 
         Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set while
         the call pauses.
@@ -216,9 +213,9 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return a list of clients that the caller must close.
 
-        The list contains the clients that were idle for more than MAX_IDLE_S seconds, which this
-        method removes from the pool. If the pool is closed, the list contains only `client`, which
-        is not put back.
+        The list contains the clients that were idle for more than MAX_IDLE_S seconds. This method
+        removes these clients from the pool. If the pool is closed, `client` is not put back, and is
+        the only item of the list.
         """
         with self._lock:
             if self._is_closed:
@@ -270,8 +267,9 @@ class WaitLog:
 def bare_url(url: str) -> str:
     """Return a server's URL without the credentials in it.
 
-    The result can be given to agents, which use the API key of their episode, and can be quoted in
-    error messages. The people who read these messages must not learn the client's key.
+    The result can be given to agents, because they use the API key of their episode. It can be
+    quoted in error messages, because the people who read these messages must not learn the client's
+    key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 

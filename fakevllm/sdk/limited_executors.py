@@ -66,7 +66,7 @@ class BoundedThreadPoolExecutor:
 
 
 class TaskCountLimitedThreadPoolExecutor:
-    """An executor that runs groups. A group is all episodes of one task.
+    """An executor that runs groups (the episodes of one task each).
 
     At most `max_parallel_groups` groups run at a time. A group ends when all its calls have ended.
     When a weight sync (a training step) begins, groups that were submitted earlier no longer count
@@ -90,9 +90,9 @@ class TaskCountLimitedThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """Create the executor. `max_parallel_groups` is the maximum number of groups that run at
-        once. A group is all episodes of one task. `max_workers` is the maximum number of episodes
-        that run at once. With `auto_retry`, a failed call is retried until it succeeds. With
+        """Create the executor. `max_parallel_groups` is the maximum number of groups (the episodes
+        of one task each) that run at once. `max_workers` is the maximum number of episodes that run
+        at once. With `auto_retry`, a failed call is retried until it succeeds. With
         `block_first_run`, the first episode runs alone. A mistake in the script then causes one
         error instead of many."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)

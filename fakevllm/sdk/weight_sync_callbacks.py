@@ -1,5 +1,5 @@
-"""Call a script's callbacks once for each weight sync. A weight sync is a training step and the
-publication of its weights. The beginning of a sync is detected by polling the server's status."""
+"""Call a script's callbacks once for each weight sync (a training step and the publication of its
+weights). The beginning of a sync is detected by polling the server's status."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ POLL_INTERVAL_S = 0.5
 
 
 class SyncDetector:
-    """A detector of weight syncs, without I/O. A weight sync is a training step and the publication
-    of its weights. The detector gets the server's statuses in the order in which they were polled.
+    """A detector of weight syncs (training steps with the publication of their weights), without
+    I/O. The detector gets the server's statuses in the order in which they were polled.
 
     A sync that began and ended between two polls is detected by the higher number of the step.
     """

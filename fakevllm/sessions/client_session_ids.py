@@ -59,8 +59,8 @@ _RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Return the session hints of a request. They are the names of its session, of its user, and of
-    the answer that it continues. This function never raises.
+    """Return the session hints of a request: the names of its session, of its user, and of the
+    answer that it continues. This function never raises.
 
     The header names in `headers` are in lower case. `body` is the request body as the app sent it.
     """
@@ -96,8 +96,8 @@ def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
 
 
 def _sessions_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return (name of the session, name of its parent session). The parent session is the session
-    that started this session. A name is None if the headers do not contain it."""
+    """Return a pair: the name of the session, and the name of the session that started it (its
+    parent). A name is None if the headers do not contain it."""
     if session := _header(headers, b"x-session-id") or _header(headers, b"x-session-affinity"):
         return session, _header(headers, b"x-parent-session-id")
     if session := _header(headers, b"x-claude-code-session-id"):

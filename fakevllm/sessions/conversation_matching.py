@@ -31,9 +31,9 @@ MAX_QUOTING_CHARS = 20_000
 
 
 class HistoryMatch(NamedTuple):
-    """An earlier group that was found in the history of a new request, and the position where it
-    was found. Either the group's question or its answer was found. A group is a request with its
-    sampled answers."""
+    """An earlier group (a request with its sampled answers) that was found in the history of a new
+    request, and the position where it was found. Either the group's question or its answer was
+    found."""
 
     group: GroupNode
     at: int
@@ -56,15 +56,15 @@ class LookupResult(NamedTuple):
 
 
 class SessionLookup:
-    """The search for a request's session in the index of earlier groups. A group is a request with
-    its answers."""
+    """The search for a request's session in the index of earlier groups (requests with their
+    answers)."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
 
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
         """Return the session of a request, and the request's parent. The parent is the earlier
-        group whose answer the request continues. A group is a request with its answers.
+        group (a request with its answers) whose answer the request continues.
 
         `named` is the session that the request's headers or body name. `named` is None if they
         contain no name, or if the index has no session of this name.

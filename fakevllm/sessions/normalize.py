@@ -329,8 +329,8 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts of completions requests. Each length is that of a prompt
-    together with its answer.
+    """The lengths of the latest prompts of completions requests. Each length is the length of a
+    prompt together with its answer.
 
     A completions request has a prompt and no messages. To find the earlier prompt that a new prompt
     continues, the new prompt is cut at these lengths. The hash of the part is then looked up.
@@ -361,7 +361,7 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Store a length in characters: that of a prompt together with its answer."""
+        """Store the length of a prompt together with its answer, in characters."""
         self._lengths.append(length)
 
 

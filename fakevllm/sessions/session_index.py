@@ -1,5 +1,5 @@
-"""The index of the latest groups and of their sessions. A group is a request with its answers. A
-group is found by several keys, such as the hash of its message history.
+"""The index of the latest groups (requests with their answers) and of their sessions. A group is
+found by several keys, such as the hash of its message history.
 
 The size of the index is bounded. When the index is full, the least recently used group is evicted.
 A session is evicted together with its last group.

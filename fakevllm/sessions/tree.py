@@ -50,8 +50,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call that quotes a question, and arrived before the request with this question. A side
-    call is a call that the app makes for itself, for example for a title."""
+    """A side call (a call that the app makes for itself, for example for a title) that quotes a
+    question, and arrived before the request with this question."""
 
     session_id: str
     text: str
@@ -331,8 +331,9 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the session's latest main call that has the same history as the request. Return
-        None if there is none. A main call is a call that the app does not make for itself."""
+        """Return the session's latest main call that has the same history as the request. A main
+        call is a call that the app does not make for itself. Return None if there is no main call
+        with this history."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group

@@ -20,8 +20,7 @@ class Kind(StrEnum):
     continues    The request continues the parent's answer.
     regenerates  The request has the same history as an earlier request that was answered.
     repeats      The request has the same history as an earlier request that failed.
-    edits        The request continues an answer with another message than an earlier request
-                 that continued the same answer.
+    edits        The request has the same history as an earlier request, but another last message.
     compacted    The request continues the session with a shortened or rewritten history.
     parallel     The request arrived while another request of the session was not answered yet.
     side         The app makes the call for itself, for a title or a summary. It begins no turn.

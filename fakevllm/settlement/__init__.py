@@ -1,5 +1,5 @@
-"""Settlement of groups: everything that happens to a group after the app has been answered. A group
-is a request with all its sampled answers.
+"""Settlement of groups (requests with all their sampled answers): everything that happens to a
+group after the app has been answered.
 
 `reward_delivery` writes a group to the ledger, the proxy's database, and then sends the group's
 rewards to the swarm server. `pending_groups` holds groups that wait for feedback.

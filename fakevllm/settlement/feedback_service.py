@@ -206,7 +206,7 @@ class FeedbackService:
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
         """Run `process`, which processes one feedback and returns the amount to add to the group's
-        reward. Then pass this amount to `feedback_finished`, which allows the group to be sent.
+        reward. Then pass this amount to `feedback_finished`. From then on, the group may be sent.
 
         If the proxy stops while `process` runs, this method is cancelled before it calls
         `feedback_finished`, and this proxy process does not send the group. Sending would be wrong:

@@ -119,9 +119,9 @@ def content_of(row: FeedbackRecord) -> dict[str, Any]:
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback in `earlier` that new feedback about the same answer replaces. It
-    replaces explicit feedback that is still being processed, or that waits to be sent as a sample.
-    """
+    """Return the feedback in `earlier` that new feedback about the same answer replaces. New
+    feedback replaces explicit feedback that is still being processed, and explicit feedback that
+    waits to be sent as a sample."""
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
     return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 

@@ -1,4 +1,4 @@
-"""Check recorded groups for held-out rows. A group is a request with its sampled answers.
+"""Check recorded groups (requests with their sampled answers) for held-out rows.
 
 A group may have been recorded before its row was held out. Such a group must not be trained later.
 """

@@ -1,6 +1,6 @@
-"""The groups whose rewards have not been sent to the server yet. A group is a request with all its
-sampled answers. Feedback about their answers can still be added to their rewards. This module does
-no I/O, and gets the time as an argument."""
+"""The groups (requests with all their sampled answers) whose rewards have not been sent to the
+server yet. Feedback about their answers can still be added to their rewards. This module does no
+I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups that apps have been answered for, and whose rewards have not been sent to the
-    server yet."""
+    """The groups whose app has its answer, and whose rewards were not sent to the server yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
         """Create an empty collection. `window_s` is the feedback window: a scored group waits this

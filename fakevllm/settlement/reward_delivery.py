@@ -1,6 +1,5 @@
-"""Delivery of a group after the app has been answered. The group is first written to the ledger
-(the proxy's database) and then sent to the server. A group is a request with all its sampled
-answers.
+"""Delivery of a group (a request with all its sampled answers) after the app has been answered. The
+group is first written to the ledger (the proxy's database) and then sent to the server.
 
 Before the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
 state, it may be held for a time window. Feedback that arrives in this window is added to the
@@ -99,9 +98,10 @@ class Delivery:
         return self._pending.find(name, app_key)
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the id of the unsent group about whose answer a new request is implicit feedback.
-        `place` is the place of the new request in its session. Return None if there is no such
-        group."""
+        """Find the group whose answer came before a new request in the session. The new request is
+        implicit feedback about this answer. Return the group's id. Return None if there is no such
+        group, or if the group has been sent to the server. `place` is the place of the new request
+        in its session."""
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
@@ -133,8 +133,8 @@ class Delivery:
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Forget a group that will not be sent. Queue the write of its record to the ledger before
-        this call."""
+        """Forget a group that will not be sent. Before this call, queue the record of the group for
+        the ledger."""
         self._pending.remove(group_id)
         self._notify(group_id)
 
@@ -270,8 +270,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until feedback no longer holds the group, and return the group. The reward of its
-        served sibling then includes the feedback."""
+        """Wait until the group no longer waits for feedback, and return the group. The reward of
+        its served sibling then includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)

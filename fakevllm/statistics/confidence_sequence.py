@@ -1,18 +1,24 @@
 """Normal-mixture confidence sequences: intervals for a mean that hold at all times at once.
 
 Source: S. R. Howard, A. Ramdas, J. McAuliffe, J. Sekhon, "Time-uniform, nonparametric,
-nonasymptotic confidence sequences", Annals of Statistics 49 (2021), equation 14 (two-sided normal
-mixture) and proposition 3 (choice of rho). `NMix` below means that equation.
+nonasymptotic confidence sequences", Annals of Statistics 49 (2021). `NMix` below is equation 14 of
+this paper, the two-sided normal mixture. rho is chosen as in proposition 3.
 
-Let X_1, X_2, ... be observations. Let E_i be the expectation of X_i given all earlier observations.
-Let the errors X_i - E_i be sub-Gaussian with the scale sigma_i. Let V be the sum of all
-sigma_i ** 2 so far. Then, with a probability of at least 1 - alpha, for all t at the same time,
+The formulas use these symbols. X_1, X_2, ... are the observations. E_i is the expectation of X_i
+given all earlier observations. The error X_i - E_i is sub-Gaussian with the scale sigma_i. V is the
+sum of sigma_i ** 2 over the first t observations.
+
+With a probability of at least 1 - alpha, this inequality holds for all t at the same time:
 
     | sum of X_i - sum of E_i |  <=  NMix(V) = sqrt((V + rho) * log((V + rho) / (rho * alpha ** 2)))
 
-so mean(X) -+ NMix(V) / t contains the mean of E_1, ..., E_t. An ordinary 95 % interval has this
-property only at one sample size, which must be chosen in advance. If such an interval is looked at
-after each observation, it almost surely misses the truth at some time.
+Therefore this interval contains the mean of E_1, ..., E_t, for all t at the same time:
+
+    mean of X_i  -  NMix(V) / t   to   mean of X_i  +  NMix(V) / t
+
+An ordinary 95 % interval holds only for one number of observations, chosen in advance. Someone who
+looks at an ordinary interval after each observation will almost surely see it miss the truth at
+some time.
 
 The bound needs no independence, no equal distributions and no large sample. It needs sigma. An
 observation between `low` and `high` is sub-Gaussian with sigma = (high - low) / 2 (Hoeffding's
@@ -160,7 +166,8 @@ class DifferenceSequence:
         return self._differences.num
 
     def add(self, first: Sequence[float], second: Sequence[float]) -> None:
-        """Add a pair: the rewards of its first and of its second part. Neither may be empty."""
+        """Add a pair: the rewards of its first part, and the rewards of its second part. Each part
+        needs at least one reward."""
         difference = sum(second) / len(second) - sum(first) / len(first)
         variance = self._rewards.variance(len(first)) + self._rewards.variance(len(second))
         self._differences.add(difference, variance)

@@ -26,8 +26,8 @@ class LoadProbe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a probe. `is_wanted` is a function that returns True while the queue length is
-        needed. When the engine becomes ready, one probe is made in any case. The queue length is
-        then known when the first request arrives."""
+        needed. When the engine becomes ready, one probe is made in any case, so that the queue
+        length is known when the first request arrives."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()

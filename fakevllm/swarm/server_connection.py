@@ -181,7 +181,7 @@ class SwarmLink:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Number of groups that the server's current run has dropped instead of training them, by
+        """Number of groups that the server's current run has dropped without training them, by
         reason."""
         return self.status.dropped if self.status is not None else {}
 
@@ -217,8 +217,9 @@ class SwarmLink:
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Wait until the engine becomes ready, but at most `limit_s` seconds. If the engine is
-        ready already, according to the latest status, wait for the full `limit_s` seconds."""
+        """Wait before a request is sent again: until the engine becomes ready, but at most
+        `limit_s` seconds. If the latest status says that the engine is ready, wait for the full
+        `limit_s` seconds."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -310,8 +311,9 @@ class SwarmLink:
         return reply
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
-        """Send a decision about a version. The same request may be sent again. The request names
-        the run whose history was read last. A server with another run refuses the decision.
+        """Send a decision about a version to the server. Sending the same request twice has no
+        further effect. If `request` names no run, the run whose history was read last is meant. The
+        server refuses the decision if it now has another run.
 
         Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
         valid.

@@ -171,9 +171,9 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """Return the heading of a sample: its name, reward and advantage. A sample is a sibling or an
-    episode. The word "served" is added for a served sample, and "not in the loss" for a sample that
-    was not trained.
+    """Return the heading of a sample (a sibling or an episode): its name, reward and advantage. The
+    word "served" is added for a served sample, and "not in the loss" for a sample that was not
+    trained.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'

@@ -25,9 +25,9 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
     """Read a group or one of its siblings from the ledger `file`. Return the page that shows the
     tokens. Return None if the ledger has no such group.
 
-    `episode` is the beginning of a group's id. To show one sibling only, use `GROUP/INDEX`, which
-    ends with the sibling's index. If `episode` is None, show the group that was trained last. If no
-    group was trained, show the last group with tokens. Raises UserError if several groups match.
+    `episode` is the beginning of a group's id. To show a single sibling, add a slash and the
+    sibling's index: `GROUP/INDEX`. If `episode` is None, show the group that was trained last. If
+    no group was trained, show the last group with tokens. Raises UserError if several groups match.
     """
     if not file.exists():
         return None

@@ -53,8 +53,8 @@ class ProgressDisplay:
         self._progress.update(self._bar, completed=steps_before, step=steps_before)
 
     def show_fraction(self, steps_done: float) -> None:
-        """Set the progress bar to a number of steps, which may have a fraction. An episode that has
-        ended counts as a fraction of its step."""
+        """Set the progress bar to a number of steps. The number may have a fraction, because each
+        ended episode counts as a fraction of its step."""
         self._progress.update(self._bar, completed=min(steps_done, self._num_steps))
 
     def show_step(self, steps_done: int, mean_reward: float, tokens_per_s: float) -> None:

@@ -157,7 +157,7 @@ class AppResponse:
 
     @property
     def is_started(self) -> bool:
-        """True if the response has started. Its HTTP status has then been sent."""
+        """True if the response has started, which means that its HTTP status has been sent."""
         return self._send.is_started
 
     async def __aenter__(self) -> Self:

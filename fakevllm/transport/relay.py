@@ -44,13 +44,13 @@ async def relay(
 ) -> EngineResponse:
     """Relay the upstream server's answer to the app while it arrives, and return the answer.
 
-    `is_caused_by_siblings` is a function. It returns True if a 429 (too many requests) may be
-    caused by siblings, which this proxy has added. Such a 429 is treated as an outage and not
+    The siblings that this proxy adds to requests may cause a 429 (too many requests). The function
+    `is_caused_by_siblings` returns True in this case. The 429 is then treated as an outage and not
     relayed.
 
     If an outage occurs before answer data has been sent to the app, WireError is raised. A later
-    outage ends the stream to the app with an error event. Raises PolicyGone if the engine does not
-    hold the policy that the call names. Nothing has been sent to the app then.
+    outage ends the stream to the app with an error event. If the engine does not hold the policy
+    that the call names, nothing is sent to the app, and PolicyGone is raised.
     """
     if request.exchange is None:
         return await relay_native(
@@ -210,25 +210,25 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if the events of a stream contain a token. This is certain from the second event
-    on. The first event may contain only the role, and is sent before the engine has processed the
-    prompt."""
+    """Return True if the events of a stream surely contain a token: if there are at least two
+    events. The first event alone is no proof. It may contain only the role, and is then sent before
+    the engine has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
 async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
-    """Raise WireError if the response's status reports an outage. A 429 also counts as an outage if
-    siblings, which this proxy has added, may have caused it."""
+    """Raise WireError if the response's status reports an outage. A 429 also counts as an outage,
+    if it may have been caused by the siblings that this proxy has added."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = await live.read()
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
-    """Send the error in `reply`, which the upstream server has sent, to the app in the app's
-    format. Return `reply`."""
+    """Send an error of the upstream server to the app, in the app's format. The error is in
+    `reply`. Return `reply`."""
     if request.is_translated:
         error_body = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, error_body))

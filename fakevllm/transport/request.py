@@ -258,8 +258,8 @@ class SiblingPlan:
         return request.adapter.seed(request.body | self._seed_for(request))
 
     def lead_request(self, request: Request) -> Request:
-        """Return the request with the body that this plan gives to the lead (sibling 0). Use it if
-        the lead is sent without further siblings."""
+        """Return the request with the body that this plan gives to the lead (sibling 0). Use this
+        body if the lead is the only sibling that is sent."""
         body = self.body(request, 0, 0.0)
         is_same = body is request.upstream_body
         return request if is_same else replace(request, upstream_body=body)

@@ -1,11 +1,11 @@
-"""The arm of one request, and the policy that samples the request. A policy is a set of weights
-that the engine holds beside the served weights.
+"""The arm of one request, and the policy (weights that the engine holds beside the served weights)
+that samples the request.
 
 A call that names a policy does not belong to a sibling. Therefore the server does not capture the
 call.
 
-If the engine does not hold the policy any more, it is loaded again. If that fails, the served
-weights answer.
+If the engine does not hold the policy any more, the policy is loaded again. If the loading fails,
+the served weights answer.
 """
 
 from __future__ import annotations

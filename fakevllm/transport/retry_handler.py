@@ -91,7 +91,7 @@ class RetryHandler:
     @property
     def server_shares_calls(self) -> bool:
         """Whether one call to the server may sample several siblings. A server of an older version
-        does not support it."""
+        does not support such calls."""
         return self._link is None or self._link.server_shares_calls
 
     async def relay(
@@ -226,9 +226,9 @@ class RetryHandler:
         return self._link is None or self._link.may_become_ready
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
-        """Wait up to `pause_s` seconds. If a busy engine refused the request, the wait ends earlier
-        when a sibling ends. After any other failure, the wait ends earlier when the engine becomes
-        ready."""
+        """Wait up to `pause_s` seconds before the next attempt. If a busy engine refused the
+        request, a sibling that ends also ends the wait. After any other failure, an engine that
+        becomes ready ends the wait."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
             sibling_ended = asyncio.Event()

@@ -75,8 +75,8 @@ class RetrySchedule:
         `reason` is the reason why the last attempt failed.
 
         `may_succeed` matters only if the engine is not ready or is busy. If it is False, waiting
-        cannot help, and the method returns None. It is False if the engine was stopped. It is also
-        False if the engine is busy, but not with siblings of this proxy.
+        cannot help, and the method returns None. The argument is False if the engine was stopped,
+        and also if the engine is busy, but not with siblings of this proxy.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:

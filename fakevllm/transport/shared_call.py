@@ -42,8 +42,8 @@ async def sample_shared(
     indices: Sequence[int],
     temperature: float,
 ) -> AsyncGenerator[SiblingResult]:
-    """Send one call to the engine that samples the siblings `indices`, which are consecutive
-    numbers. Yield the result of each sibling as soon as it is known.
+    """Send one call to the engine that samples several siblings. `indices` are the siblings'
+    indices, which must be consecutive. Yield the result of each sibling as soon as it is known.
 
     If the engine breaks off, no result is yielded for the siblings without a complete answer. If
     the engine answers with an error, each sibling has this error. Raises NotShared if the server
@@ -78,9 +78,9 @@ async def sample_shared(
 
 
 def _decoder(headers: Headers) -> PartDecoder:
-    """Return the decoder for a response with the answers of several siblings. Raises NotShared if
-    the headers show that the response is of another kind. For example, some servers read `n` but
-    not the range of siblings."""
+    """Return the decoder for a response with one part per sibling. Raises NotShared if the headers
+    show that the response has no parts. This happens with servers that know the request field `n`,
+    but do not know the header with the range of siblings."""
     content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
     try:
         return PartDecoder(content_type)

@@ -128,9 +128,9 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Keep a refused lead in the queue of waiting leads while the block runs. A lead is an
-        app's own request, and the engine has refused it. While this queue is not empty, groups get
-        no siblings.
+        """Keep a lead (an app's own request) in the queue of waiting leads while the block runs,
+        because the engine has refused the lead. While this queue is not empty, groups get no
+        siblings.
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
         If no sibling is at the engine when the block begins, the first lead in the queue is woken

@@ -1,5 +1,5 @@
-"""The arms of sessions and the gains, as `/fakevllm/stats` and `/metrics` show them. An arm decides
-which weights answer a session. A gain is a difference of mean rewards."""
+"""The arms of sessions and the gains (differences of mean rewards), as `/fakevllm/stats` and
+`/metrics` show them. An arm decides which weights answer a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GainStats(BaseModel):
 
 
 class ArmStats(BaseModel):
-    """The sessions of each arm, and the two gains. A gain is a difference of mean rewards."""
+    """The sessions of each arm, and the two gains (differences of mean rewards)."""
 
     sessions: dict[str, int]
     """Number of counted sessions by arm. A session is counted ten minutes after its last group."""
@@ -45,7 +45,7 @@ class ArmStats(BaseModel):
 
 
 def arm_stats(arms: RequestArms) -> ArmStats:
-    """Return the statistics of the arms. They are read from memory."""
+    """Return the statistics of the arms, which the proxy keeps in memory."""
     summary = arms.summary()
     troubles = {arm.value: arms.policies.trouble(arm) for arm in Arm}
     return ArmStats(

@@ -70,8 +70,7 @@ _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported whi
 
 
 class ModelNames:
-    """The aliases of the served model. An alias is another name by which apps may request the
-    model."""
+    """The aliases of the served model (other names by which apps may request the model)."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
         """Store the aliases. The alias `*` stands for every name. `link` knows the name of the
@@ -102,11 +101,11 @@ class ModelNames:
         return self._link.model
 
     def refuse_policy(self, name: str) -> None:
-        """Raise WireError if `name` is the name of a policy, which is a loaded version of the
-        weights. Only evaluations may sample policies by name.
+        """Raise WireError if `name` is the name of a policy (a loaded version of the weights). Only
+        evaluations may sample policies by name.
 
         The status is 404, as for an unknown model. The status is 503 if the server has not reported
-        its model yet, because the served model may have such a name.
+        its model yet, because the served model itself may have a name like a policy's.
         """
         if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
             return

@@ -80,9 +80,9 @@ The test does not compare:
 * `cached_tokens`, because its value depends on earlier requests. In the Responses format, fakevllm
   reports 0 unless vLLM is started with `--enable-prompt-tokens-details`.
 * the number of tokens in one chunk of a stream. This number also varies without fakevllm.
-* some logprobs in a stream without token ids. A parser removes some tokens from the text, for
-  example `</think>`. vLLM sends or omits the logprob of such a token, depending on how it cuts the
-  stream into chunks.
+* the logprobs of tokens that a parser removes from the text, such as `</think>`, if they are in a
+  stream and the request does not ask for token ids. vLLM sends or omits these logprobs, depending
+  on how it cuts the stream into chunks.
 * comments and pings in streams
 
 ## The differences

@@ -98,8 +98,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         _is_beyond_our_limits,
     ),
     KnownDifference(
-        "A Responses request with two mistakes: no response of the same API key has the id "
-        "`previous_response_id`, and another field is invalid.",
+        "A Responses request with two mistakes. First, `previous_response_id` is not the id of a "
+        "response to the same API key. Second, another field is invalid.",
         "vLLM reports the invalid field.",
         "Status 404: no such response.",
         "vLLM does not check which key made a response. Therefore fakevllm checks the id first.",

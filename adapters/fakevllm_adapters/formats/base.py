@@ -2,11 +2,10 @@
 
 To add a format, write one file, and add one entry to the table ADAPTERS in `registry`.
 
-The engine, which is also called the upstream, gets requests in one of two formats: vLLM's chat
-completions or completions. An Exchange translates one request in any other format to chat
-completions, and translates the response back. A request that cannot be translated is sent to the
-engine's own route for the request's format. Such a request gets a single answer, which is not
-trained.
+The engine (also called the upstream) gets requests in one of two formats: vLLM's chat completions
+or completions. An Exchange translates one request in any other format to chat completions, and
+translates the response back. A request that cannot be translated is sent to the engine's own route
+for the request's format. Such a request gets a single answer, and this answer is not trained.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class NotTranslated(Exception):
 
 class Exchange(Protocol):
     """A translator of one request and its response. It translates between an app's format and the
-    format of the engine, which is also called the upstream.
+    format of the engine (also called the upstream).
 
     An exchange holds the state of one response stream. Create a new exchange for each request.
     """

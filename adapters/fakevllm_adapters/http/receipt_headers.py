@@ -49,8 +49,8 @@ def without_version(headers: Headers) -> Headers:
 
 
 def with_group(headers: Headers, group_id: str | None) -> Headers:
-    """Return the headers of an answer with the id of its group. If the id is None, return them
-    without any header of this module.
+    """Return the headers of an answer, with a header for the id of its group. If the id is None,
+    remove all headers that this module defines.
 
     >>> with_group([(b"x-fakevllm-version", b"3")], "g")
     [(b'x-fakevllm-version', b'3'), (b'x-fakevllm-group', b'g')]

@@ -11,7 +11,7 @@ _VARY = (b"vary", b"Origin")
 
 
 class VaryOrigin:
-    """ASGI middleware that adds `vary: Origin` to responses without a `vary` header."""
+    """ASGI middleware that adds `vary: Origin` to responses that have no `vary` header."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app

@@ -69,7 +69,7 @@ class LengthSection(BaseModel):
         """Maximum length of the answer to one call, in tokens.
 
         If the job sets max_response_length_in_one_turn, the result is this length. Otherwise it is
-        max_response_length, which is the same in an episode with a single call.
+        max_response_length. In an episode with a single call, the two lengths mean the same.
         """
         return self.max_response_length_in_one_turn or self.max_response_length
 

@@ -8,8 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role is an admin's key. Before roles existed, every key could start engines,
-which only admins may do today. Old key files therefore keep their effect. This module does no I/O.
+A key whose line has no role is an admin's key. Today, only admins may start engines. Before roles
+existed, every key could do so. Old key files therefore keep their effect. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class KeyRing:
         return None if entry is None else entry.name
 
     def with_fingerprint(self, wanted: str) -> AppKey | None:
-        """Return the valid key with this fingerprint, or None. A fingerprint is the first hex
-        digits of a key's hash."""
+        """Return the valid key with this fingerprint (the first hex digits of a key's hash), or
+        None."""
         self._reload()
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 

@@ -103,8 +103,7 @@ class SiblingRef:
 
     @property
     def episode_id(self) -> str:
-        """Id of the sibling, in the form `<group id>/<index>`. A sibling is one answer of a
-        group."""
+        """Id of the sibling (one answer of a group), in the form `<group id>/<index>`."""
         return f"{self.group_id}/{self.index}"
 
 
@@ -367,8 +366,7 @@ class AbortGroupRequest(BaseModel):
 
 
 class AddSampleRequest(BaseModel):
-    """A request to train a feedback sample. A feedback sample is an answer that got feedback after
-    its group had ended.
+    """A request to train a feedback sample (an answer that got feedback after its group had ended).
 
     The sample is trained alone, without the other answers of its group. The reply is an
     EndGroupReply. The server accepts each sample id only once.

@@ -1,5 +1,6 @@
 """Endpoint for the model calls of one API format. The endpoint decodes a request and finds the task
-of the request. Then it passes both to the pipeline, which samples and answers."""
+of the request. Then it passes the request and the task to the pipeline, which samples and answers.
+"""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        """The episode's score, which is its reward minus the sum of its token penalties."""
+        """The episode's score: its reward minus the sum of its token penalties."""
         return self.reward - math.fsum(self.penalties)
 
     def returns(self, gamma: float) -> FloatArray:
         """Return the discounted return of each trained token of the episode.
 
         The return of token t is Σ_{s ≥ t} gamma^(s − t) · r_s, where r_s is the reward of token s.
-        The reward of a token is the negative of its penalty. The reward of the last token also
-        includes the episode's reward.
+        The reward of a token is its penalty with the opposite sign. The reward of the last token
+        also includes the episode's reward.
         """
         returns = [0.0] * self.num_tokens
         value = self.reward
@@ -86,8 +86,8 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[FloatArray]:
-    """Return one array for each episode: the episode's number, repeated once for each of its
-    trained tokens. `numbers` has one number for each episode."""
+    """Return one array for each episode. `numbers` has one number for each episode. The array
+    contains this number once for each trained token of the episode."""
     return [
         repeated(number, outcome.num_tokens)
         for outcome, number in zip(outcomes, numbers, strict=True)

@@ -118,7 +118,7 @@ def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     has one list per episode, with one advantage per trained token.
 
     Source: Chu et al., arXiv 2504.02546. The paper combines this advantage with the plain policy
-    gradient, which is the policy loss `gpg`.
+    gradient (here the policy loss `gpg`).
     """
     scores = [outcome.score for outcome in outcomes]
     alpha = len(scores) / max(sum(score != 0 for score in scores), 1)

@@ -34,8 +34,8 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """Return the number of each call's unit. A unit is one sequence in the loss. `calls` are the
-    calls of one episode in the order in which they were made.
+    """Return the number of each call's unit (one sequence in the loss). `calls` are the calls of
+    one episode in the order in which they were made.
 
     Units are numbered from 0. If `loss_unit` is `call`, each call is a unit. If `loss_unit` is
     `episode`, all calls are one unit. If `loss_unit` is `timeline`, a call joins a unit if its
@@ -84,8 +84,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit of one call, and the factors by which the call's tokens count in the step's loss and
-    in the step's metrics. A unit is one sequence in the loss."""
+    """The unit (one sequence in the loss) of one call, and the factors by which the call's tokens
+    count in the step's loss and in the step's metrics."""
 
     unit: int
     """Number of the call's unit within the step."""
@@ -110,10 +110,10 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
         seq-mean-token-mean      w / U / Σ_unit w
         seq-mean-token-sum-norm  w / U / loss_scale_factor
 
-    w is the token's weight, which is the `weight` of its call. Σ_step w is the sum of w over all
-    tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its sequence in the
-    loss). U is the number of units in the step that have a token with w > 0. If `loss_scale_factor`
-    is not set, it is the number of tokens of the longest unit.
+    w is the token's weight, taken from the field `weight` of its call. Σ_step w is the sum of w
+    over all tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its
+    sequence in the loss). U is the number of units in the step that have a token with w > 0. If
+    `loss_scale_factor` is not set, it is the number of tokens of the longest unit.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
@@ -133,8 +133,7 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
 
 
 class _Totals(NamedTuple):
-    """Sums over the tokens of a step that count in the loss, which are the tokens with a weight
-    above 0."""
+    """Sums over the tokens of a step that count in the loss (the tokens with a weight above 0)."""
 
     weights: dict[Hashable, float]
     """Sum of the tokens' weights by unit."""
@@ -161,9 +160,10 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the denominator for the weights of the tokens in `unit`, which is one sequence in
-        the loss. It depends on the aggregation mode `spec.loss_agg_mode`. For example, it is the
-        sum of all weights of the step for `token-mean`, and 1 for `token-sum`."""
+        """Return the number by which the weight of each token in `unit` is divided. A unit is one
+        sequence in the loss. The number depends on the aggregation mode `spec.loss_agg_mode`. With
+        `token-mean`, for example, it is the sum of all weights of the step. With `token-sum`, it is
+        1."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight

@@ -30,8 +30,8 @@ def kl_penalties(
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: float) -> float:
-    """Return the length penalty for an answer of `num_tokens` tokens, which is a number ≤ 0 to add
-    to the reward.
+    """Return the length penalty for an answer of `num_tokens` tokens. The penalty is ≤ 0, and is
+    added to the reward.
 
     The penalty is min(0, −(num_tokens − (max_tokens − buffer)) / buffer · factor). It is 0 up to
     `max_tokens` − `buffer` tokens, and −`factor` at `max_tokens` tokens. Source: soft overlong

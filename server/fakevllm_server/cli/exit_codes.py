@@ -1,5 +1,5 @@
-"""Exit codes of `fakevllm-server`. The code is 2 after a user's mistake, which is reported in one
-line on stderr. It is 130 after Ctrl-C."""
+"""Exit codes of `fakevllm-server`. After a mistake of the user, the code is 2, and one line on
+stderr reports the mistake. After Ctrl-C, the code is 130."""
 
 from __future__ import annotations
 

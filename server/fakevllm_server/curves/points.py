@@ -128,8 +128,8 @@ class Evaluations:
         * The last evaluation ended more than QUIET_S seconds before `now`.
         * The run has ended (`is_last`).
 
-        If more evaluations of the step arrive later, the step gets a second point. This point is
-        the mean of all evaluations of the step.
+        If more evaluations of the step arrive later, the step gets a second point: the mean of all
+        its evaluations.
         """
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):

@@ -70,8 +70,8 @@ class Curves:
     def clear(self) -> None:
         """Delete the curves, so that the next call of `catch_up` writes all of them again.
 
-        Raises PackageMissing if the package `tensorboard` is not installed. Nothing has been
-        deleted then.
+        If the package `tensorboard` is not installed, nothing is deleted, and PackageMissing is
+        raised.
         """
         self._files.load()
         self._files.clear()

@@ -61,9 +61,9 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of collected groups after which a step is short. Such a step no longer
-    waits for `batch_size` groups, and trains on the groups that it has. Return None if a step
-    always waits for `batch_size` groups.
+    """Return the number of collected groups after which a step no longer waits for `batch_size`
+    groups that it can train. The step then trains the groups that it has, so it is short. Return
+    None if a step always waits for `batch_size` groups.
 
     Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
     and not trained. If they did not count, a run in which most groups are tied would never make a

@@ -42,7 +42,7 @@ class Participation:
 
         Quotas apply only to training episodes. Therefore a claim of an evaluation episode is
         refused only during a pause. A refused request still counts as activity of its client and of
-        its mix. A mix is a named kind of tasks.
+        its mix (a named kind of tasks).
         """
         self.clients.touch(request.client_uuid, now)
         refusal = self._quota_refusal(request, now)
@@ -60,8 +60,8 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim of an episode towards the quota of its mix. A mix is a named kind of
-        tasks, such as "math"."""
+        """Count a new claim of an episode towards the quota of its mix (a named kind of tasks, such
+        as "math")."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id
@@ -92,8 +92,8 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims of episodes have expired. Also remove the mixes without recent
-        activity, and mark idle clients as silent. A mix is a named kind of tasks."""
+        """Record that claims of episodes have expired. Also remove the mixes (named kinds of tasks)
+        without recent activity, and mark idle clients as silent."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":
@@ -102,9 +102,9 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made the claim with this uuid. Return None if the claim had no
-        throttle policy, because only claims with a throttle policy are remembered. Such a policy
-        limits a kind of tasks to a share of each batch."""
+        """Return the client that made the claim with this uuid. A claim may have a throttle policy,
+        which limits a kind of tasks to a share of each batch. Only claims with a throttle policy
+        are remembered. For all other claims, return None."""
         return self._throttled.get(uuid)
 
 

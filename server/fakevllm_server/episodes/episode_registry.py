@@ -34,10 +34,9 @@ _SHOWN_CHARS = 80
 def max_claims(job: TrainJob | None) -> int:
     """Return the maximum number of episodes that may be claimed at a time.
 
-    A task has `num_repeat` episodes, and a batch has `batch_size` tasks. The result is normally the
-    number of episodes in a batch. The job's `max_env_worker` may be smaller. The result is then the
-    number of episodes of as many whole tasks as fit into `max_env_worker`. It has at least one
-    task. Without a job, the result is MAX_CLAIMED.
+    The result is normally the number of episodes in a batch: `batch_size` tasks with `num_repeat`
+    episodes each. If the job's `max_env_worker` is smaller than this, it is rounded down to whole
+    tasks, but not below one task. Without a job, the result is MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48

@@ -220,8 +220,8 @@ class Pool:
         *,
         closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """Add a feedback sample to the groups that wait for training. A feedback sample is an
-        earlier answer that is trained once more with an advantage of its own.
+        """Add a feedback sample (an earlier answer that is trained once more with an advantage of
+        its own) to the groups that wait for training.
 
         The sample counts as one group of a training step.
         """
@@ -250,8 +250,8 @@ class Pool:
         """Add an episode that a client has ended to its task. If the task is then complete, return
         the task's group, and otherwise None.
 
-        A task is complete with `num_repeat` episodes. Further episodes begin another group of the
-        task.
+        A task is complete with `num_repeat` episodes. The next episode of the task begins another
+        group.
         """
         # Copy the calls: a call that ends after its episode must not be added.
         copied = tuple(calls)

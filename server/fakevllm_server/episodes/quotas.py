@@ -1,5 +1,5 @@
-"""Quotas of mixes. A mix is a named kind of tasks, such as "math". The quotas hold each mix to its
-share of the batches by delaying new tasks of mixes that are ahead.
+"""Quotas of mixes (named kinds of tasks, such as "math"). The quotas hold each mix to its share of
+the batches by delaying new tasks of mixes that are ahead.
 
 This module does no I/O. The caller passes in the time of a clock that runs only while clients may
 claim episodes.
@@ -75,8 +75,8 @@ class _Mix:
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
-        """Return True if other mixes should not wait for this mix, because many of its tasks in a
-        row were not pooled for training. A mix is a named kind of tasks.
+        """Return True if other mixes (named kinds of tasks) should not wait for this mix, because
+        many of its tasks in a row were not pooled for training.
 
         `tasks_per_batch` is the mix's share of a batch, in tasks.
         """
@@ -84,14 +84,13 @@ class _Mix:
         return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
-        """Return the number of tasks that the mix has completed or begun, divided by the mix's
-        share of a batch. A mix is a named kind of tasks."""
+        """Return the number of tasks that the mix (a named kind of tasks) has completed or begun,
+        divided by the mix's share of a batch."""
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return True if the mix requests claims or has running episodes. A mix is a named kind of
-        tasks.
+        """Return True if the mix (a named kind of tasks) requests claims or has running episodes.
 
         Other mixes wait only for present mixes.
         """
@@ -100,8 +99,7 @@ class _Mix:
 
 
 class MixQuotas:
-    """The quotas and task counts of all mixes, for one run of the engine. A mix is a named kind of
-    tasks."""
+    """The quotas and task counts of all mixes (named kinds of tasks), for one run of the engine."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -119,8 +117,8 @@ class MixQuotas:
         `name`.
 
         `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
-        may run ahead of its share. If a task has begun, further episodes of this task may always be
-        claimed.
+        may run ahead of its share. If the task has begun already, more of its episodes may be
+        claimed in any case.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -187,14 +185,14 @@ class MixQuotas:
 
     def dropped(self, group_id: str) -> None:
         """Record that a pooled group was dropped. Its task then no longer counts for the share of
-        its mix. A mix is a named kind of tasks."""
+        its mix (a named kind of tasks)."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes that have no open task and have sent no claim request lately. A mix is a
-        named kind of tasks. Call this method periodically."""
+        """Remove the mixes (named kinds of tasks) that have no open task and have sent no claim
+        request lately. Call this method periodically."""
         absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
@@ -202,8 +200,9 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix (a named kind of tasks). Return the mix. Its share is set
-        to `share`. If the mix was absent, its pace is raised."""
+        """Record a claim request of a mix (a named kind of tasks), set the mix's share to `share`,
+        and return the mix. If the mix was absent, raise its pace to the pace of the other mixes.
+        The pace is the number of completed tasks, divided by the share."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share
@@ -215,8 +214,8 @@ class MixQuotas:
         return mix
 
     def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
-        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes. A mix
-        is a named kind of tasks. No mix then waits for an unproductive mix."""
+        """Raise the pace of unproductive mixes (named kinds of tasks) to the slowest pace of the
+        productive mixes. No mix then waits for an unproductive mix."""
         unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
         others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))

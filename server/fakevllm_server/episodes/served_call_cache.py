@@ -1,5 +1,5 @@
 """Cache of the model calls whose answers apps received. Later turns of the same conversations are
-compared with them. This module does no I/O."""
+compared with these calls. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_TOKENS = 1_000_000
 
 
 class ServedCalls:
-    """A cache with one model call for each recent passive group. A passive group is the answers to
-    one request of an app. The cached call is the call whose answer the app received."""
+    """A cache with one model call for each recent passive group (the answers to one request of an
+    app). The cached call is the call whose answer the app received."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens

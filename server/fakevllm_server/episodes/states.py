@@ -98,6 +98,6 @@ class EngineLifecycle:
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Return the version number for the next weights. The number is always higher than the
-        current number. This holds even if the next weights come from a restored checkpoint."""
+        """Return the version number for the next weights. It is higher than the current number,
+        even if the next weights come from a restored checkpoint."""
         return self.version + 1

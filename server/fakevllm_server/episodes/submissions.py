@@ -64,8 +64,8 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """To save memory, delete the model calls in all cached replies except the newest
-        MAX_WITH_CALLS replies that have calls."""
+        """To save memory, delete the model calls in old cached replies. Only the newest
+        MAX_WITH_CALLS replies keep their model calls."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)

@@ -85,8 +85,8 @@ among those that share the largest number of tokens with the prompt."""
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """One model call of a session, with the fields that `find_causes` reads. A session is a
-    conversation of an app."""
+    """One model call of a session (a conversation of an app), with the fields that `find_causes`
+    reads."""
 
     session: Hashable
     group: Hashable
@@ -106,8 +106,8 @@ def find_causes(
     they were made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
-    of tokens that are decoded and compared as text. Once this number is exceeded, each further call
-    that needs a comparison of texts gets the cause `not_read`.
+    of tokens that are decoded and compared as text. After that, each call that needs a comparison
+    of texts gets the cause `not_read`.
     """
     budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
@@ -120,9 +120,9 @@ def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
     """Return the metrics `branch_<cause>` and `drift_rate`.
 
     `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
-    occur. `drift_rate` is the share of calls with an unintended cause, which is any cause that is
-    not in NO_DRIFT. The share does not count the first calls of sessions, nor calls with the cause
-    `not_read`. If there are no other calls, `drift_rate` is left out.
+    occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT). The first
+    calls of sessions, and calls with the cause `not_read`, do not count. If no call counts,
+    `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -230,8 +230,8 @@ class _Session:
     ) -> Cause:
         """Compare the messages of `prompt` with those of the earlier call `call`, and return the
         Cause. This is the last comparison, for a prompt whose text differs or cannot be decoded.
-        `shared` is the number of equal tokens at the beginning of both. `extends` is true if
-        `prompt` begins with all tokens of another earlier call.
+        `prompt` and `call` begin with `shared` equal tokens. `extends` is true if `prompt` begins
+        with all tokens of an earlier call other than `call`.
 
         The cause is `unknown` if the first difference is inside the earlier call's answer. It is
         also `unknown` if the first difference is in the template text that begins this answer.

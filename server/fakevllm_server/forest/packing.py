@@ -43,8 +43,8 @@ def pack(
     Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
     calls alone has more tokens. The largest piece comes first. An out-of-memory error then occurs
     in the first piece. `groups` has the group of each call. The calls of a group stay in one piece
-    if two conditions hold. They follow each other in depth-first order, and they fit into one
-    piece. Raises ValueError if `max_tokens` is below 1.
+    if they follow each other in depth-first order, and if one piece has room for all of them.
+    Raises ValueError if `max_tokens` is below 1.
 
     Compute the denominators of a loss from the whole batch, not from one piece.
 
@@ -191,9 +191,9 @@ def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls into pieces of at most `max_tokens` nodes, by first-fit
-    decreasing bin packing. A piece is a set of calls that go through the model together. A run is
-    an index range [first, last). Return a list of runs for each piece."""
+    """Combine small runs of calls into pieces (sets of calls that go through the model together) of
+    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
+    last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

@@ -29,8 +29,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The heads and edges of a forest. A head is one row of logits, predicted from one node. An
-    edge is one token that is predicted by a head.
+    """The heads (rows of logits, each computed at one node) and the edges (tokens, each predicted
+    by a head) of a forest.
 
     Heads and edges are sorted by temperature, then by allowed set, by predicting node, and by
     predicted node. Consecutive heads therefore have consecutive edges, so the logits can be
@@ -151,8 +151,8 @@ class _EdgeIndex:
     tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create a lookup. `runs` has tuples (first node, number of nodes, first edge). Each tuple
-        stands for a range of consecutive nodes that are predicted by consecutive edges."""
+        """Create a lookup. `runs` has a tuple (first node, number of nodes, first edge) for each
+        range of consecutive nodes. The edges that predict these nodes are consecutive, too."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
@@ -247,8 +247,8 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield the links that predict the nodes of `runs`. A link is a tuple (predicting node,
-    predicted node, number of consecutive node pairs).
+    """Yield a tuple (predicting node, predicted node, number of consecutive node pairs) for the
+    nodes of `runs`. Such a tuple is called a link.
 
     A segment is a range of nodes without a branch. The first node of a segment is predicted by its
     parent, which is in another segment. Every other node is predicted by the node with the

@@ -199,8 +199,7 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment of the trie while the trie is built. A segment is a range of nodes without a
-    branch."""
+    """A segment (a range of nodes without a branch) of the trie while the trie is built."""
 
     source: array[int]
     """Ids of a call that contains this run."""
@@ -217,14 +216,14 @@ class _Run:
 
     def split(self, depth: int) -> None:
         """Split the run at `depth`. The run keeps the tokens before `depth`. The other tokens
-        become a new run, which is its only child."""
+        become a new run, the only child of this run."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert the token ids of a call into the trie. `children` has the runs at the root of the
-    trie, by their first token. A run is a range of nodes without a branch."""
+    """Insert the token ids of a call into the trie. `children` has the runs (ranges of nodes
+    without a branch) at the root of the trie, by their first token."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -245,8 +244,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
     """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. A
-    segment is a range of nodes without a branch, and the run is the object from which it was made.
-    For each root key, `roots` has the runs at the roots of the trees, by their first token."""
+    segment is a range of nodes without a branch. It is made from the run, an object that describes
+    the same nodes. `roots` is a dict by root key. Its values have the runs at the roots of the
+    trees, by their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []

@@ -57,8 +57,8 @@ def compress_facts(text: str) -> bytes:
 
 
 def decompress_facts(compressed: bytes) -> str:
-    """Return the facts that `compress_facts` has compressed. Raises ValueError if they are damaged.
-    Some damage is not detected. The returned text is then wrong."""
+    """Return the facts that `compress_facts` has compressed. Raises ValueError if damage is
+    detected. If damage is not detected, the returned text is wrong."""
     text, rest = _inflated(compressed, _TYPICAL_FACTS)
     if rest:
         raise ValueError("more bytes than were compressed")

@@ -36,8 +36,8 @@ _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the journal: a function that changes rows, with a label. A change is always
-    applied within one transaction."""
+    """A change of the journal: a function that changes rows, with a label. Each change is applied
+    within one transaction."""
 
     label: str
     """Kind of the change. Tests use it to end the process at a certain change."""

@@ -71,8 +71,8 @@ class RecentPrompts:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run a block. If the block fails, forget the prompts, because their rows are then rolled
-        back."""
+        """Run a block. If the block fails, forget the prompts, because the rollback removes their
+        rows."""
         try:
             yield
         except BaseException:

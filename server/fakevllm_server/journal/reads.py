@@ -78,7 +78,7 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the run log, which is the log of trained steps and dropped groups. It has the
+    """The position at the end of the run log (the log of trained steps and dropped groups): the
     number of the last entry, the number of the last step, and the highest weight version."""
 
     last_seq: int
@@ -367,8 +367,7 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 
 
 def groups_trained_after(db: Connection, step: int) -> list[str]:
-    """Return the ids of the groups in steps after `step`. They were trained in such a step, or are
-    planned for such a step.
+    """Return the ids of the groups that were trained, or are planned, in a step after `step`.
 
     Trained groups are read from the run log, because old rows of the table `groups` are deleted.
     """

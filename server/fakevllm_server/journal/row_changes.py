@@ -126,9 +126,8 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """Store the end of a passive group, or a feedback sample with its `calls`. A passive group is
-    the answers to one request of an app. A feedback sample is an answer of an earlier group that is
-    trained again."""
+    """Store the end of a passive group (the answers to one request of an app), or a feedback sample
+    with its `calls`. A feedback sample is an answer of an earlier group that is trained again."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):

@@ -154,8 +154,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling or an episode with its reward. A sibling is one answer of a group. The captured
-    calls of the sample are stored under the same `owner`."""
+    """A sibling (one answer of a group) or an episode with its reward. The captured calls of the
+    sample are stored under the same `owner`."""
 
     owner: str
     index: int

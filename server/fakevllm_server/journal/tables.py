@@ -133,8 +133,8 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples whose rewards are compared, or a feedback sample. A feedback sample is one
-    answer that is trained again because of later feedback."""
+    """A group of samples whose rewards are compared, or a feedback sample (an answer that is
+    trained again because of later feedback)."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number in the order of pooling."""

@@ -164,7 +164,7 @@ class EngineClient:
         self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
-        """Return True if the engine can answer calls. It then answers `/health` with a status below
+        """Return True if the engine can answer calls: if it answers `/health` with a status below
         500."""
         if self._http.closed:
             return False
@@ -584,8 +584,8 @@ def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
     """Return an answer in the client's format. The answer is translated by `exchange`. If
     `exchange` is None, the answer is returned unchanged.
 
-    Raises Refused if the answer cannot be translated. EngineFailed is not raised in this case. It
-    would cause a retry, and the retry would sample a second answer.
+    Raises Refused if the answer cannot be translated. The error is not EngineFailed, because
+    EngineFailed would cause a retry, and the retry would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)

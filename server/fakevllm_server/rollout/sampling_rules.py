@@ -64,7 +64,8 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
     None if they may be trained on.
 
     `sampling` contains the engine's defaults, overridden by the request's parameters that are not
-    null. `reports_allowed` is True if the engine reports the set from which each token was sampled.
+    null. For each sampled token, some engines report the set of tokens that could have been
+    sampled. `reports_allowed` is True for such an engine.
     """
     if sampling_temperature(sampling) == 0:
         return "sampling_not_trainable: temperature 0"

@@ -1,4 +1,4 @@
-"""The metrics that clients send when they end an episode. They are in the field `log_metrics`.
+"""The metrics that clients send in the field `log_metrics` when they end an episode.
 
 Each metric is averaged over the episodes that end between two training steps, and is logged with
 the later step. Until then the values are only in memory. If the server dies, they are lost. The

@@ -69,7 +69,7 @@ class RunLog:
         self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
-        """Keep the metrics that a client sent with an ended episode. They are logged with the next
+        """Keep the metrics that a client sent with an ended episode, and log them with the next
         training step."""
         refused = self._client_metrics.add(metrics)
         if refused:
@@ -143,8 +143,8 @@ class RunLog:
         await self._journal.write(row_changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
-        """Record that the trainer was restored to the state at the end of `step`. Its weights will
-        be served as `version`.
+        """Record that the trainer was restored to the state at the end of `step`. The restored
+        weights will be served as `version`.
 
         Return the planned batches of the later steps, which must be trained again.
         """
@@ -226,8 +226,8 @@ class RunLog:
             self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Return a log entry for an evaluation that ends now. An evaluation is an episode that is
-        not trained. `now` is in Unix seconds.
+        """Return a log entry for an evaluation (an episode that is not trained) that ends now.
+        `now` is in Unix seconds.
 
         The entry belongs to the training step whose weights are served. The caller must write the
         entry to the journal together with the end of the episode, before any later entry. Return
@@ -247,7 +247,7 @@ class RunLog:
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """Record that training stops. It continues when the engine is started again."""
+        """Record that training stops until the engine is started again."""
         self._put(
             row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
         )
@@ -258,8 +258,8 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by reason. The reason is a short name,
-        which ends before the first colon of the full reason.
+        """Number of groups that were dropped during the run, by reason. The keys are short reasons:
+        the part of the full reason before its first colon.
 
         Only drops that are on disk are counted. Clients poll the numbers several times a second.
         Therefore the journal is read only if it was written since the last read.

@@ -94,8 +94,8 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
     `text` is the current text of the file, or None if there is no file. An unreadable text is
     replaced. `now` is in Unix seconds. If the settings equal those of the previous start, no entry
     is added. Instead, the previous entry gets the time of the new start. The text also has the
-    experiment name of the run, which is the name of its first start. If the file is from an older
-    server, the name is the newest name in the file.
+    experiment name of the run: the name with which the run was first started. If the file is from
+    an older server, the name is the newest name in the file.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)

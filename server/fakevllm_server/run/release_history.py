@@ -1,9 +1,9 @@
 """Compute the state of releases from the history of decisions. The state contains the version that
 answers apps, the version that is evaluated, and the rejected versions. This module does no I/O.
 
-The history is a list of decisions. Each decision changes the state, and nothing else changes the
-state. There is one exception: the versions that answer apps as policies do not come from decisions.
-A policy is a version that the engine holds beside the served weights.
+The history is a list of decisions. Each decision changes the state. Only one part of the state does
+not come from decisions: the set of policies that answer apps. A policy is a version that the engine
+holds beside the served weights.
 """
 
 from __future__ import annotations

@@ -64,10 +64,10 @@ class Releases:
         return self.state.rejected
 
     def set_answering(self, version: int, is_answering: bool) -> None:
-        """Record whether a version answers apps as a policy, which is a version that the engine
-        holds beside the served weights. The checkpoint of such a version is kept, also after a
-        restart. The checkpoint is kept until the version no longer answers apps, or until
-        MAX_ANSWERING other versions have answered apps later."""
+        """Record whether a version answers apps as a policy (a version that the engine holds beside
+        the served weights). The checkpoint of such a version is kept, also after a restart. The
+        checkpoint is kept until the version no longer answers apps, or until MAX_ANSWERING other
+        versions have answered apps later."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
@@ -90,8 +90,8 @@ class Releases:
         return len(self._rows)
 
     def find(self, id: str) -> ReleaseRow | None:
-        """Return the decision that the request with this id has made. Return None without such a
-        decision."""
+        """Return the decision that the request with this id has made. Return None if there was no
+        request with this id."""
         return next((row for row in self._rows if row.record.id == id), None)
 
     async def record(self, row: ReleaseRow) -> None:

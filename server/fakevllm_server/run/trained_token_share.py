@@ -68,8 +68,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
     """Return the coverage metrics of a step whose weight update was not applied. `metrics` are the
     metrics that the step would have if the update had been applied.
 
-    The tokens that the step should have trained count as untrained. `reason` is the last part of
-    the metric's name.
+    The tokens that the step should have trained count as untrained. The name of the metric that
+    counts them ends with `reason`.
     """
     return {
         **metrics,

@@ -95,7 +95,8 @@ class VersionLineage:
 
     @property
     def undone(self) -> set[int]:
-        """Versions that a crash has undone, if their batches are not trained again yet."""
+        """Versions whose training steps a crash has undone, as long as their batches have not been
+        trained again."""
         return set(self._left.values())
 
     def step_of(self, version: int) -> int:

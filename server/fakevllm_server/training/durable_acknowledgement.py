@@ -49,8 +49,8 @@ class Acknowledger:
         For a new request, `decide` returns the reply and the change to write. The method returns
         when the change is on disk.
 
-        Set `is_new` if the request ends an episode that has not ended yet. No reply to such a
-        request can be stored, so no stored reply is looked up. Raises IdempotencyConflict if `key`
+        Set `is_new` if the request ends an episode that has not ended yet. The request is then
+        certainly new, so the stored replies are not searched. Raises IdempotencyConflict if `key`
         was used with another body. Raises JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)

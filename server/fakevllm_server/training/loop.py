@@ -45,8 +45,8 @@ SAVE_GRACE_S = 60.0
 
 
 class LoopEnded(Exception):
-    """Error for an action that was not run, because the training loop has ended. An action is a
-    decision about a version, which is carried out between two training steps."""
+    """Error for an action (a decision about a version) that was not run, because the training loop
+    has ended. Actions are run between two training steps."""
 
 
 class EngineLost(Exception):
@@ -131,10 +131,9 @@ class TrainLoop:
         self._changed.set()
 
     async def between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action while no training step runs, and return the action's result. An action is a
-        decision about a version. If the engines cannot be started, the action is run without
-        engines, and its argument is None. Raise LoopEnded if the loop ends before the action is
-        run."""
+        """Run an action (a decision about a version) while no training step runs, and return the
+        action's result. If the engines cannot be started, the action is run without engines, and
+        its argument is None. Raise LoopEnded if the loop ends before the action is run."""
         if self.has_ended:
             raise LoopEnded
         done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
@@ -379,7 +378,7 @@ class TrainLoop:
         """Continue training from an earlier version. `record` records the change in the journal.
 
         In two cases, the trainer is started again after this method has returned, as after a crash.
-        The first case is a return to the model's own weights, which are in no checkpoint. The
+        The first case is a return to the model's own weights, because no checkpoint has them. The
         second case is a trainer that does not train, for example because the trainer refused the
         job.
         """
@@ -406,9 +405,9 @@ class TrainLoop:
         self._steps.steps_were_discarded()
 
     def _can_act(self) -> bool:
-        """Return True if an action waits and may run now. An action is a decision about a version.
-        Steps that a crash has undone are trained again first, because an action is meant for the
-        newest weights."""
+        """Return True if an action (a decision about a version) waits and may run now. Steps that a
+        crash has undone are trained again first, because an action is meant for the newest weights.
+        """
         will_replay = self._steps.is_replaying and self.closed_reason is None
         return bool(self._actions) and not will_replay
 

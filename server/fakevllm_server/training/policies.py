@@ -63,8 +63,8 @@ class PolicyRefused(Exception):
 
 
 class PolicyLoader:
-    """Loads and unloads the policies of one backend. A policy is a version of the weights that the
-    engine holds beside the served weights. Requests are handled one after another."""
+    """Loads and unloads the policies of one backend (versions that the engine holds beside the
+    served weights). Requests are handled one after another."""
 
     def __init__(
         self,

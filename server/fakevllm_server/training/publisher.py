@@ -138,8 +138,8 @@ class Publisher:
         await self.publish(self._log.version)
 
     async def _problem(self, version: int) -> str | None:
-        """Compare the weights that the engine serves as `version` with the trainer's. Return the
-        problem as text, or None if no problem is known."""
+        """Compare the weights that the engine serves as `version` with the trainer's weights.
+        Return the problem as text if they are known to differ. Return None otherwise."""
         if self.refusal is not None:
             return None
         result = await self._probe.run(version)

@@ -52,8 +52,8 @@ result."""
 
 
 class DecisionPending(Exception):
-    """Error for a decision about a version that is not carried out yet. The same request gets the
-    result later."""
+    """Error for a decision about a version that is not carried out yet. If the client sends the
+    request again later, it gets the result."""
 
 
 class ReleaseRefused(Exception):
@@ -394,9 +394,9 @@ class ReleaseService:
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
         """Return the changes to the checkpoints when training goes back to `target`.
 
-        Two kinds of checkpoints are kept, because their versions may still be released by force.
-        The first kind are the versions that are pinned before or after the decision, which means
-        that their checkpoints must be kept. The second kind is the version that the decision
+        A pinned version is one whose checkpoint must be kept. Two kinds of checkpoints are kept,
+        because their versions may still be released by force. The first kind are the versions that
+        are pinned before or after the decision. The second kind is the version that the decision
         rejects.
         """
         kept = self._releases.state.pinned | self._releases.pinned_after(row)

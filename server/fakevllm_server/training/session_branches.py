@@ -28,8 +28,8 @@ would delay the record of the step."""
 def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
-    """Return metrics about calls that branch. Such a call does not continue an earlier call of its
-    session. A session is a sequence of model calls.
+    """Return metrics about the calls that branch, which means that they do not continue an earlier
+    call of their session (a sequence of model calls).
 
     `branch_<cause>` is the number of calls with a cause. `branch_rate` is the share of branching
     calls. The first call of each session is not counted. The metric is absent if no session has
@@ -37,8 +37,8 @@ def branch_metrics(
     `drift_rate`.
 
     Some causes are found only by a comparison of texts, which needs a vocabulary. Without a
-    vocabulary, such calls count as `unknown`. At most about MAX_TOKENS tokens are compared as text.
-    Further calls count as `not_read`.
+    vocabulary, calls with these causes count as `unknown`. At most about MAX_TOKENS tokens are
+    compared as text. Calls after that count as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.

@@ -134,8 +134,9 @@ def _advantages(
     group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
 ) -> Sequence[float]:
     """Return one advantage for each trained token of the episode `entry`. If the group has an
-    advantage of its own (a feedback sample), every token gets it. Otherwise take the next element
-    of `estimated`, which has the advantages of each episode in order."""
+    advantage of its own (a feedback sample), every token gets this advantage. Otherwise take the
+    next element of `estimated`. `estimated` has the advantages of one episode after another, in
+    order."""
     if group.advantage is None:
         return next(estimated)
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
@@ -224,8 +225,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all `advantages` are equal, which is the case with most algorithms.
-    Otherwise return `advantages` unchanged."""
+    """Return a single number if all `advantages` are equal, as with most algorithms. Otherwise
+    return `advantages` unchanged."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)

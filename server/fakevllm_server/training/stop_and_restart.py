@@ -99,8 +99,8 @@ class RestartBackoff:
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:
-        """Return the seconds to wait before a failed engine is started again. The pause after it
-        will be twice as long, up to MAX_S seconds."""
+        """Return the pause before a failed engine is started again, in seconds. Each pause is twice
+        as long as the previous one, up to MAX_S seconds."""
         if self._up_since is not None and now - self._up_since >= PROVEN_AFTER_S:
             self.reset()
         self._up_since = None

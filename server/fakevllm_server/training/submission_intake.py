@@ -48,7 +48,7 @@ not notice so short a delay."""
 
 class Intake:
     """Owns the episodes and the pool of groups of one run. Every change of the episodes or the pool
-    is written to the journal, which is the run's SQLite file."""
+    is written to the journal (the run's SQLite file)."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Intake:
         engine: EngineLifecycle,
         rejected: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """Create an intake without a job. `rejected` returns the versions of the weights whose
-        groups are not trained."""
+        """Create an intake without a job. `rejected` is a function that returns the rejected
+        versions of the weights. Groups that were sampled by a rejected version are not trained."""
         self._rejected = rejected
         self._journal = journal
         self._log = runlog
@@ -111,8 +111,8 @@ class Intake:
         return list(known)[-MAX_REMEMBERED:]
 
     def refuse_groups(self, group_ids: Sequence[str]) -> None:
-        """Refuse these groups from now on, even after a restart. They were begun in another run. A
-        group that is open in this run can still be completed.
+        """Refuse these groups from now on, even after a restart, because they were begun in another
+        run. A group that is open in this run can still be completed.
 
         A proxy may complete a group after the run has changed. Without the refusal, answers of two
         models would be trained as one group.
@@ -261,8 +261,8 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a model call of a sibling, as `add_calls` does. A sibling is one of the answers to
-        an app's request."""
+        """Record a model call of a sibling (one of the answers to an app's request), as `add_calls`
+        does."""
         await self.add_calls([(sibling, call)])
 
     async def add_calls(self, calls: Sequence[tuple[SiblingRef, RecordedCall]]) -> None:
@@ -296,8 +296,7 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
-        """End a passive group with its rewards. A passive group is the answers to one request of an
-        app.
+        """End a passive group (the answers to one request of an app) with its rewards.
 
         Raises IdempotencyConflict if a different request has ended the group before. Raises
         JournalError if the end cannot be written to the journal.
@@ -337,9 +336,8 @@ class Intake:
         calls: Sequence[RecordedCall],
         closed_reason: str | None,
     ) -> EndGroupReply:
-        """Add a feedback sample to the groups that wait for training. A feedback sample is one
-        answer that is trained again because of later feedback. The request contains its calls and
-        its advantage.
+        """Add a feedback sample (an answer that is trained again because of later feedback) to the
+        groups that wait for training. The request contains its calls and its advantage.
 
         Raises IdempotencyConflict if a different request has added the sample before. Raises
         JournalError if the sample cannot be written to the journal.
@@ -390,8 +388,8 @@ class Intake:
 
     def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
         """Drop samples (ended episodes) whose task is incomplete. The journal records each sample
-        as a group of its own. Return the ids of these groups, which are the owners of the samples.
-        """
+        as a group of its own. The id of this group is the owner of the sample. Return the ids of
+        these groups."""
         for sample in samples:
             group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))

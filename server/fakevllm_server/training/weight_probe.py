@@ -67,11 +67,11 @@ class ProbeResult:
 def limit_of(dtype: str, num_layers: int) -> float:
     """Return the largest mean difference that rounding explains, in nats per token.
 
-    Let u be the unit roundoff of a type. One operation has a relative error of about u. A sum of n
-    products adds √n times the unit roundoff of float32. Errors of different operations have
-    different signs, so the errors of N operations add up to √N times that. Engine and trainer round
-    independently (√2). A log-probability is the difference of a logit and a mean of logits (√2 at
-    most).
+    Let u be the unit roundoff of the type. One operation has a relative error of about u. A sum of
+    n products adds √n times the unit roundoff of float32 to this error. Errors of different
+    operations have different signs, so the error of N operations is √N times the error of one. Two
+    more factors of √2 follow. Engine and trainer round independently. A log-probability is the
+    difference of a logit and a mean of logits, which contributes at most √2.
 
     >>> [round(limit_of("bfloat16", layers), 2) for layers in (4, 28)]
     [0.3, 0.79]
@@ -100,9 +100,9 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 
 class WeightProbe:
-    """The comparison of the engine's weights with the trainer's, for one backend. It asks both
-    engines for log-probabilities of the known prompt. If an engine cannot answer, one log line says
-    so."""
+    """The comparison of the rollout engine's weights with the trainer's weights, for one backend.
+    Both are asked for log-probabilities of the known prompt. If one of them cannot answer, one log
+    line says so."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -37,8 +37,8 @@ def are_ids(values: Sequence[object]) -> bool:
 
 
 def checked_ids(values: Sequence[object]) -> IdArray:
-    """Return `values` as an array of ids. They were parsed from JSON. Raises ValueError if a value
-    is not an id (see `are_ids`).
+    """Return the ids in `values` as an array. `values` was parsed from JSON. Raises ValueError if a
+    value is not an id (see `are_ids`).
 
     For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
     text.
@@ -234,8 +234,8 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """True if the group is a feedback sample. A feedback sample is an answer of an earlier
-        group that is trained once more because of later feedback."""
+        """True if the group is a feedback sample (an answer of an earlier group that is trained
+        once more because of later feedback)."""
         return self.advantage is not None
 
     @property

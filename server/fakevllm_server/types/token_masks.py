@@ -102,8 +102,8 @@ class TokenMasks:
 
     @property
     def is_forced(self) -> list[bool]:
-        """For each token of the response, True if it was forced. No other token was allowed at the
-        position of a forced token.
+        """For each token of the response, True if the token was forced: no other token was allowed
+        at its position.
 
         Nothing can be learned from a forced token.
         """

@@ -84,8 +84,8 @@ class FastPaths:
     """ASGI middleware that passes a POST request for a model call directly to its endpoint, also
     below `/e/UUID`. All other requests go to `app`.
 
-    The direct call saves the cost of the framework's own middlewares and of its router. The router
-    has routes for these paths too, which refuse other HTTP methods with 405.
+    The direct call saves the cost of the framework's own middlewares and of its router. The
+    router's routes for these paths only refuse other HTTP methods with 405.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:

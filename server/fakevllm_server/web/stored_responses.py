@@ -17,8 +17,8 @@ class StoredResponses:
     """The latest responses of OpenAI's Responses format, by the API key that made them and by their
     id.
 
-    They are lost when the server stops. The proxy keeps the responses of its apps in its ledger,
-    which is a SQLite file, because apps may retrieve a response days later.
+    They are lost when the server stops. Apps may retrieve a response days later. Therefore the
+    proxy keeps the responses of its apps in its ledger, a SQLite file.
 
     >>> stored = StoredResponses()
     >>> stored.store("key", "resp_1", b"{}")

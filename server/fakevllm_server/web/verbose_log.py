@@ -33,7 +33,7 @@ class VerboseLog:
 
     def push(self, tag: str, message: str, *, now: float, unix_now: float) -> None:
         """Add a message. `now` is the time on a monotonic clock in seconds. `unix_now` is the time
-        in Unix seconds, which the readers of the message get."""
+        in Unix seconds. Readers of the message get `unix_now`."""
         self._entries.append((now, VerboseEntry(unix_now, tag, message)))
 
     def entries(self, now: float) -> list[VerboseEntry]:

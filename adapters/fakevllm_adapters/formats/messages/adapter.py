@@ -52,7 +52,8 @@ class MessagesAdapter(ChatAdapter):
 
 
 class MessagesExchange:
-    """A translator of one Messages request, and of its response, to chat completions and back."""
+    """A translator of one Messages request to a chat completions request, and of the response back
+    to a Messages response."""
 
     def __init__(self, body: Json, streamed: bool, dialect: Dialect) -> None:
         self.body = body

@@ -144,7 +144,7 @@ def stream_error(body: Json, dialect: Dialect) -> Json:
     """Translate an error of the engine to the error event of a Messages stream.
 
     `body` is an error body of vLLM. vLLM's web framework and vLLM's serving classes write error
-    bodies in different forms. Both forms are accepted.
+    bodies in different forms. This function accepts both forms.
     """
     content = body.get("error", body.get("detail"))
     error = as_object(content) or {"message": str(content)}

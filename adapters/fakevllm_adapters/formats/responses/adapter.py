@@ -1,5 +1,5 @@
-"""The adapter of /v1/responses, whose requests are translated to chat completions. The answers
-equal those of vLLM.
+"""The adapter of /v1/responses. It translates requests to chat completions. The answers equal those
+of vLLM.
 
 Items of a response keep the ids that the engine gave to tool calls. A tool call therefore has the
 same id in the app's history and in the proxy's ledger of requests.

@@ -62,8 +62,8 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy. The weights of such a policy differ from the trained
-    weights."""
+    """A request that a policy samples (weights beside the trained weights). The weights of such a
+    policy differ from the trained weights."""
 
     request: DecodeRequest
     policy: str
@@ -105,8 +105,8 @@ class EngineThread:
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:
-        """Start no more requests for this policy. Requests that wait or run end normally. Call this
-        method in a task."""
+        """Accept no more requests for this policy. Requests that are waiting or running now still
+        end normally. Call this method in a task."""
         state = self._policies.pop(name, None)
         if state is not None:
             self._retired.append(state)

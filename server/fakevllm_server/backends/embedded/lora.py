@@ -27,7 +27,7 @@ FINGERPRINT_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """The LoRA settings of a job. They are stored in checkpoints."""
+    """The LoRA settings of a job, which are also stored in checkpoints."""
 
     rank: int
     alpha: int
@@ -66,9 +66,9 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
     """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Before
-    the first update, the model's outputs stay the same. Raises BackendRefused if
-    `lora.target_modules` does not fit the model, or if peft cannot be imported. The model has not
-    changed then."""
+    the first update, the model's outputs stay the same. If `lora.target_modules` does not fit the
+    model, or if peft cannot be imported, the model does not change, and BackendRefused is raised.
+    """
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(

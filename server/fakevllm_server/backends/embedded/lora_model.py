@@ -1,5 +1,5 @@
-"""A view of a model with LoRA adapters. A view is a second model object. It shares the base weights
-of the first object and has its own copies of the adapters.
+"""A view of a model with LoRA adapters: a second model object that shares the base weights of the
+first object, and has its own copies of the adapters.
 
 The sampler uses a view if the trained model computes in another dtype than its weights have, for
 example in bfloat16 with float32 weights. Merging the adapters into bfloat16 weights would round
@@ -24,8 +24,8 @@ view, because a copied wrapper would call the forward pass of the original model
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return True if the sampler needs a view of the model. A view is a second model object with
-    its own adapters and shared base weights.
+    """Return True if the sampler needs a view of the model (a second model object with its own
+    adapters and shared base weights).
 
     A view is needed if the model has adapters and computes in another dtype than its weights have.
     Merging would then round the adapters.

@@ -112,8 +112,8 @@ class ChatCompletion:
         return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each choice as soon as it is complete. It has
-        the same form as the answer to a request for one choice."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete, in the
+        form of the answer to a request for one choice."""
         return complete_all([self._complete(choice) for choice in self._choices])
 
     async def _complete(self, choice: SampledChoice) -> SentChoice:

@@ -67,8 +67,8 @@ class ControlRoutes:
         return _json(self._info)
 
     async def policies(self, request: Request) -> Response:
-        """Return a JSON object that maps the name of each further policy to its version. A further
-        policy is a set of weights beside the trained weights."""
+        """Return a JSON object that maps the name of each further policy (a set of weights beside
+        the trained weights) to its version."""
         return _json({} if self._policies is None else self._policies.names.loaded)
 
     async def run_action(self, request: Request) -> Response:

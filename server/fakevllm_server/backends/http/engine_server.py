@@ -44,10 +44,10 @@ def serve(
     """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
 
     The swarm server holds the other end of standard input. Therefore a closed input means that the
-    swarm server has died. If `engine` is None, the process only trains. `policies` is the same
-    object as `engine` if the engine supports further policies, and None otherwise. A further policy
-    is a set of weights beside the trained weights. `on_close` is called when serving ends, also
-    after an error.
+    swarm server has died. If `engine` is None, the process only trains. Some engines can hold
+    further sets of weights, called policies, beside the trained weights. For such an engine, pass
+    the engine as `policies` too. For other engines, `policies` is None. `on_close` is called when
+    serving ends, also after an error.
     """
     threads = PreparationThreads()
     config = uvicorn.Config(
@@ -85,9 +85,9 @@ def create_app(
     policies: PolicyEngine | None = None,
 ) -> Starlette:
     """Return the ASGI app of an engine's process. If `engine` is None, the process only trains, and
-    the app has none of vLLM's routes except /health. `threads` parse and check requests. `policies`
-    is the same object as `engine` if the engine supports further policies, and None otherwise. A
-    further policy is a set of weights beside the trained weights."""
+    the app has none of vLLM's routes except /health. `threads` parse and check requests. Some
+    engines can hold further sets of weights, called policies, beside the trained weights. For such
+    an engine, pass the engine as `policies` too. For other engines, `policies` is None."""
     public = [] if engine is None else PublicRoutes(engine, threads, policies).routes()
     control = ControlRoutes(engine, trainer, policies).routes()
     return Starlette(

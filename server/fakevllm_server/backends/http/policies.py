@@ -1,5 +1,5 @@
-"""Further policies of an engine's process. A policy is a set of weights beside the set that is
-trained. A call selects a policy by the model's name.
+"""The policies of an engine's process (sets of weights beside the set that is trained). A call
+selects a policy by the model's name.
 
 As long as the process lives, a name belongs to one version of the weights, even after its policy
 was unloaded. Therefore data that are cached under a name, here or at a client, can never belong to
@@ -24,8 +24,8 @@ Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 
 
 class PolicyEngine(Protocol):
-    """Interface of an engine's process that supports further policies. A further policy is a set of
-    weights beside the trained weights."""
+    """Interface of an engine that can hold further policies (sets of weights beside the trained
+    weights)."""
 
     @property
     def names(self) -> PolicyNames: ...

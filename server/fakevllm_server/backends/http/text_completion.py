@@ -159,8 +159,8 @@ class TextCompletion:
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each choice as soon as it is complete. It has
-        the same form as the answer to a request for one choice."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete, in the
+        form of the answer to a request for one choice."""
         return complete_all([self._complete(each) for each in self._continuations])
 
     async def _complete(self, continuation: Continuation) -> SentChoice:

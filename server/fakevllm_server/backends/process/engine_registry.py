@@ -44,8 +44,8 @@ def open_backend(
     """Return the backend for a rollout engine and a trainer. If both specs name the same engine,
     one process samples and trains. Otherwise there are two processes.
 
-    Two processes exchange new weights through a folder in `weights_dir`. If `weights_dir` is None,
-    the folder is in memory.
+    If there are two processes, they exchange new weights through a folder in `weights_dir`. If
+    `weights_dir` is None, the folder is in memory.
     """
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))

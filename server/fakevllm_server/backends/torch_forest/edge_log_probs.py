@@ -30,7 +30,7 @@ from fakevllm_server.types.token_masks import unpacked
 
 class EdgeValues(NamedTuple):
     """Values of the edges of a piece. A piece is a set of calls that go through the model together.
-    An edge is a predicted token that several calls may share."""
+    An edge is a token that is predicted in the piece, and several calls may share it."""
 
     log_prob: Tensor
     """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
@@ -48,10 +48,9 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass of a piece. A piece is a set of calls that go through the model
-    together. Return the log-probability of each edge (predicted token). If `with_entropy` is true,
-    also return the entropy of each edge's distribution. `attention` is the name of a method in
-    ATTENTIONS.
+    """Run one forward pass of a piece (a set of calls that go through the model together). Return
+    the log-probability of each edge (predicted token). If `with_entropy` is true, also return the
+    entropy of each edge's distribution. `attention` is the name of a method in ATTENTIONS.
 
     Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
     gradient graph keeps logits in memory that no backward pass frees.
@@ -78,8 +77,9 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probabilities of all edges (predicted tokens) of a piece, [edges]. A piece is
-    a set of calls that go through the model together. The arguments are those of `edge_values`."""
+    """Return the log-probabilities of all edges (predicted tokens) of a piece, as a tensor [edges].
+    A piece is a set of calls that go through the model together. The arguments are those of
+    `edge_values`."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
@@ -94,8 +94,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads [first, last). A head is a
-    node that predicts tokens. The arguments include the tokens that these heads predict."""
+    """Return the positional arguments of `_head_values` for the heads (nodes that predict tokens)
+    [first, last). The arguments include the tokens that these heads predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -159,8 +159,8 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 
 
 class HeadTokenSets:
-    """The sets of tokens that could be sampled at some heads, as masks of the logits. A head is a
-    node that predicts tokens.
+    """The sets of tokens that could be sampled at some heads (nodes that predict tokens), as masks
+    of the logits.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
     normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
@@ -178,9 +178,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a boolean mask of the shape [heads, vocabulary]. A head is a node that predicts
-        tokens. The mask is True for each token that was not allowed at this head. Return None if
-        all heads allow the whole vocabulary. The mask has the shape and the device of `logits`."""
+        """Return a boolean mask of the shape [heads, vocabulary], on the device of `logits`. A head
+        is a node that predicts tokens. The mask is True for each token that was not allowed at its
+        head. Return None if all heads allow the whole vocabulary."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)

@@ -17,9 +17,9 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece. A piece is a set of calls that go through the model together. In
-    the tensors, a head is a node that predicts tokens, at one temperature. An edge is one token
-    that a head predicts. Several calls may share a head or an edge.
+    """The tensors of one piece (a set of calls that go through the model together). In the tensors,
+    a head is a node that predicts tokens, at one temperature. An edge is one token that a head
+    predicts. Several calls may share a head or an edge.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference
@@ -73,14 +73,14 @@ class Plan:
         return len(self.edge_head)
 
     def flat(self, edge_values: Tensor) -> Tensor:
-        """Convert values per edge, [edges], to values per trained token, [trained tokens]. An edge
-        is a predicted token that several calls may share. The result has the tokens of one call
-        after another, in the order of the calls."""
+        """Convert values per edge (a predicted token that several calls may share), [edges], to
+        values per trained token, [trained tokens]. The result has the tokens of one call after
+        another, in the order of the calls."""
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Convert values per edge, [edges], to one tensor [trained tokens] for each call. An edge
-        is a predicted token that several calls may share."""
+        """Convert values per edge (a predicted token that several calls may share), [edges], to one
+        tensor [trained tokens] for each call."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 

@@ -200,9 +200,9 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
     ancestors and itself.
 
     Two conditions are checked. First, the node's segment must be consistent. A segment is a range
-    of nodes without a branch, and its path lists the ancestors. Second, the number of subtrees that
-    contain the node must be its position + 1. These are the node's own subtree and the subtree of
-    each ancestor.
+    of nodes without a branch, and its path lists the ancestors. Second, count the subtrees that
+    contain the node: its own subtree and the subtree of each ancestor. Their number must be the
+    node's position + 1.
     """
     forest = plan.forest
     num = forest.num_nodes
@@ -213,8 +213,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment. A segment
-    is a range of nodes without a branch.
+    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment (a range
+    of nodes without a branch).
 
     Two conditions must hold for a segment. All nodes of the segment have the same subtree end, so
     that the segment has no branch. The path of the segment contains each ancestor once, and ends

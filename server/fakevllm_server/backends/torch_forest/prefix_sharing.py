@@ -30,9 +30,9 @@ last pass cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return copies of the calls, with other root keys where sharing a small prefix costs more time
-    than it saves. Calls with different root keys share no tokens. Call this function before `pack`,
-    which builds the trees."""
+    """Return copies of the calls. Where sharing a small prefix costs more time than it saves, the
+    copies have other root keys, and calls with different root keys share no tokens. Call this
+    function before `pack`, which builds the trees."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -63,9 +63,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs. This is the first node of
-    the call's path after the top of the tree. The top is the part of the tree before its first
-    branch. If the call ends inside the top, return the first node of the top."""
+    """Return the node that identifies the branch to which a call belongs. The top of a tree is the
+    part before the first branch. The result is the first node of the call that comes after the top.
+    If the call ends inside the top, the result is the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -1,5 +1,5 @@
-"""The gradient of a loss that couples tokens of different pieces. A piece is a set of calls that go
-through the model together. All pieces of a training step together do not fit into memory.
+"""The gradient of a loss that couples tokens of different pieces (sets of calls that go through the
+model together). All pieces of a training step together do not fit into memory.
 
 The loss depends on the weights only through the log-probabilities l_e of the edges e, which are
 predicted tokens. If the loss uses entropies, it also depends on the weights through the entropies
@@ -61,9 +61,9 @@ def backward_piece(
     *,
     max_logits: int | None = None,
 ) -> None:
-    """Compute the gradient of one piece, and add it to the gradients of the model's weights. A
-    piece is a set of calls that go through the model together. `coefficient` has the derivatives of
-    the loss with respect to the log-probabilities and entropies of the piece's predicted tokens."""
+    """Compute the gradient of one piece (a set of calls that go through the model together), and
+    add it to the gradients of the model's weights. `coefficient` has the derivatives of the loss
+    with respect to the log-probabilities and entropies of the piece's predicted tokens."""
     if not plan.num_edges:
         return
     # The entropy is costly: leave its coefficient out if the loss does not use it.

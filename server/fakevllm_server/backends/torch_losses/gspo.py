@@ -1,14 +1,17 @@
-"""The GSPO policy loss. The loss clips the importance ratio of a whole sequence, which is called a
-unit.
+"""The GSPO policy loss. A unit is one sequence in the loss. The loss clips the importance ratio of
+a whole unit.
 
     s = exp(mean of (log_prob - old_log_prob) over the unit)
     L = max(-A s, -A clip(s, 1 - low, 1 + high))     for each token of the unit
 
 L is the loss of a token, A is its advantage, and s is the ratio of its unit. low and high are the
 clip bounds (`clip_ratio_low`, `clip_ratio_high`). The bounds are narrow (3e-4, 4e-4), because s is
-a geometric mean. For the gradient, each token t has the ratio s_t = sg(s) · π_t / sg(π_t). Here sg
-stops the gradient, and π_t is the probability of the token. Therefore the derivative of L with
-respect to the token's log_prob is -A s if the unit is not clipped.
+a geometric mean. For the gradient, each token t has a ratio of its own:
+
+    s_t = sg(s) · π_t / sg(π_t)
+
+Here sg stops the gradient, and π_t is the probability of the token. Therefore the derivative of L
+with respect to the token's log_prob is -A s if the unit is not clipped.
 
 Source: GSPO, arXiv 2507.18071, eq. 7 and 14. The loss is equal to verl's `gspo`, and is designed
 for the aggregation `seq-mean-token-mean`.
@@ -30,8 +33,7 @@ def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
     """Return the GSPO loss of each token. Each tensor is [tokens]. The tensors must contain all
-    tokens of each unit. A unit is one sequence in the loss. `units` has the unit number of each
-    token."""
+    tokens of each unit (one sequence in the loss). `units` has the unit number of each token."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

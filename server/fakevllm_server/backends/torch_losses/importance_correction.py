@@ -71,7 +71,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """Return a mask (bool, shape [tokens]). It is True for each token that passes all rejection
     criteria in the setting `rollout_rs`.
 
-    `units` (shape [tokens]) has the number of the token's unit. A unit is one sequence in the loss.
+    A unit is one sequence in the loss. `units` (shape [tokens]) has the number of each token's
+    unit.
     """
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
@@ -95,8 +96,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
     """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
-    The estimator k1 has two bounds. They are probability ratios, so their logarithms are compared.
-    The estimators k2 and k3 have only an upper bound, which is compared directly."""
+    The estimator k1 has two bounds. Both bounds are probability ratios, so their logarithms are
+    compared. The estimators k2 and k3 have only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

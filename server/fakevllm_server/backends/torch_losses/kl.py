@@ -6,8 +6,8 @@ Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - refe
     k2  d² / 2             biased value; the mean of its gradient is the gradient of the KL
     k3  exp(-d) + d - 1    unbiased value ≥ 0 of low variance; its gradient is not that of the KL
 
-`k1+` and `k3+` have the values of k1 and k3, but the gradient of k2. In verl, k1, k2 and k3 have
-the further names kl, mse and low_var_kl.
+`k1+` and `k3+` have the values of k1 and k3, but the gradient of k2. verl has second names for
+three of them: kl for k1, mse for k2, and low_var_kl for k3.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ log-probability) and w = exp(d). n is the number of tokens.
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
 The formulas are for tokens of equal weight. In general, each token is weighted with its
-`token_share`. This is the token's weight in all means over the step's tokens. The metrics are
-computed from sums over all tokens of the step. Therefore they do not depend on the division into
+`token_share`, the weight that it has in all means over the step's tokens. The metrics are computed
+from sums over all tokens of the step. Therefore they do not depend on the division into
 micro-batches.
 
 Rounding differences increase the metrics, and so do weights that changed after sampling. To measure
@@ -37,8 +37,7 @@ LARGE = 0.5
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
     """Weighted sums over some tokens, from which the mismatch metrics are computed. Each token is
-    weighted with its `token_share`. This is the token's weight in all means over the step's tokens.
-    """
+    weighted with its `token_share`, the weight that it has in all means over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -49,8 +48,8 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute the sums over the given tokens. Each tensor is [tokens]: the trainer's
-        log-probabilities, the engine's log-probabilities, and the `token_share` of each token."""
+        """Compute the sums of the class over some tokens. The tensors have one value per token: the
+        trainer's log-probability, the engine's log-probability, and the token's `token_share`."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -93,9 +92,9 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Compute the sums over the given tokens, all of which must count in the loss. Each tensor
-        is [tokens]. `is_equal_version` is True for tokens of calls that were sampled entirely with
-        the current weights."""
+        """Compute the two sets of sums over some tokens. Pass only tokens that count in the loss.
+        Each tensor has one value per token. `is_equal_version` is True for tokens of calls that
+        were sampled entirely with the current weights."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(

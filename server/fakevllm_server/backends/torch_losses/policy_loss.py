@@ -35,24 +35,22 @@ def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the sum of `values` over all tokens of its unit. The shape is [tokens].
-    A unit is one sequence in the loss. `units` has the unit number of each token, counted from 0.
-    """
+    """Return for each token the sum of `values` over all tokens of its unit (one sequence in the
+    loss). The shape is [tokens]. `units` has the unit number of each token, counted from 0."""
     return _sums(values, units)[units]
 
 
 def unit_mean(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the mean of `values` over all tokens of its unit. The shape is
-    [tokens]. A unit is one sequence in the loss. `units` has the unit number of each token, counted
-    from 0."""
+    """Return for each token the mean of `values` over all tokens of its unit (one sequence in the
+    loss). The shape is [tokens]. `units` has the unit number of each token, counted from 0."""
     lengths = _sums(torch.ones_like(values), units).clamp(min=1)
     return (_sums(values, units) / lengths)[units]
 
 
 def unit_max(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the maximum of `values` over all tokens of its unit, without a
-    gradient. The shape is [tokens]. A unit is one sequence in the loss. `units` has the unit number
-    of each token, counted from 0."""
+    """Return for each token the maximum of `values` over all tokens of its unit (one sequence in
+    the loss), without a gradient. The shape is [tokens]. `units` has the unit number of each token,
+    counted from 0."""
     lowest = values.new_full((_num(units),), float("-inf"))
     return lowest.scatter_reduce(0, units, values.detach(), "amax")[units]
 
@@ -62,6 +60,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return the number of tokens, which is an upper bound of the number of units. A unit is one
-    sequence in the loss. Computing the exact number would require a device synchronization."""
+    """Return the number of tokens, which is an upper bound of the number of units (the sequences in
+    the loss). Computing the exact number would require a device synchronization."""
     return units.numel()

@@ -49,8 +49,8 @@ def step_loss(
     `log_prob` and `entropy` have a value for each token (shape [tokens]), computed with the current
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
-    Raises SplitUnit if the loss couples the tokens of a unit or of the step, but `tokens` contains
-    only a part of them. A unit is one sequence in the loss.
+    Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
+    step, but `tokens` contains only a part of them.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.

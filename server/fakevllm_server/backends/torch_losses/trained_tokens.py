@@ -122,7 +122,7 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Return the unit number of each call within a micro-batch. A unit is one or more calls that
+    """Return the number of each call's unit within a micro-batch. A unit is one or more calls that
     the loss treats as one sequence.
 
     Units with a token that counts in the loss are numbered from 0. All other units get the number 0

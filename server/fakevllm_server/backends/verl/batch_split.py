@@ -14,8 +14,8 @@ PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, w
 
 
 def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
-    """Divide the calls of a batch among the workers. Return the rows of worker 0, then the rows of
-    worker 1, and so on. A row is one call. Calls without a response are left out.
+    """Divide the calls of a batch among the workers. Return the rows (calls) of worker 0, then
+    those of worker 1, and so on. Calls without a response are left out.
 
     Each worker gets the same number of rows, and nearly the same number of tokens. If necessary,
     padding rows with weight 0 are added. Raises BackendError for a call without a prompt or with

@@ -87,8 +87,8 @@ class CpuPlatform(PlatformBase):
         return os.environ.get("VERL_PLATFORM") == NAME
 
     def current_device(self) -> Any:
-        """Return the name of the CPU device. verl passes the value to `.to(device)`, in which a
-        number would mean an accelerator."""
+        """Return the name of the CPU device. verl passes the value to `.to(device)`. A number would
+        mean an accelerator there."""
         return NAME
 
     def device_count(self) -> int:

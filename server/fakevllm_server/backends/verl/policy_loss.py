@@ -67,7 +67,7 @@ class VerlPolicyLoss:
     ) -> float:
         """Return the KL divergence to the reference policy, as a mean over response tokens. The
         weight of a token is the loss weight of its call. `log_probs` and `reference` have one
-        tensor for each row. Its shape is [response tokens]."""
+        tensor [response tokens] for each row."""
         per_token = kl_loss(
             torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
         )
@@ -75,12 +75,12 @@ class VerlPolicyLoss:
 
     def clip_fractions(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
         """Return the clip fractions of the whole batch, as means over response tokens. The weight
-        of a token is the loss weight of its call. `log_probs` has one tensor for each row. Its
-        shape is [response tokens].
+        of a token is the loss weight of its call. `log_probs` has one tensor [response tokens] for
+        each row.
 
-        The embedded trainer reports the same numbers. They are computed again here, because the
-        workers' own metrics are unweighted means over micro-batches. For a loss that does not clip,
-        the fractions are 0.
+        The embedded trainer reports the same numbers. The workers' own metrics cannot be used,
+        because they are unweighted means over micro-batches. For a loss that does not clip, the
+        fractions are 0.
         """
         sampled = [torch.tensor(list(row.logprobs)) for row in rows]
         advantages = [torch.tensor(list(row.advantages)) for row in rows]

@@ -23,7 +23,7 @@ def first_pass_metrics(
 ) -> StepMetrics:
     """Return the metrics of KL divergence, entropy and mismatch before the step's first update. The
     metrics have the same names as in the embedded trainer. `log_probs` and `entropies` have one
-    tensor for each row. Its shape is [response tokens].
+    tensor [response tokens] for each row.
 
     `version` is the version of the trainer's weights. Means are taken over response tokens. The
     weight of a token is the loss weight of its call.

@@ -28,7 +28,7 @@ def make_tensordict(
     With this batch, verl computes its loss as a weighted mean over response tokens. The weight of a
     token is the loss weight of its call. verl multiplies the loss of each token by
     `rollout_is_weights`, and divides the sum by the sum of `loss_mask` over all workers. Therefore
-    both tensors contain the loss weights.
+    `rollout_is_weights` and `loss_mask` both contain the loss weights.
 
     `max_tokens` is the maximum number of tokens of a micro-batch. It is raised to the length of the
     longest row. `reference` has the reference policy's log-probabilities, one tensor [response

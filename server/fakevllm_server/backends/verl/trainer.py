@@ -140,7 +140,7 @@ class VerlTrainer:
     ) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
         update.
@@ -215,10 +215,10 @@ class VerlTrainer:
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        Raises BackendError if the checkpoint's fsdp_config.json cannot be read. No weight has
-        changed then. Raises BackendRefused if the checkpoint was saved by another number of
-        workers. After this error, the server does not use an older checkpoint, because this would
-        undo training steps without the user's consent.
+        If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
+        raised. Raises BackendRefused if the checkpoint was saved by another number of workers.
+        After this error, the server does not use an older checkpoint, because this would undo
+        training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]

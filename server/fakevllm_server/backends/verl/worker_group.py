@@ -20,9 +20,9 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Raised if a worker has died. Also raised if a call has failed on one of several ranks. This
-    rank is then out of step with the other ranks. All workers must be started again before training
-    can continue."""
+    """Raised if a worker has died. Also raised if a call has failed on one of several ranks,
+    because this rank is then out of step with the other ranks. All workers must be started again
+    before training can continue."""
 
 
 class WorkerGroup:

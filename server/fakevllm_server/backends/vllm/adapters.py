@@ -107,9 +107,9 @@ class Adapters:
                 self._leave(previous, self._loaded[previous])
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Hold the adapters in `folder` as the policy `name`. A policy is a version that vLLM holds
-        beside the served weights. Raise ActionFailed if the adapters cannot be loaded, or if the
-        name stands for another version."""
+        """Hold the adapters in `folder` as the policy (a version that vLLM holds beside the served
+        weights) with the name `name`. Raise ActionFailed if the adapters cannot be loaded, or if
+        another version has this name."""
         async with self._lock:
             await self._remove_unused()
             if self._gate.adapter is None:
@@ -127,7 +127,8 @@ class Adapters:
 
     async def unload_policy(self, name: str) -> None:
         """Remove a policy. Running calls of the policy end normally. Raise ActionFailed if vLLM
-        does not unload the policy. The policy then stays a policy."""
+        does not unload the policy. In this case, the policy stays loaded and can still be called.
+        """
         async with self._lock:
             if name in self.names.loaded and name != self._gate.adapter:
                 folder = self._loaded[name]

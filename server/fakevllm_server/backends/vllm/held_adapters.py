@@ -1,7 +1,8 @@
 """The record in the run directory that a vLLM has held the adapters of a job.
 
-If vLLM refuses the first adapter after a start, either it cannot hold such adapters, or something
-failed that may work later. The record tells them apart, also in a new server process.
+vLLM may refuse the first adapter after a start for two reasons: it cannot hold such adapters at
+all, or something failed that may work later. If the record shows that it has held such adapters
+before, the reason is the second one. The record also helps a new server process.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ class HeldAdapters:
     """The record of one kind of adapters, for one vLLM with its arguments."""
 
     def __init__(self, spec: EngineSpec, version: str, arguments: Sequence[str]) -> None:
-        """Create the object, which does not change the record. `version` is vLLM's, and `arguments`
-        are those of its command that are equal in each start."""
+        """Create the object. The record is not changed. `version` is the version of vLLM.
+        `arguments` are the arguments of vLLM's command that are equal in each start."""
         self._file = spec.run_dir / FILE_NAME
         kind = [version, *arguments, str(spec.lora_rank), spec.target_modules]
         # An argument may be a secret, such as the key of a hub.
         self._digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()
 
     def is_recorded(self) -> bool:
-        """Return True if the latest record is of these adapters and this vLLM."""
+        """Return True if the latest record was made for these adapters and this vLLM."""
         try:
             return self._file.read_text().strip() == self._digest
         except (OSError, ValueError):

@@ -316,9 +316,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Handle a failed pause, after which vLLM may be paused or not. Return the error to raise.
-        End a child process, so that the server starts vLLM again. Mark an external vLLM as
-        unhealthy, so that the server connects again."""
+        """Handle a failed pause, and return the error to raise. vLLM may be paused or not. If vLLM
+        is a child process, end it, so that the server starts vLLM again. If vLLM is external, mark
+        it as unhealthy, so that the server connects again."""
         if self._spec.url is None:
             await self.close()
             return BackendError(
@@ -339,9 +339,9 @@ class VllmRollout:
             await client.load_weights(folder, version)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
-        """Handle a failure to load new weights. Return the error to raise. End a child process. For
-        an external vLLM, count the failure. After MAX_FAILED_PUBLISHES failures in a row, an
-        external vLLM is unhealthy."""
+        """Handle a failure to load new weights, and return the error to raise. If vLLM is a child
+        process, end it. If vLLM is external, count the failure. After MAX_FAILED_PUBLISHES failures
+        in a row, an external vLLM counts as unhealthy."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")

@@ -324,10 +324,11 @@ class CallCapture(ABC):
         """Return the chunk that was held back, as bytes for the app. Return no bytes if no chunk
         was held back.
 
-        vLLM writes the system fingerprint only in the last chunk of a stream. With usage (token
-        counts) requested, the last chunk is the usage chunk. If only the capture requested usage,
-        the app does not get the usage chunk. The chunk before it is then the app's last chunk. It
-        is held back until the usage chunk arrives, and then gets the usage chunk's `fingerprint`.
+        vLLM writes the system fingerprint only in the last chunk of a stream. If usage (token
+        counts) was requested, the last chunk is the usage chunk. If the app itself did not request
+        usage, the app does not get the usage chunk, and its last chunk is the chunk before. This
+        chunk is held back until the usage chunk arrives, and then gets the usage chunk's
+        `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:

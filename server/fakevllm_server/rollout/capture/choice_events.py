@@ -148,7 +148,7 @@ def _check_without_choices(data: bytes | None) -> None:
 
 
 def usage_of(chunks: Sequence[Json]) -> Json:
-    """Return the token counts of a choice. They are in the choice's last chunk.
+    """Return the token counts of a choice, which the engine sends in the choice's last chunk.
 
     Raises ValueError if the engine did not count the tokens of the choice.
     """

@@ -140,8 +140,8 @@ class SharedCapture:
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:
-        """Read the next bytes of the engine's response. Return the events of each choice whose end
-        these bytes contain. Pass the returned list to `complete` before the next call of `split`.
+        """Read the next bytes of the engine's response. Return the events of each choice that ends
+        in these bytes. Pass the returned list to `complete` before the next call of `split`.
 
         Raises the error that ended the stream earlier, if there was such an error.
         """

@@ -208,8 +208,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/training_limit")
     async def limit_training(request: TrainingLimitRequest) -> SuccessReply:
-        """Set the newest version that training may make, or remove the limit. A step that runs is
-        completed."""
+        """Set the newest version that training may make, or remove this limit. A step that is
+        running now is completed all the same."""
         reply = await state.release_service.limit_training(request)
         state.notify_loop()
         return reply

@@ -66,8 +66,8 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _group_response(reply: EndGroupReply, *, has_prompts_apart: bool) -> Response:
-    """Return the response to the end of a group. The prompts of the calls precede the JSON, or each
-    call contains its own prompt."""
+    """Return the response to the end of a group. Either the prompts of all calls precede the JSON,
+    or each call in the JSON contains its own prompt."""
     prompts = reply.prompts if has_prompts_apart else []
     if not prompts:
         reply = reply.with_prompts_per_call()

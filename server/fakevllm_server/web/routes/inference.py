@@ -295,9 +295,9 @@ def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) ->
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
-    """Return the version that a call requests by the model name of a policy, such as `policy-15`.
-    Return None if the call names the served weights, or an unknown model. A policy is a set of
-    weights that the engine holds beside the served weights."""
+    """Return the version that a call requests by the model name of a policy (weights that the
+    engine holds beside the served weights), such as `policy-15`. Return None if the call names the
+    served weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
     if not isinstance(name, str) or not is_policy_name(name) or name == served:
         return None
@@ -305,10 +305,11 @@ def _policy_version(state: ServerState, body: Json | None) -> int | None:
 
 
 def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
-    """Raise WireError (404) if a call must not be answered by the policy of this version. A policy
-    is a set of weights that the engine holds beside the served weights. There are two such cases:
+    """Raise WireError (404) if a call must not be answered by the policy (weights that the engine
+    holds beside the served weights) of this version. There are two such cases:
 
-    * The call is captured for training. It would be trained as an answer of the served weights.
+    * The call is captured for training. Its answer would be trained as if the served weights had
+      sampled it.
     * The version was rejected. The engine may still hold its policy.
     """
     if is_captured or version in state.run.releases.state.rejected:
@@ -365,8 +366,8 @@ async def _pass_gate(
     engine's client, and a stamp that records the weight versions of this call.
 
     The call counts as running while the `with` block runs. `failed` is the client of an engine on
-    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds. Raises it
-    at once if the engine is stopped.
+    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or at once
+    if the engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:

@@ -67,9 +67,8 @@ class StrictRoute(APIRoute):
 class DirectRoute(StrictRoute):
     """A StrictRoute whose function takes a parsed body, named `body`, and the HTTP request, and
     returns a Response. If a request is valid, this class parses the body and calls the function
-    directly. That saves the time of FastAPI's general code for parameters, which takes as long as
-    the end of a group. An invalid request is passed on to FastAPI, which returns the error
-    response."""
+    directly. FastAPI's general code for parameters would take as long as the whole processing of a
+    group's end. An invalid request is passed on to FastAPI, which returns the error response."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,5 +1,4 @@
-"""Decode a batch: one forward pass computes the next token of every row. A row is one running
-request.
+"""Decode a batch: one forward pass computes the next token of every row (a running request).
 
 The decoder holds the model, the KV cache and the rows. Other modules run the threads, deliver the
 tokens, and decide which requests join the batch.
@@ -203,14 +202,14 @@ class Decoder:
 
 
 class Prefill:
-    """The prefill of several prompts. A prefill computes the keys and values of the prompts. It
-    runs in parts, so that running requests get tokens in between. The first tokens of the prompts
-    may be known already, the same number for each prompt. `known` has their keys and values, in
-    parts, for each prompt.
+    """The prefill of several prompts, which computes the keys and values of the prompts. It runs in
+    parts, so that running requests get tokens in between. The keys and values of the first tokens
+    may be known already, for the same number of tokens in each prompt. `known` then has these keys
+    and values for each prompt, in parts.
 
-    A request needs the logits after its last token, and this token is not a part of the prefix. If
-    there is only one prompt, `last_id` is its last token, and the same passes also compute these
-    logits.
+    The last token of a request is not a part of its prompt here. To sample, the request needs the
+    logits after this last token. If there is only one prompt, pass its last token as `last_id`. The
+    prefill then also computes the logits after `last_id`.
     """
 
     def __init__(
@@ -239,8 +238,8 @@ class Prefill:
             self._cache.fill(row, parts)
 
     def advance(self, max_tokens: int) -> bool:
-        """Run the next part of the prefill. It has at most `max_tokens` tokens including padding,
-        but at least one token of each prompt. Return True after the last part."""
+        """Run the next part of the prefill. The part has at most `max_tokens` tokens including
+        padding, but at least one token of each prompt. Return True after the last part."""
         begin = self._cache.length
         piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
         end = begin + piece.shape[1]

@@ -98,11 +98,12 @@ class FusedForward:
     def prefill(
         self, ids: Tensor, begin: int, known: CachedPrefix, *, num_logits: int = 0
     ) -> Tensor | None:
-        """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
-        at the position `begin`. `known` has room for the keys and values of all tokens: [layers,
-        prompts, heads, tokens, head dim] each. Return the logits after the last `num_logits` tokens
-        of each prompt's part, [prompts, num_logits, vocabulary], or None if no logits are needed.
-        `num_logits` is 0, 1 or the number of tokens."""
+        """Compute one part of several prompts, and store its keys and values. `ids` is [prompts,
+        tokens], the tokens of the part. The part begins at the position `begin` of each prompt.
+        `known` has room for the keys and values of all tokens: [layers, prompts, heads, tokens,
+        head dim] each. Return the logits after the last `num_logits` tokens of the part, [prompts,
+        num_logits, vocabulary]. Return None if `num_logits` is 0. Other values of `num_logits` are
+        1 and the number of tokens."""
         num_prompts, num_tokens = ids.shape
         assert num_logits in (0, 1, num_tokens), "the mask of another number is not made"
         end = begin + num_tokens

@@ -151,8 +151,9 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
-        """Append a row for a new request. It begins with the keys and values of the shared prefix,
-        if there is one. Those of `parts` follow. Without a prefix and parts, the row is empty."""
+        """Append a row for a new request. The row begins with the keys and values of the shared
+        prefix, if there is one. The keys and values of `parts` follow. Without a prefix and parts,
+        the row is empty."""
         num_tokens = sum(part.num_tokens for part in parts)
         self.reserve(self.num_rows + 1, num_tokens + 1)
         # A row that joins or leaves before the next forward pass must not cut this one.
@@ -285,8 +286,8 @@ class KvCache(Cache):
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """Free large buffers. This method is called when the last row has been removed. Without it,
-        the memory of one long row would stay allocated."""
+        """Free large buffers after the last row (running request) has been removed. Otherwise the
+        memory of one long row would stay allocated."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)

@@ -1,4 +1,4 @@
-"""Sample one token from the logits of each row. A row is one running request.
+"""Sample one token from the logits of each row (a running request).
 
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
 log-probability of a token belongs to the distribution from which the token was sampled. For a
@@ -44,8 +44,8 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The sampling settings of a batch. Most settings are tensors, [rows] or [rows, 1], or None if
-    the setting has no effect on any row. A row is one running request."""
+    """The sampling settings of a batch of rows (running requests). Most settings are tensors,
+    [rows] or [rows, 1], or None if the setting has no effect on any row."""
 
     temperature: Tensor | None
     """None if all rows are 1.0 or greedy."""

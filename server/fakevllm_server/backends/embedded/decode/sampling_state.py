@@ -89,15 +89,15 @@ class SamplingState:
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
         """Replace the sampling weights by those of the model that `load()` returns. `version` is
-        the version of these weights. Raises BackendError if the new model's weight names or shapes
-        differ from those of the current model. No weight has changed then. For a model without LoRA
-        adapters, the weights are copied. The model that `load()` has returned may then change
-        afterwards.
+        the version of these weights. If the new model's weight names or shapes differ from those of
+        the current model, no weight changes, and BackendError is raised. If the model has no LoRA
+        adapters, its weights are copied. The caller may then change the model that `load()`
+        returned.
 
         This method is a generator. Between two steps of the generator, the caller runs decode
-        iterations, so that running requests can finish. They have `drain_bound_s` seconds for this.
-        Requests that have not finished by then are interrupted, and continue with the new weights.
-        New requests wait until the weights are replaced. No request is refused.
+        iterations, so that running requests can finish. Requests that have not finished after
+        `drain_bound_s` seconds are interrupted, and continue with the new weights. New requests
+        wait until the weights are replaced. No request is refused.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -118,8 +118,8 @@ class SamplingState:
     def _take(self, source: PreTrainedModel) -> None:
         """Use the weights of the model `source` for sampling. If the model has no LoRA adapters,
         copy its weights into the current model. No second model then stays in memory. If the model
-        has adapters, `source` itself or a view of `source` becomes the current model. A view is a
-        second model object that shares the base weights."""
+        has adapters, the current model becomes `source` itself, or a view of it: a second model
+        object that shares the base weights."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -154,8 +154,9 @@ class SamplingState:
             )
 
     def _last_id(self, prompts: dict[bytes, list[int]]) -> int | None:
-        """Return the last id of the request to prefill, if only one prefix is to be prefilled. The
-        request's first token is then sampled from the prefill's logits, which saves a forward pass.
+        """Return the last token id of the request, if the prefill has only one prompt. With this
+        id, the prefill also computes the logits from which the request's first token is sampled.
+        That saves a forward pass.
 
         If only whole prompts are reused from the cache (for reproducible runs), return None, so
         that all first tokens are sampled in decode iterations. The logits of a prefill and those of

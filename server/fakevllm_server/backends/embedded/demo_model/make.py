@@ -106,8 +106,8 @@ def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Train and return a byte-level BPE tokenizer for strings like `texts`. Decoding the ids of any
-    UTF-8 text gives the same text again. `readable` contains some of the SPECIALS. These special
-    tokens stay in decoded text when special tokens are skipped."""
+    UTF-8 text gives the same text again. `readable` contains some of the special tokens (SPECIALS).
+    Decoding keeps the tokens in `readable`, even if it skips special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

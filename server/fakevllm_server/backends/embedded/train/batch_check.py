@@ -1,6 +1,6 @@
-"""Check the pieces of a training step before training. A piece is a set of model calls that go
-through the model together. Each call must be in exactly one piece. Each token must equal the token
-that the rollout engine has recorded."""
+"""Check the pieces (sets of calls that go through the model together) of a training step before
+training. Each call must be in exactly one piece. Each token must equal the token that the rollout
+engine has recorded."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check `step.whole`, the tensors with the tokens of all pieces. They exist only if the loss
-    couples tokens of different pieces. Raises FidelityError if they do not contain the tokens of
-    all pieces in order."""
+    """Check `step.whole`, the tensors with the tokens of all pieces. These tensors exist only if
+    the loss couples tokens of different pieces. Raises FidelityError if they do not contain the
+    tokens of all pieces in order."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

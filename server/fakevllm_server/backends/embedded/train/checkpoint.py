@@ -62,9 +62,9 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Restore the trainer and the random number generator `rng` from a checkpoint. Raises
-    BackendError if the checkpoint cannot be read or does not fit the model. No weight has changed
-    then."""
+    """Restore the trainer and the random number generator `rng` from a checkpoint. If the
+    checkpoint cannot be read or does not fit the model, no weight changes, and BackendError is
+    raised."""
     weights, moments, state = _read(folder)
     lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):

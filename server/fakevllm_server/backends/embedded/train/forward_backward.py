@@ -41,8 +41,8 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces of a training step to the step's metrics. A piece is a set of
-    calls that go through the model together."""
+    """The contribution of some pieces (sets of calls that go through the model together) of a
+    training step to the step's metrics."""
 
     metrics: StepMetrics
     """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
@@ -52,8 +52,7 @@ class _PartMetrics(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Passes:
     """The forward and backward passes of a training step, through one model and with one attention
-    method. The step is cut into pieces. A piece is a set of calls that go through the model
-    together."""
+    method. The step is cut into pieces (sets of calls that go through the model together)."""
 
     model: Any
     attention: str
@@ -88,9 +87,9 @@ class Passes:
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """Add the gradient of the step's loss to the gradients of the model's weights, and return
-        the step's metrics. `is_first` is true for the step's first epoch, before any update. Only
-        then do the metrics include the differences between the trainer's and the rollout engine's
-        log-probabilities."""
+        the step's metrics. `is_first` is true for the step's first epoch, before any update. In the
+        first epoch, the metrics include the differences between the trainer's and the rollout
+        engine's log-probabilities."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[_PartMetrics] = []
@@ -140,8 +139,8 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces, and their contribution to the step's metrics. A piece is a
-    part of the step's token forest that is small enough for one forward pass. `values` has the
+    """Return the loss of some pieces, and the pieces' contribution to the step's metrics. A piece
+    is a part of the step's token forest, small enough for one forward pass. `values` has the
     log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
     pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
@@ -161,8 +160,8 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Convert values per edge to values per trained token. An edge is a predicted token that
-    several calls may share.
+    """Convert values per edge (a predicted token that several calls may share) to values per
+    trained token.
 
     The input has one tensor for each piece. The result has the shape [tokens], with the tokens of
     all pieces.

@@ -33,8 +33,8 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
-    """All pieces of one training step. A piece is a set of calls that go through the model
-    together. Each call of the step is in exactly one piece."""
+    """All pieces (sets of calls that go through the model together) of one training step. Each call
+    of the step is in exactly one piece."""
 
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
@@ -67,9 +67,9 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces that also hold log-probabilities of two other policies. These
-        are the old policy, which is the trainer's policy before the step, and the reference policy.
-        `old` and `reference` have a tensor [trained tokens] for each piece."""
+        """Return copies of the pieces, with the log-probabilities of two other policies added: the
+        old policy (the trainer's policy before the step) and the reference policy. `old` and
+        `reference` have a tensor [trained tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -107,11 +107,11 @@ def cut_into_pieces(
     of this call. Other calls then fit into the same piece. They add few tokens if they have most
     tokens in common with the long call.
 
-    Calls of one group stay in one piece if they fit. There is one exception: if the loss couples
-    the tokens of a unit, the calls of a unit stay together instead. A unit is one or more calls
-    that form one sequence in the loss. `version` is the version of the trainer's weights, or None
-    if it is unknown. Raises ValueError for calls with temperature 0, because greedy sampling has no
-    log-probability to train on.
+    Calls of one group stay in one piece if they fit. A unit is one or more calls that form one
+    sequence in the loss. If the loss couples the tokens of a unit, the calls of a unit stay
+    together instead. `version` is the version of the trainer's weights, or None if it is unknown.
+    Raises ValueError for calls with temperature 0, because greedy sampling has no log-probability
+    to train on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -140,8 +140,8 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return True if the loss couples tokens of different pieces. A piece is a set of calls that go
-    through the model together."""
+    """Return True if the loss couples tokens of different pieces (sets of calls that go through the
+    model together)."""
     parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
@@ -149,8 +149,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return a key of the call's unit. A unit is a set of calls that the loss treats as one
-    sequence. A call without a unit is a unit of its own."""
+    """Return a key of the call's unit (the calls that the loss treats as one sequence). A call
+    without a unit forms a unit of its own."""
     return id(call) if call.unit is None else call.unit
 
 

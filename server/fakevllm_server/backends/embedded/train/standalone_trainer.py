@@ -52,8 +52,8 @@ class StandaloneTrainer:
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """Stop the trainer. A running step fails after its current forward or backward pass,
-        without a further update."""
+        """Stop the trainer. A running step fails after its current forward or backward pass, and
+        makes no update after that."""
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:

@@ -1,9 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-A training step is a generator that yields after each pass of a piece, which is a part of the batch.
-The caller can do other work in between. This module uses no threads, no event loop and no
-tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does not depend on
-how the batch is cut, or on prefixes that calls share.
+A training step is a generator. The batch is cut into pieces, and the generator yields after each
+pass of a piece. In between, the caller can do other work. This module uses no threads, no event
+loop and no tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does
+not depend on how the batch is cut, or on prefixes that calls share.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class PolicyTrainer:
         all weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
-        adapters. Raises BackendRefused if an earlier choice was different. No weight has changed
-        then.
+        adapters. If an earlier choice was different, no weight changes, and BackendRefused is
+        raised.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -123,11 +123,11 @@ class PolicyTrainer:
         """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
         Metrics that were not measured are left out.
 
-        If the loss or the gradient norm is not finite, the step ends without a further update. The
+        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
-        update. Raises FidelityError if tokens differ from the recorded tokens. No update has been
-        made then. Raises PartialStep if the step fails after the weights have begun to change.
+        update. If tokens differ from the recorded tokens, no update is made, and FidelityError is
+        raised. Raises PartialStep if the step fails after the weights have begun to change.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)

@@ -118,8 +118,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Put chains of similar lengths into common batches, and yield the batches. A chain is a range
-    of consecutive nodes. One kernel launch computes one batch."""
+    """Put chains (ranges of consecutive nodes) of similar lengths into common batches, and yield
+    the batches. One kernel launch computes one batch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:

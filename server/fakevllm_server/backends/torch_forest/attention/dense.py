@@ -1,4 +1,4 @@
-"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests. It
+"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests, and
 is fast for tiny trees.
 
 The method also computes the pairs of nodes that the mask hides. Therefore time and memory are

@@ -1,5 +1,5 @@
-"""The table of attention methods, and the choice of the fastest method for a piece. A piece is a
-set of calls that go through the model together.
+"""The table of attention methods, and the choice of the fastest method for a piece (a set of calls
+that go through the model together).
 
 To add a method, add a file and an entry in ATTENTIONS.
 """
@@ -36,7 +36,8 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the fastest attention method on `device` that shares prefixes."""
+    """Return the name of the attention method that is fastest on `device`, among the methods that
+    share prefixes."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
@@ -54,9 +55,8 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the name of the fastest attention method for a piece. A piece is a set of calls that
-    go through the model together. `sharing_attention` is the best method that shares prefixes on
-    this device.
+    """Return the name of the fastest attention method for a piece (a set of calls that go through
+    the model together). `sharing_attention` is the best method that shares prefixes on this device.
 
     `rho` is the piece's sharing factor: the number of tokens of all calls divided by the number of
     computed tokens. If `rho` is at least MIN_RHO, the result is `sharing_attention`. Otherwise the

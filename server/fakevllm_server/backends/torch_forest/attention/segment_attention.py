@@ -26,8 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments that one kernel launch computes. A segment is a range of nodes without a branch. All
-    segments of a batch have the same parent and the same length."""
+    """Segments (ranges of nodes without a branch) that one kernel launch computes. All segments of
+    a batch have the same parent and the same length."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
@@ -36,8 +36,8 @@ class SegmentBatch:
 
 
 class SegmentLayout:
-    """A Layout that computes one batch of segments after another. A Layout is a computation of
-    attention over a forest. A segment is a range of nodes without a branch."""
+    """A Layout that computes one batch of segments (ranges of nodes without a branch) after
+    another. A Layout is a computation of attention over a forest."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -56,8 +56,8 @@ class SegmentLayout:
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    """Yield the segments of a forest in batches. A segment is a range of nodes without a branch.
-    All segments of a batch have the same parent and the same length."""
+    """Yield the segments (ranges of nodes without a branch) of a forest in batches. All segments of
+    a batch have the same parent and the same length."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         batches[segment.parent, segment.end - segment.start].append(segment.start)
@@ -77,10 +77,9 @@ def _attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return the attention output of a batch of segments, [heads, segments * length, head dim]. A
-    segment is a range of nodes without a branch. `query`, `key` and `value` have all nodes of the
-    forest, [heads, nodes, head dim] each. `window` is the layer's attention window in tokens, or
-    None."""
+    """Return the attention output of a batch of segments (ranges of nodes without a branch),
+    [heads, segments * length, head dim]. `query`, `key` and `value` have all nodes of the forest,
+    [heads, nodes, head dim] each. `window` is the layer's attention window in tokens, or None."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
@@ -123,10 +122,9 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
-    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. A segment
-    is a range of nodes without a branch. Each node of the segment attends to itself and to all
-    earlier nodes of its path. With a window, it attends only to nodes less than `window` positions
-    back."""
+    """Return the attention mask of a segment (a range of nodes without a branch), [length,
+    num_ancestors + length] of bool. Each node of the segment attends to itself and to all earlier
+    nodes of its path. With a window, it attends only to nodes less than `window` positions back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
