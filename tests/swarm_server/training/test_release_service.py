@@ -71,8 +71,9 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
 
 
 def without_copies(reply: ReleasesReply) -> ReleasesReply:
-    """Return a reply without the copies of the newest version: a restart makes another one."""
-    return reply.model_copy(update={"newest_copies": []})
+    """Return a reply without the lists of copies: a restart makes another copy of the newest
+    version."""
+    return reply.model_copy(update={"released_copies": [], "newest_copies": []})
 
 
 async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
