@@ -15,6 +15,7 @@ from fakevllm_adapters.protocol.releases import (
     Decision,
     ReleaseReply,
     ReleaseRequest,
+    ReleasesReply,
     RollbackRequest,
     TrainingLimitRequest,
 )
@@ -178,3 +179,9 @@ class Parts:
         self.trainer = LocalTrainer()
         backend = TwoProcesses(self.rollout, self.trainer, folder / "weights")
         self.run = Run(folder, backend, job)
+
+
+def without_copies(reply: ReleasesReply) -> ReleasesReply:
+    """Return a reply without the lists of copies: a restart makes another copy of the newest
+    version."""
+    return reply.model_copy(update={"released_copies": [], "newest_copies": []})

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from swarm_server.local_backend import LocalBackend
-from swarm_server.loops import JOB, Parts, Run
+from swarm_server.loops import JOB, Parts, Run, without_copies
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
+from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes.submissions import IdempotencyConflict
@@ -68,12 +68,6 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
         (record.decision.value, record.version, record.parent, record.decided_by)
         for record in run.releases.reply().records
     ]
-
-
-def without_copies(reply: ReleasesReply) -> ReleasesReply:
-    """Return a reply without the lists of copies: a restart makes another copy of the newest
-    version."""
-    return reply.model_copy(update={"released_copies": [], "newest_copies": []})
 
 
 async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
