@@ -7,12 +7,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fakevllm.ledger.records import EvaluatedRewards
 from fakevllm.release.controller import ScoredPair
 from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm_adapters.protocol.swarm import Task
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +164,10 @@ class HeldOutEvaluation:
         return [ScoredPair(*rewards[at : at + 2]) for at in range(0, len(rewards), 2)]
 
 
-async def at_once(
-    draws: Sequence[Coroutine[Any, Any, Sequence[float]]],
-) -> list[Sequence[float]]:
-    """Return the rewards of all draws, which are sampled at the same time. If a draw raises an
-    error, cancel the other draws, and raise the error."""
-    tasks = [asyncio.create_task(draw) for draw in draws]
+async def at_once(calls: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run all calls at the same time, and return their results in the order of the calls. If a call
+    raises an error, cancel the other calls, and raise the error."""
+    tasks = [asyncio.create_task(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

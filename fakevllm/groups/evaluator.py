@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from fakevllm.admission.row_requests import request_of
+from fakevllm.gate.held_out_evaluation import at_once
 from fakevllm.gate.loaded_versions import LoadedVersions
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
 from fakevllm.groups.scoring import score
@@ -253,16 +254,10 @@ class Evaluator:
     ) -> list[SiblingResult]:
         """Return the samples of a row. If one sample raises WireError, cancel the other samples and
         raise this error."""
-        tasks = [
-            asyncio.create_task(self._sample(draft.request, model, index, version))
+        return await at_once(
+            self._sample(draft.request, model, index, version)
             for index in range(draft.num_siblings)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        )
 
     async def _sample(
         self, request: Request, model: str, index: int, version: int | None

@@ -80,7 +80,7 @@ class DirectRoute(StrictRoute):
             try:
                 raw = await _StrictRequest(request.scope, request.receive).body()
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
+                return Response(status_code=400)  # the client has disconnected
             try:
                 body = model.model_validate(orjson.loads(raw))
             except ValueError:
