@@ -11,7 +11,7 @@ import pytest
 
 from examples.opencode.opencode_command import PACKAGE
 
-INSTALL_TIMEOUT_S = 180.0
+INSTALL_TIMEOUT_S = 600.0
 
 
 def install_opencode(config: pytest.Config) -> Path:

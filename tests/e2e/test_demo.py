@@ -15,7 +15,7 @@ from benchmarks.run_log_reader import read_log_entries, read_step_entries
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in Linux's /proc"),
 ]
 
@@ -33,7 +33,7 @@ def test_a_demo_whose_processes_are_killed_loses_no_group_and_trains_none_twice(
     tmp_path: Path,
 ) -> None:
     kills = plan_kills(random.Random(SEED), LAST_KILL, KILLS_OF_EACH)
-    run = asyncio.run(run_demo(tmp_path / "demo", 0, STEPS, kills, timeout_s=380))
+    run = asyncio.run(run_demo(tmp_path / "demo", 0, STEPS, kills, timeout_s=880))
     outcome = run.outcome
     print(f"before {outcome['before']}, after {outcome['after']}, groups {outcome['groups']}")
     print(f"{len(run.requests)} requests beside, killed: {run.kills}")

@@ -14,7 +14,7 @@ from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.npm_opencode import install_opencode
 from tests.e2e.processes import Process, Processes
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 ANSWER = "The answer is forty-two."
 

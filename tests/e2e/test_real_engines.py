@@ -31,7 +31,7 @@ from tests.e2e.test_known_prompt import check_agreement
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 400.0
 NUM_CLIENTS = 8
 NUM_SIBLINGS = 8
 SUCCESSORS = [f"Which number follows {number}?" for number in range(NUM_CLIENTS)]
@@ -65,7 +65,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
         yield VllmStack(server, proxy.wait_until_healthy(READY_TIMEOUT_S))
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(700)
 def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(stack: VllmStack) -> None:
     means = train(stack, FEW_STEPS)
     assert len(means) == FEW_STEPS
@@ -125,7 +125,7 @@ async def play_until_trained(proxy: Process, server: Process, num_steps: int) ->
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_killed_vllm_is_restarted_and_every_request_is_answered(stack: VllmStack) -> None:
     (num_before,) = rows(stack.proxy, "select count(*) from groups")[0]
     num_answers = asyncio.run(send_while_vllm_is_killed(stack.proxy, stack.server))

@@ -89,7 +89,7 @@ CHECKPOINT = 10
 """The last checkpoint before the kill."""
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(700)
 def test_with_verl_the_reward_rises_although_a_ray_worker_is_killed(tmp_path: Path) -> None:
     with demo(tmp_path, "--backend", "verl", "--steps", str(STEPS)) as running:
         running.wait_for_step(KILL_AFTER)
