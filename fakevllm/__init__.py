@@ -102,7 +102,7 @@ def __getattr__(name: str) -> object:
     package is first used. Only then is the module that defines the name imported.
 
     The command line imports this package at every start, and the start must be fast. The package
-    therefore imports no module of its own in advance.
+    therefore imports no module of its own before a name from this module is used.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

@@ -2,7 +2,7 @@
 
 FakevllmError
 └── UserError        a mistake of the user; the message names the fix; a command exits with code 2
-    ├── ConfigError  a mistake in a setting or flag, or in a file that it names
+    ├── ConfigError  a mistake in a setting or flag, or in a file that a setting names
     ├── HookError    a mistake in the user's hook files
     └── LedgerError  a problem with the ledger file
 """

@@ -125,7 +125,7 @@ class Metrics:
         self._registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
-        """Count a retry by an app that was answered with the answer to the first attempt."""
+        """Count an app's retry that got the answer to the first attempt."""
         self._resent.labels(route).inc()
 
     def feedback_received(self, kind: str) -> None:
@@ -150,7 +150,7 @@ class Metrics:
                 self._observe_reward(group, sibling, sibling.reward)
 
     def _observe_reward(self, group: GroupRecord, sibling: SiblingRecord, reward: float) -> None:
-        # A greedy lead is no sample of the policy's distribution.
+        # A greedy lead (the app's own request at temperature 0) is no sample of the policy.
         if not (group.served_by == "greedy" and sibling.index == 0):
             self._rewards_by_kind(group.route, "policy").observe(reward)
         if sibling.served and group.served_by is not None:

@@ -18,8 +18,8 @@ BONUS = 0.5
 """Additional reward of an answer that is unlike all others. The answers of a cluster of near copies
 share one bonus."""
 COPY_SIMILARITY = 0.9
-"""Jaccard similarity of the texts' n-grams of words from which on two texts count as near
-copies."""
+"""Two texts count as near copies if the Jaccard similarity of their sets of word n-grams is at
+least this number."""
 NGRAM_WORDS = 5
 """Number of words in an n-gram."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -54,8 +54,8 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
     """Group the texts into clusters of near copies, and return the clusters. Each cluster is a list
     of indices into `texts`.
 
-    A text joins the first cluster whose first text is similar to it. If no first text is similar,
-    the text begins a new cluster.
+    Each text is compared with the first text of each cluster. The text joins the first cluster
+    whose first text is similar enough. If there is no such cluster, the text begins a new cluster.
 
     >>> clusters_of(["It is 7.", "it is  7", "The answer is seven."])
     [[0, 1], [2]]

@@ -12,18 +12,18 @@ from typing import Any, cast
 from fakevllm.hooks.spec import Json, Sibling
 
 PATTERN: str | None = r"####\s*(.+)|\\boxed\{([^{}]*)\}|[Aa]nswer\s*(?:is|:|=)\s*(.+)"
-"""Regex that finds the final answer in the text. If it matches several times, the last match
-counts. The answer is the first group of the regex that took part in this match. None means that the
-whole text is the answer."""
+"""Regex that finds the final answer in the text. If the regex matches several times, the last match
+counts. The final answer is the first capture group that is set in this match. If PATTERN is None,
+the whole text is the final answer."""
 JSON_FIELD: str | None = None
-"""Name of the field that contains the answer, if answers are JSON objects. If it is set, PATTERN is
-not used."""
+"""Name of the field that contains the answer, if answers are JSON objects. If JSON_FIELD is set,
+PATTERN is not used."""
 REFERENCE_FIELD = "answer"
 """Field of the task's metadata that contains the reference answer. If a task has no such field, its
 answers get no reward and are not trained."""
 MUST_FINISH = True
-"""Whether an answer that was cut off, or that calls a tool, is wrong even if it equals the
-reference."""
+"""Whether an answer that was cut off, or that calls a tool, counts as wrong even if the answer
+equals the reference."""
 
 
 def on_compute_relative_reward(
@@ -38,8 +38,8 @@ def score(sibling: Sibling, answer: Json) -> float | None:
     """Return 1 for a correct answer and 0 for a wrong one. Return None if the task has no reference
     answer.
 
-    The final answer that was found in the text is stored in the field `extracted` of `answer`.
-    Therefore the ledger shows it.
+    The final answer that was found in the text is stored in the field `extracted` of `answer`, so
+    that the ledger (the proxy's database) shows it.
     """
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
@@ -52,7 +52,7 @@ def score(sibling: Sibling, answer: Json) -> float | None:
 
 
 def extract(text: str) -> str | None:
-    """Return the final answer that a text contains, or None if the text contains none.
+    """Return the final answer that a text contains, or None if the text has no final answer.
 
     >>> extract("So 6 times 7 is 42.  Answer: 42.")
     '42.'
@@ -69,8 +69,8 @@ def extract(text: str) -> str | None:
 
 
 def json_field(text: str, name: str) -> str | None:
-    """Return the value of a field of the JSON object that a text contains, as a string. Return None
-    if there is no such object or field.
+    """Find the JSON object in a text, and return its field `name` as a string. Return None if the
+    text has no JSON object, or if the object lacks the field.
 
     >>> json_field('```json\\n{"result": 42}\\n```', "result")
     '42'

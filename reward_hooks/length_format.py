@@ -1,11 +1,11 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-An answer in another format gets 0. This is far less than for any answer in the required format.
-Therefore giving up the format never pays.
+An answer in another format gets 0. Every answer in the required format gets far more. Therefore
+giving up the format never pays.
 
-Lengths are compared only within the group. The median length is that of the answers in the required
-format. An answer longer than this median loses up to LENGTH_CAP. If you add a score for quality,
-differences in quality should be larger than LENGTH_CAP.
+Lengths are compared only within the group. The median length is computed from the answers in the
+required format. An answer longer than this median loses up to LENGTH_CAP. If you add a score for
+quality, differences in quality should be larger than LENGTH_CAP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MUST_FINISH = True
 """Whether an answer that was cut off, or that calls a tool, counts as not in the required
 format."""
 LENGTH_CAP = 0.1
-"""Maximum penalty for length. An answer gets it from twice the median length on."""
+"""Maximum penalty for length. Answers of at least twice the median length get this penalty."""
 
 
 def on_compute_relative_reward(

@@ -30,8 +30,8 @@ MODE: Literal["listwise", "pointwise"] = "listwise"
 each answer in a call of its own."""
 RUBRIC = "Correct and complete first, then clear and to the point."
 BEST = 10
-"""Best score that the judge can give. Its scale begins at 0. Scores are divided by BEST, so rewards
-are from 0 to 1."""
+"""Best score that the judge can give. The judge's scale begins at 0. Scores are divided by BEST, so
+rewards are from 0 to 1."""
 MAX_TOKENS = 1024
 
 SYSTEM = f"""You are a strict judge of answers to a user's request. Rubric: {RUBRIC}
@@ -133,8 +133,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set. There is one exception: for the API key, return
-    "none".
+    Raises RuntimeError if the variable is not set. There is one exception: if `name` is "API_KEY"
+    and the variable is not set, return "none".
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:

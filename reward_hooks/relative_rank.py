@@ -39,8 +39,8 @@ def score(answer: Json) -> float:
 
 
 def rank_rewards(scores: Sequence[float]) -> list[float]:
-    """Return a reward from -1 to 1 for each score, by the score's rank. Equal scores get the same
-    reward: that of the mean of their ranks.
+    """Return a reward from -1 to 1 for each score, by the score's rank. Scores that count as equal
+    share the mean of their ranks, and therefore get the same reward.
 
     >>> rank_rewards([5.0, 1.0, 2.0, 1.0, 0.0])
     [1.0, -0.25, 0.5, -0.25, -1.0]

@@ -14,7 +14,8 @@ import re
 from fakevllm.hooks.spec import Feedback, Json, Sibling
 
 REGENERATE: float | None = -0.5
-"""Value if the user requested another answer to the same question. None means no value."""
+"""Value of an answer if the user requested another answer to the same question. None means that the
+first answer gets no value."""
 WRONG = re.compile(
     r"(that's|that is|this is|it's) (wrong|not right|incorrect)|not what i|try again"
     r"|^no([.!]|, (?!thank|it'?s? (is )?(fine|ok)|problem|worries))"
@@ -23,14 +24,15 @@ WRONG = re.compile(
 THANKS = re.compile(
     r"(thanks?( you)?( a lot| so much)?|perfect|great|that works)[^\w?']*($|[.!,;\n])"
 )
-"""Regex of thanks. It must match the first sentence of the user's next message, either all of it or
-the part before a comma or semicolon."""
+"""Regex of thanks. It must match the first sentence of the user's next message, or the part of this
+sentence before a comma or semicolon."""
 NEXT_MESSAGE = 0.5
-"""Absolute value of a next message: positive if the user thanks, negative if the user complains."""
+"""Value of an answer if the user's next message thanks for it. If the next message is a complaint,
+the value is -NEXT_MESSAGE."""
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?]?")
 EDITED: float | None = -0.5
-"""Value if the user corrected the answer. None means no value. The ledger stores the corrected text
-in either case."""
+"""Value of an answer if the user corrected the answer. None means that the answer gets no value.
+The ledger stores the corrected text in both cases."""
 
 
 def on_compute_relative_reward(

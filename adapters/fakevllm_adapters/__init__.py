@@ -1,7 +1,7 @@
-"""Code about HTTP that the proxy and the swarm server share. The swarm server is the server that
-trains.
+"""Code that the proxy and the swarm server share. The swarm server is the server that trains.
 
-The code defines API formats, errors, keys, and the messages between the two.
+The package defines API formats, errors, API keys, the settings of a training job, and the messages
+between the proxy and the swarm server.
 
 Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
 

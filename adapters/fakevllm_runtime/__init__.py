@@ -6,10 +6,12 @@ modules are:
 * `errors`: the exceptions whose message a user reads.
 * `commands`: the exit codes of commands.
 * `http_server`: the listening socket and the uvicorn server.
-* `engines`: the packages that each engine needs, and the time that its process may take to start.
+* `engines`: the packages that each engine needs, and the time that an engine's process may take to
+  start.
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
-* `contents`: long contents of an SQLite file, whose common parts are stored once.
+* `contents`: a store for long byte strings in an SQLite file. Parts that several of them share are
+  stored once.
 
 This package contains nothing about model requests, groups or training.
 """

@@ -3,16 +3,16 @@
 A content is a request or a prompt. Each turn of a conversation repeats the content of the previous
 turn.
 
-A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. For the
-beginning and the end that a new content shares with an earlier content, it refers to the earlier
-content's slices. Only the bytes between these parts are stored, as a new piece. So a turn stores
-only what it adds to the previous turn. Contents are compared as bytes, so this works for
-every format of requests.
+A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. If a new content
+shares its beginning or its end with an earlier content, the new list reuses the earlier content's
+slices for these parts. Only the bytes between the beginning and the end are stored, as a new piece.
+So each turn stores only the bytes that the turn adds. Contents are compared as bytes, so this works
+for every format of requests.
 
 The pieces are rows of the table `pieces (piece_id, data)`.
 
-`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory. It
-therefore compares bytes without reading the file.
+`ContentStore` belongs to the thread that writes the file. The store keeps recent contents in
+memory, so it can compare a new content with them without reading the file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ import orjson
 from sqlalchemy import Connection
 
 MIN_BYTES = 512
-"""Contents below this size are stored in their row, because a piece has a cost of its own."""
+"""Contents below this size are stored directly in their row and not as pieces, because each piece
+needs some space for itself."""
 MIN_SHARED = 256
 """A content that shares fewer bytes with an earlier one is stored whole."""
 MAX_SLICES = 200
-"""Maximum number of slices of a content. The next turn is stored whole, so that neither the list
-nor reading it grows without an end."""
+"""Maximum number of slices of a content. A content that would have more slices is stored whole, as
+one new piece. Otherwise the list would become longer and slower to read with each turn."""
 MAX_RECENT_BYTES = 64 * 1024 * 1024
 """Maximum size of the recent contents in memory."""
 DIGEST_BYTES = 16
@@ -76,7 +77,7 @@ def digest_of(data: bytes) -> bytes:
 
 
 def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
-    """Return the slices of a part of a content.
+    """Return the slices of one part of a content: `length` bytes from byte `start` on.
 
     >>> cut([(1, 0, 10), (2, 5, 10)], 8, 5)
     [(1, 8, 2), (2, 5, 3)]
@@ -150,8 +151,8 @@ class ContentStore:
 
     A content is a list of slices, and each slice is a part of a stored piece of bytes. To store
     contents, open a `with` block of `transaction`, and call the methods inside of the block.
-    `compress` and `decompress` are applied to each piece. SQL cannot cut compressed pieces.
-    Therefore no view may cut them.
+    `compress` and `decompress` are applied to each piece. SQL cannot cut compressed pieces. If
+    `compress` is given, no SQL view may therefore contain a part of a piece.
     """
 
     def __init__(
@@ -169,8 +170,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run a block. If the block fails, forget the recent contents, because the rollback removes
-        their pieces."""
+        """Run the block of a `with` statement. If the block raises, forget the recent contents,
+        because the database's rollback removes the pieces of these contents."""
         try:
             yield
         except BaseException:
@@ -190,7 +191,7 @@ class ContentStore:
         return content
 
     def remember(self, key: str, content: Content) -> None:
-        """Keep a content in memory under a key. It replaces the content that has this key."""
+        """Keep a content in memory under a key. A content that already has this key is replaced."""
         old = self._recent.pop(key, None)
         self._num_bytes += len(content.data) - (0 if old is None else len(old.data))
         self._recent[key] = content
@@ -213,7 +214,7 @@ class ContentStore:
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
         """Store a content, and return it. `bases` are earlier contents that may have the same
-        beginning and the same end."""
+        beginning and the same end as `data`."""
         for base in bases:
             if base.data == data:
                 return base
@@ -233,8 +234,8 @@ class ContentStore:
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
     ) -> tuple[Slice, ...]:
-        """Store the bytes of a content that its base lacks. Return the slices of the content.
-        Return () and store nothing if the content would have too many slices."""
+        """Store only the bytes of `data` that `base` does not contain, and return the slices of
+        `data`. If `data` would have too many slices, store nothing and return ()."""
         head = cut(base.slices, 0, prefix)
         tail = cut(base.slices, len(base.data) - suffix, suffix)
         if len(head) + 1 + len(tail) > MAX_SLICES:
@@ -249,7 +250,7 @@ class ContentStore:
 
 
 def content_store(db: Connection) -> ContentStore:
-    """Return the store of the connection that writes the file."""
+    """Return the ContentStore that belongs to the connection `db`, which writes the file."""
     info = db.info
     if _KEY not in info:
         info[_KEY] = ContentStore()

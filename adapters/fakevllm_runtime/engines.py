@@ -1,4 +1,4 @@
-"""The packages that each engine needs, and the time that its process may take to start.
+"""The packages that each engine needs, and the time that an engine's process may take to start.
 
 The server starts the engines. The commands `fakevllm demo` and `fakevllm train` start a server and
 wait for its engines, so they use the same times.

@@ -1,18 +1,20 @@
 """Limits on slow and endless requests, for uvicorn's httptools protocol class.
 
 The head of a request is its request line and its headers. Uvicorn stores the headers until the last
-one has arrived, but the last one may never arrive. No API key is checked before that.
+one has arrived, but the last one may never arrive. No API key is checked before the whole head has
+arrived.
 
 `limited_protocol` returns a subclass of uvicorn's protocol class. The subclass has these limits:
 
 * A limit on the size of a head.
 * A limit on the time in which the head must arrive, and a limit on the time in which the body must
   arrive (see `ArrivalLimits`).
-* A limit on the number of connections whose head is unfinished. When another such connection is
-  opened, the oldest of these connections is closed.
+* A limit on the number of connections whose head is unfinished. Beyond this limit, the oldest of
+  these connections is closed.
 * A limit on the number of all connections, so that file descriptors remain for databases and for
-  calls to the engine. When another connection is opened, the connection that has been idle longest
-  is closed. If no connection is idle, the new connection gets a 503.
+  calls to the engine. Beyond this limit, the connection that has been idle longest is closed. If no
+  connection is idle, the oldest connection with an unfinished head is closed. If there is no such
+  connection either, the new connection gets a 503.
 
 Nearly all requests arrive in one read of the socket. No timer is started for such a request.
 
@@ -20,8 +22,8 @@ The subclass also mends two faults of uvicorn's protocol class that let a client
 header from a load balancer:
 
 * An offer to switch to another protocol, such as `Upgrade: h2c`, is ignored, and the request is
-  served over HTTP/1.1. Uvicorn would drop the body of the request, and read its bytes as the next
-  request.
+  served over HTTP/1.1. Uvicorn would drop the body of the request, and read the bytes of this body
+  as the next request.
 * Trailers, which are headers after a chunked body, are ignored. Uvicorn would add them to the
   headers of the request.
 """
@@ -41,14 +43,14 @@ from fakevllm_runtime.log_throttle import LogThrottle
 log = logging.getLogger("fakevllm.http")
 
 MAX_HEAD_BYTES = 2**19
-"""Maximum size of a request head. It is larger than the limit of the access guard, so that a head
-just above that limit gets the guard's more helpful error message. It is also larger than one read
-of a socket."""
+"""Maximum size of a request head. The access guard, which checks requests after they were parsed,
+has a lower limit on headers. A head just above the guard's limit therefore gets the guard's more
+helpful error message. MAX_HEAD_BYTES is also larger than the data of one read of a socket."""
 PER_PART_BYTES = 32
 """Number of bytes that is added to the size of each header for its overhead, as in HTTP/2."""
 MIN_AGE_S = 5.0
-"""Seconds for which a connection with an unfinished head is never closed. When many clients connect
-at once, the server has not yet read their heads."""
+"""For this many seconds, a connection with an unfinished head is never closed to make room for
+others. When many clients connect at once, the server needs some time to read their heads."""
 LOG_INTERVAL_S = 60.0
 """Minimum number of seconds between two log lines about connections that were closed for the same
 reason."""
@@ -56,9 +58,9 @@ reason."""
 P = TypeVar("P", bound=type[Any])
 
 ON_CONNECTION_LOST = "fakevllm.on_lost"
-"""Key of `scope["state"]` under which an app can store a callback. If the connection is lost and
-this request is the latest on the connection, the callback is called with the error, or with
-None."""
+"""Key of a request's `scope["state"]` under which an app can store a callback. When the connection
+is lost, the callback of the latest request on this connection is called. Its argument is the
+connection's error, or None if there was no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,8 @@ class LimitedProtocol(_HttpTools):
     """Bytes received since the parser last called a method of this class. The number grows while an
     endless header arrives."""
     _awaits_head = True
-    """Whether the next byte belongs to a head. This is so at the beginning, in a head, and between
-    two requests."""
+    """Whether the next byte belongs to a head. The value is True at the beginning of the
+    connection, inside a head, and between two requests."""
     _is_idle = False
     """Whether the last request has arrived completely. Uvicorn's keep-alive timeout then
     applies."""
@@ -238,7 +240,7 @@ class LimitedProtocol(_HttpTools):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        if self._awaits_head:  # uvicorn would add trailers to the headers, which are checked before
+        if self._awaits_head:  # uvicorn would add trailers to headers that were checked before
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -283,8 +285,8 @@ class LimitedProtocol(_HttpTools):
         header, a client offers to switch to another protocol.
 
         The parser raises an exception when it reads such a request. Uvicorn calls this method while
-        it handles the exception, whatever the protocol. The argument of the exception is the
-        position of the first byte after the request's head.
+        it handles the exception, whatever protocol the client offers. The argument of the exception
+        is the position of the first byte after the request's head.
         """
         method = self.parser.get_method()
         error = sys.exception()
@@ -385,7 +387,8 @@ class LimitedProtocol(_HttpTools):
 
     def _check_arrival(self) -> None:
         now = self.loop.time()
-        # The server does not read, or the client waits for its answer: the client is not slow.
+        # The client is not slow if the server has stopped reading, or if the client waits for its
+        # answer.
         if self.flow.read_paused or self._is_answering:
             self._part_started_at = now
         if now >= self._deadline:
@@ -399,7 +402,7 @@ class LimitedProtocol(_HttpTools):
         is_begun = self._part_bytes > 0 if self._awaits_head else not self.cycle.response_started
         if is_begun:
             return self._refuse(408, "The request did not arrive in time.")
-        # Browsers open spare connections without a request, and a response may have begun already.
+        # No error response is sent: the browser opened a spare connection, or a response has begun.
         self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
 BACKLOG = 2_048
-"""Maximum number of connections that the kernel holds before the process accepts them."""
+"""Maximum number of connections that wait in the kernel until the process accepts them."""
 KEEP_ALIVE_S = 65
 """Seconds for which an idle connection is kept open. Clients keep idle connections for a shorter
 time, so the client closes the connection and not the server. If the server closed it, a request

@@ -19,8 +19,8 @@ MAX_KINDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DueLine:
-    """Permission to write a log line now. It has the number of suppressed lines of the same kind
-    since the last written line."""
+    """Permission to write the log line of an event, with the number of earlier lines that were
+    suppressed."""
 
     is_first: bool
     """Whether this is the first event of its kind."""
@@ -46,7 +46,7 @@ class LogThrottle:
         self._lock = threading.Lock()
 
     def due(self, kind: Hashable, now: float) -> DueLine | None:
-        """Count an event of `kind`. Return a DueLine if its log line may be written, else None.
+        """Count an event of `kind`. Return a DueLine if the event may be logged, else None.
 
         `now` is the time in seconds of any monotonic clock.
 
@@ -80,7 +80,7 @@ class ThrottledLog(logging.Filter):
         self._clock = clock
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info:  # two tracebacks under one message are not the same
+        if record.exc_info:  # lines with the same message may have different tracebacks
             return True
         due = self._throttle.due(str(record.msg), self._clock())
         if due is None:

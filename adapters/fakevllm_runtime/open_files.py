@@ -1,4 +1,4 @@
-"""The limit on the open files of this process, and the number of connections that it allows.
+"""The limit on this process's open files, and the number of connections that the limit allows.
 
 Every connection is an open file. A process that has reached its limit can neither accept
 connections nor open its database. Therefore the number of connections is kept well below the limit.
@@ -52,8 +52,8 @@ def raise_file_limit(wanted: int = WANTED_FILES) -> FileBudget:
     """Raise this process's soft limit on open files as far as the system allows, but at most to
     `wanted`. Return the budget for the new limit.
 
-    If the soft limit is already higher than `wanted`, it stays unchanged, and the budget is that
-    for `wanted` files.
+    If the soft limit is already `wanted` or higher, the limit stays unchanged, and the budget is
+    that for `wanted` files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

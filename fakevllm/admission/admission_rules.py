@@ -63,15 +63,15 @@ class ServeOnlyReason(StrEnum):
 class Train:
     """Decision of the admission rules to fan the request out and to train it.
 
-    The decision is not final. If `why_only_served` then finds an obstacle in the request's body,
-    the request is sampled once and not trained.
+    The decision is not final. If `why_only_served` returns a reason for the request's body, the
+    request is sampled once and not trained.
     """
 
     num: int | None = None
     """Number of siblings (answers to sample); None means the number in the training job."""
     shadow: bool = False
-    """Whether the app always gets the answer to its own, unchanged request, whatever the rewards
-    are."""
+    """Whether the app gets the answer to its own, unchanged request even if another sibling has a
+    higher reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ TRAIN = Train()
 
 
 def is_shadow(ruling: Ruling) -> bool:
-    """Return True if the request is fanned out in shadow mode. In shadow mode, the app always gets
-    the answer to its own, unchanged request. The rewards of the other siblings do not matter."""
+    """Return True if the request is fanned out in shadow mode. In shadow mode, the app gets the
+    answer to its own, unchanged request even if another sibling has a higher reward."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """The facts about a request by which the admission rules decide, before anything is sampled."""
+    """The facts about a request that the admission rules use, known before anything is sampled."""
 
     route: str
     """Name of the API format, such as `chat`."""
@@ -115,8 +115,8 @@ class RequestFacts:
     body: Json
     """Body in the format of chat completions or completions."""
     key_names: tuple[str, ...] = ()
-    """Names under which a rule may refer to the app's API key: its configured name and its
-    fingerprint."""
+    """Names by which a rule may refer to the app's API key: the key's name in the key file and the
+    key's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class AdmissionRules:
         `subject`: id of the request's session (conversation). If the request has no session, it is
         the id of the request. If only a fraction of the traffic is trained, this fraction is chosen
         by subject. Either all requests of a session belong to the fraction, or none of them.
-        `is_paused`: True if the kill switch is on. It stops training on all requests.
+        `is_paused`: True if the kill switch is on. The kill switch stops training on all requests.
         `is_held_out`: function that returns True if the request quotes a row of the held-out
         dataset. The function reads the whole request, so it is called only if no cheaper rule
         decides.
@@ -195,7 +195,7 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return the reason why a request cannot be trained, or None if it can.
+    """Return the reason why a request cannot be trained, or None if it can be trained.
 
     The reason depends on the request's body and on the number of siblings (answers to sample). A
     request that cannot be trained is sampled once.
@@ -249,8 +249,8 @@ def _has_images(body: Json) -> bool:
 
 
 def _has_one_prompt(body: Json) -> bool:
-    """Return True if the body has a list of messages, or exactly one prompt, as text or as token
-    ids."""
+    """Return True if the body has messages or exactly one prompt. A prompt is a text or a list of
+    token ids."""
     messages: object = body.get("messages")
     prompt: object = body.get("prompt")
     if isinstance(messages, list):

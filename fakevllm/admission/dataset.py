@@ -14,7 +14,7 @@ from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.swarm import Task
 
 _MAX_SHOWN_CHARS = 300
-"""Maximum number of characters of field names in an error message."""
+"""Maximum length, in characters, of the list of field names in an error message."""
 
 
 class DatasetRow(NamedTuple):
@@ -25,7 +25,7 @@ class DatasetRow(NamedTuple):
     line_number: int
     """Number of the row's line in the file. The first line is 1."""
     fields: dict[str, Any]
-    """The row's JSON object. It is empty if the row is another JSON value."""
+    """The row's JSON object. The dict is empty if the row is a JSON value of another type."""
 
     @property
     def field_names(self) -> str:
@@ -51,8 +51,8 @@ def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tu
 
 
 def read_tasks(file: Path, field: str) -> list[Task]:
-    """Return one task per row of the dataset file. The task's query is the text in the row's field
-    `field`, and the task's metadata is the whole row.
+    """Return one task per row of the dataset file. `field` names the field of a row that has the
+    task's query. The task's metadata is the whole row.
 
     A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.
@@ -102,8 +102,8 @@ def _fields(line: bytes, line_number: int, file: Path) -> dict[str, Any]:
 
 def _strict_json(line: bytes) -> Any:
     """Return the parsed value of a line. Raises ValueError or RecursionError if the line is not
-    JSON. Raises the same errors if the value cannot be written as JSON again, because the server
-    could not receive it."""
+    JSON. Raises ValueError as well for a value that cannot be sent to the server in strict JSON,
+    such as NaN."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"it contains {name}")

@@ -10,7 +10,7 @@ from fakevllm.admission.task_index import normalised
 from fakevllm_adapters.protocol.swarm import Task
 
 NUM_SAFE_CHARS = 16
-"""Number of characters from which on a row is unlikely to stand in unrelated texts."""
+"""Length in characters from which on a row is too long to occur in unrelated texts by chance."""
 _WORD = re.compile(r"[^\W_]")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -42,7 +42,7 @@ class HeldOutRows:
 
     def are_quoted(self, *texts: str) -> bool:
         """Return True if at least one of the texts contains a held-out row. Case and white space
-        are ignored. A part of a longer word or number is no match."""
+        are ignored. The row does not match if it is only a part of a longer word or number."""
         if not self._texts:
             return False
         distinct = dict.fromkeys(texts)  # a request's first and last message are often one text
@@ -69,8 +69,8 @@ def _is_quoted(row: str, text: str) -> bool:
 
 
 def _is_within_word(text: str, position: int) -> bool:
-    """Return True if the characters on both sides of a position belong to the same word or
-    number."""
+    """Return True if the characters before and after a position in `text` belong to the same word
+    or number."""
     around = text[position - 1 : position + 1] if position > 0 else ""
     return len(around) == 2 and all(
         _WORD.match(char) is not None and _UNSPACED.match(char) is None for char in around

@@ -50,7 +50,7 @@ class KillSwitch:
             else:
                 self._file.unlink(missing_ok=True)
         except OSError as error:
-            # A file that was created but could not be filled is sufficient.
+            # The file need not have its text: it is sufficient that it exists.
             if self._file.exists() == is_on:
                 return None
             return f"{self._file} cannot be changed: {error.strerror}"

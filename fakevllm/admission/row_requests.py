@@ -1,7 +1,7 @@
-"""The requests by which held-out rows are sampled. This module does no I/O.
+"""The requests that sample held-out rows. This module does no I/O.
 
-By default, the row's text is the only message of its request. Instead, a row may contain a whole
-request as an agent sends it, with system prompt, earlier turns and tools.
+If a row has no field `messages`, the row's text is the only message of the request. A row with this
+field contains a whole request as an agent sends it, with system prompt, earlier turns and tools.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ REQUEST_FIELDS = (
     "stop",
     "chat_template_kwargs",
 )
-"""Fields of a row that are sent to the model, if the row has `messages`. Their form is that of a
-request to /v1/chat/completions."""
+"""Fields of a row that are sent to the model if the row has the field `messages`. The fields have
+the form of a request to /v1/chat/completions."""
 _SYSTEM_ROLES = ("system", "developer")
 
 Json = dict[str, Any]

@@ -28,13 +28,15 @@ MARKERS = (
 tags, follow-up questions and search queries in Open WebUI; commit messages in aider; memory
 extraction in qwen-code."""
 _MAIN_CALL_MARKERS = ("### Task:\nRespond to the user query",)
-"""Texts with which main calls begin that would otherwise match a marker of side calls. Open WebUI
-puts a user's question into a template with this beginning if files, knowledge or a web search
-belong to the question. Open WebUI's side calls begin with similar text."""
+"""Texts with which some main calls begin. A text that begins with one of them matches no marker of
+side calls. Open WebUI puts a user's question into a template with this beginning if files,
+knowledge or a web search belong to the question. Open WebUI's side calls begin with similar text.
+"""
 
 MIN_QUOTED_CHARS = 12
-"""Minimum length in characters of a session's first user message for the heuristic that searches
-the message in later requests. A shorter message may be contained in another text by chance."""
+"""The heuristic `quoted` searches later requests for a session's first user message only if the
+message has at least this number of characters. Another text may contain a shorter message by
+chance."""
 MAX_SESSIONS = 10_000
 """Maximum number of sessions whose summaries are kept."""
 MAX_KEPT_CHARS = 2_000
@@ -50,7 +52,7 @@ class SessionSummary:
     rules that recognise side calls compare the session's next request with these facts."""
 
     has_tools: bool = False
-    """Whether any main call had tools."""
+    """Whether at least one main call offered tools."""
     system: bytes = b""
     """Hash of the system messages of the first main call."""
     opening: str = ""

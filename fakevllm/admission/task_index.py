@@ -11,7 +11,7 @@ from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, task_id_of, ta
 from fakevllm_adapters.protocol.swarm import Task
 
 _NUM_PREFIX_CHARS = 16
-"""Number of characters at the beginning of a row by which the row is looked up. Few rows of a
+"""Number of characters by which a row is looked up: the first ones of the row. Few rows of a
 dataset begin with the same 16 characters."""
 _NUM_MAC_DIGITS = 16
 """Number of hexadecimal digits of a task key's signature."""
@@ -48,8 +48,8 @@ class TaskIndex:
         (several tasks)."""
 
     def add_dataset(self, tasks: Iterable[Task]) -> None:
-        """Add the tasks of the proxy's own dataset. A request that contains the text of exactly one
-        of these tasks can then be matched with this task."""
+        """Add the tasks of the proxy's own dataset. From then on, a request that contains the text
+        of exactly one of these tasks is matched with this task."""
         for task in tasks:
             self._tasks[task.task_id] = self._dataset[task.task_id] = task
             if text := normalised(task.main_query):
@@ -96,8 +96,8 @@ class TaskIndex:
 
     def registering_key(self, key: str | None) -> str | None:
         """Return the fingerprint of the API key that registered a task. `key` is the task key
-        (`sk-task-…`) that names the task. Return None for any key that is not a task key signed for
-        an owner. The result for one key never changes."""
+        (`sk-task-…`) that names the task. Return None if `key` is no task key, or if it is a task
+        key that was not signed for an owner. The result for one key never changes."""
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None
@@ -106,9 +106,9 @@ class TaskIndex:
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
     def key_names(self, key: str | None) -> tuple[str, ...]:
-        """Return the names of an API key that an admission rule may use: the key's name in the key
-        file, and the key's fingerprint. For a task key (`sk-task-…`), also return the names of the
-        API key that registered the task."""
+        """Return the names by which an admission rule may refer to an API key: the key's name in
+        the key file, and the key's fingerprint. For a task key (`sk-task-…`), also return the names
+        of the API key that registered the task."""
         if not key:
             return ()
         owner = self.registering_key(key)
@@ -119,10 +119,11 @@ class TaskIndex:
     def find(self, key: str | None, opening: str) -> Task | None:
         """Return the task to which a request belongs, or None.
 
-        If the request's API key is a task key (`sk-task-…`), it names the task. For any other key,
-        the function searches `opening` for the texts of the dataset's tasks. `opening` is the text
-        of the first user message. If `opening` contains the text of exactly one task, return this
-        task. If one matching text is part of another matching text, only the longer text counts.
+        If the request's API key is a task key (`sk-task-…`), the key names the task. For any other
+        key, the function searches `opening` for the texts of the dataset's tasks. `opening` is the
+        text of the first user message. If `opening` contains the text of exactly one task, return
+        this task. If one matching text is part of another matching text, only the longer text
+        counts.
         """
         if task_id_of(key) is not None:
             return self._by_key(key)

@@ -13,7 +13,7 @@ from fakevllm_adapters.http.validation_messages import one_line
 from fakevllm_adapters.protocol.swarm import Task
 
 QUERY_FIELDS = ("main_query", "question")
-"""Fields that may hold a task's query. The first field that a row has is used."""
+"""Fields that may hold a task's query. If a row has both fields, `main_query` is used."""
 
 
 def read_jsonl_tasks(file: Path) -> list[Task]:

@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 HF_REPO, JSONL_FILE, RANDOM_DUMMY = "huggingface_dat_repo", "jsonl_dataset_file", "random_dummy"
 NOT_SUPPORTED = ("env_service", "tracing", "data_generation")
-"""Reader types that AgentJet has and that fakevllm does not support."""
+"""Reader types of AgentJet that fakevllm does not support."""
 NUM_DUMMY_TASKS = 1000
 _DUMMY_SEED = "random_dummy"
 """Random seed that determines the order of the dummy tasks, so that the order is the same on all
@@ -30,9 +30,13 @@ class HuggingfaceDatRepo:
     """The settings of a Hugging Face dataset. The dataset must have a column `question`."""
 
     dataset_path: str = "gsm8k"
-    """Name of a dataset on the Hugging Face hub, or a folder that HfReader can read, or a folder
-    with one JSON Lines file per split, such as `train.jsonl`. JSON Lines files can be read without
-    an additional package."""
+    """Source of the dataset. Three kinds of sources are possible:
+
+    * the name of a dataset on the Hugging Face hub
+    * a folder that HfReader can read
+    * a folder with one JSON Lines file per split, such as `train.jsonl`; only this kind of source
+      needs no additional package
+    """
     dataset_name: str | None = None
     training_split: str = "train"
     validation_split: str = "validation"
@@ -68,8 +72,8 @@ class RouterTaskReader:
 
     `reader_type` is one of these sources:
 
-    * `random_dummy`: 1000 tasks that contain only a number. They are for agents that generate their
-      own problems. The tasks are shuffled with a fixed seed.
+    * `random_dummy`: 1000 tasks that contain only a number, for agents that generate their own
+      problems. The tasks are shuffled with a fixed seed.
     * `jsonl_dataset_file`: the files in `reader_config.jsonl_dataset_file`.
     * `huggingface_dat_repo`: the dataset in `reader_config.huggingface_dat_repo`.
     """

@@ -23,12 +23,13 @@ def proxy_url(url: str | None, config: Path | None) -> str:
 
 
 def pause(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Stop training on new requests. Until `resume`, the proxy samples each request only once."""
+    """Stop training on new requests. Until `fakevllm resume`, the proxy samples each request only
+    once."""
     _set_paused(url, key, config, paused=True)
 
 
 def resume(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Resume training on new requests. The proxy samples them several times again."""
+    """Resume training on new requests. The proxy samples each request several times."""
     _set_paused(url, key, config, paused=False)
 
 

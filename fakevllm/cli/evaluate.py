@@ -13,7 +13,8 @@ from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl
 from fakevllm_runtime.commands import run_command
 
 MAX_SAMPLES = 64
-"""The same number as in evaluation/messages.py, which is imported only when the command runs."""
+"""Maximum number of samples per row. The same constant is in evaluation/messages.py, which is
+imported only when the command runs."""
 Dataset = Annotated[
     Path | None,
     typer.Option(help="JSON Lines file with one row per line. Default: release.eval_dataset."),
@@ -63,7 +64,7 @@ def evaluate(
     config: ConfigFile = None,
 ) -> None:
     """Measure the model on held-out rows. The proxy samples each row several times and scores the
-    samples with your hook. Nothing of it is trained."""
+    samples with your hook. None of the samples is trained."""
 
     def run() -> None:
         from fakevllm.config.model import load

@@ -108,7 +108,7 @@ def serve(
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run the proxy. Set an app's OPENAI_BASE_URL to its address."""
+    """Run the proxy. Set an app's OPENAI_BASE_URL to the proxy's address."""
 
     def run() -> None:
         from fakevllm.config.model import load

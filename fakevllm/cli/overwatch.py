@@ -30,8 +30,8 @@ def overwatch(
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show the state of a swarm server on one screen. With keys you can start, stop, pause, resume
-    or drain the server."""
+    """Show the state of a swarm server on one screen. Press keys to start, stop, pause, resume or
+    drain the server."""
 
     def run() -> None:
         from rich.console import Console

@@ -80,8 +80,9 @@ def promote(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Release a version without an evaluation. In the mode `gated`, it then answers apps. (With
-    `release.evaluation = "between_steps"`, the newest version answers apps.)"""
+    """Release a version without an evaluation. In the mode `gated`, the released version answers
+    apps. There is one exception: with `release.evaluation = "between_steps"`, the newest version
+    answers apps."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -101,9 +102,9 @@ def rollback(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Let training go back to a version. All versions that were trained from it are rejected, and
-    never answer apps again. If the released version is rejected, the previously released version
-    answers apps."""
+    """Let training go back to a version. All versions that were trained from this version are
+    rejected, and never answer apps again. If one of them is the released version, the version that
+    was released before it answers apps."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -122,8 +123,8 @@ def rollback(
 
 @app.command()
 def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
-    """Release no version until `resume`. No new version is evaluated. The present candidate may
-    still be rejected."""
+    """Stop releases until `fakevllm release resume`. Meanwhile, no new version is evaluated. The
+    present candidate may still be rejected."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -135,7 +136,7 @@ def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile 
 
 @app.command()
 def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
-    """End a hold. Versions are evaluated and released again."""
+    """End a hold, so that versions are evaluated and released again."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -157,8 +158,8 @@ def _show(output: RenderableType) -> None:
 
 def _rejected(first: int | None, restored: object) -> str:
     """Return a text that says which versions a rollback has rejected. `first` is the oldest
-    rejected version between the restored version and the newest version. `first` is None if
-    training had already gone back to a version before the restored version.
+    rejected version. It is newer than `restored`, the version to which training went back. `first`
+    is None if training had already gone back to a version before `restored`.
 
     >>> _rejected(8, 7)
     'Version 8 and all that were trained from it are rejected'
@@ -169,8 +170,8 @@ def _rejected(first: int | None, restored: object) -> str:
 
 
 def _server(swarm: str | None, key: str | None, config: Path | None) -> ReleaseRequests:
-    """Return a client of the server that the flags or the configuration name. Raises UserError if
-    they are not valid."""
+    """Return a client of the server that the flags or the configuration name. Raises UserError if a
+    flag or the configuration is not valid."""
     from fakevllm.cli.release_requests import ReleaseRequests
     from fakevllm.config.model import load
 

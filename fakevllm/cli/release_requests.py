@@ -22,10 +22,10 @@ from fakevllm_adapters.protocol.releases import (
 )
 
 TIMEOUT_S = 90.0
-"""Timeout of one request. A decision waits for the end of a training step, and the server answers
-within 60 seconds that it is still to come."""
+"""Timeout of one request, in seconds. A decision waits for the end of a training step. If the step
+takes longer than 60 seconds, the server answers that the decision is still pending."""
 MAX_WAIT_S = 600.0
-"""Seconds for which a decision is sent again until it is carried out."""
+"""Maximum seconds for which a decision is sent again and again, until it is carried out."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -79,10 +79,10 @@ class ReleaseRequests:
         )
 
     def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
-        """Send a decision. `message` returns the decision for the server's present run. If the
-        server changes to another run meanwhile, it refuses the decision, because the other run has
-        other versions."""
-        history = self.history()  # fails at once if the server does not answer or knows no releases
+        """Send a decision. The function `message` gets the id of the server's present run, and
+        returns the decision. If the server changes to another run meanwhile, the server refuses the
+        decision, because the other run has other versions."""
+        history = self.history()  # raises at once if no server answers or it knows no releases
         body = message(history.run_id).model_dump(mode="json")
         request = ServerRequest(path, body, TIMEOUT_S)
         reply = self._run(request, ReleaseReply, is_decision=True)
@@ -91,8 +91,9 @@ class ReleaseRequests:
         return reply.record
 
     def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
-        """Send a request. While the server is busy, a decision is sent again. This is safe because
-        a decision has an id. If the request fails, raises UserError that says what to do."""
+        """Send a request. While the server is busy, a decision is sent again. This is safe, because
+        the server carries out a decision with a known id only once. If the request fails, raises
+        UserError that says what to do."""
         call = fetch(request, reply)
         if is_decision:
             call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))
@@ -126,6 +127,6 @@ class ReleaseRequests:
 
 
 def _new_id() -> str:
-    """Return a new id for an operator's decision. An id of the release gate's own decision begins
-    with the gate's name."""
+    """Return a new id for an operator's decision. It begins with `operator`. The id of a decision
+    of the release gate begins with the gate's name instead."""
     return f"operator-{new_id()}"

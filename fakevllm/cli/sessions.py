@@ -111,8 +111,8 @@ def render_tree(
 
     A conversation without branches is drawn as a flat list. If several groups continue the same
     answer, all of them are drawn at the same level. The conversation goes on at this level after
-    the latest of these groups. Groups that follow any other of these groups are drawn below that
-    group, as a branch. Feedback on an answer is drawn below the group of the answer.
+    the latest of these groups. Groups that continue an earlier one of these groups are drawn below
+    the earlier group, as a branch. Feedback on an answer is drawn below the group of the answer.
 
     `children` has one pair for each sub-agent that this session started. The pair is (id of the
     sub-agent's session, id of the group that started the sub-agent).
@@ -128,7 +128,9 @@ def render_tree(
     for group in groups:
         parent_id = group.parent_id if group.parent_id in known else None
         if group.kind == "side":
-            parent_id = latest  # its place in time; its own history may be any part of the session
+            parent_id = (
+                latest  # drawn by its time, because a side call may quote any part of the session
+            )
         else:
             latest = group.group_id
         after[parent_id].append(group)

@@ -24,9 +24,9 @@ RUN_ID_CHARS = 8
 """Number of characters of a run's id to print."""
 MAX_OTHER_RUNS = 5
 MIN_MEAN_GROUPS = 40
-"""Minimum number of groups from which the mean reward at the beginning and at the end of a learning
-curve is computed. A single step is not enough for a reliable mean, because a step may have only one
-group."""
+"""Minimum number of groups for the mean reward at the beginning of a learning curve, and for the
+mean reward at its end. A single step is not enough for a reliable mean, because a step may have
+only one group."""
 
 NO_SERVER = "the swarm server cannot be reached: start it (`fakevllm-server start`)"
 ENGINE_STATES = {
@@ -119,15 +119,15 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
 
 
 def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table of arms as (name, value). An arm decides which weights answer a
-    session. `arms` is a part of the JSON of `/fakevllm/stats`. `is_gated` is True if the proxy has
-    a release gate."""
+    """Yield the rows of the table of arms as (name, value). An arm is a share of the sessions that
+    one version of the weights answers. `arms` is a part of the JSON of `/fakevllm/stats`.
+    `is_gated` is True if the proxy has a release gate."""
     for arm, num in arms["sessions"].items():
         yield f"{arm} arm", f"{counted(num, 'session')}, mean reward {arms['means'][arm]:.3f}"
     num_open = counted(arms["open_sessions"], "session")
     whose = "its" if arms["open_sessions"] == 1 else "their"
     yield "open", f"{num_open}, counted ten minutes after {whose} last request"
-    # A release gate may have no baseline, without which this gain stays unknown.
+    # Without a baseline arm, this gain stays unknown. A proxy with a release gate may have none.
     if not is_gated or "baseline" in arms["sessions"]:
         yield "gain of the policy", _gain(arms["policy_gain"], "pair", " of sessions")
     yield "gain of choosing", _gain(arms["choice_gain"], "session")
@@ -186,7 +186,8 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], str]:
     """Return the pair (steps, message). The steps are the latest part of the learning curve: the
     part since the hooks or the job last changed. Within this part, rewards can be compared with
-    each other. The message says which steps were left out. It is empty if no step was left out.
+    each other. The message says which steps were left out. The message is empty if no step was left
+    out.
 
     `num_before` is the number of steps that the proxy has left out at the beginning.
     """

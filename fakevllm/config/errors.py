@@ -57,7 +57,7 @@ def explain(
     whole configuration.
     """
     problems = error.errors(include_url=False)
-    # An unknown key comes first, because a missing key is often present and misspelt.
+    # An unknown key comes first: it is often the misspelt name of a key that is reported missing.
     unknown_keys = (entry for entry in problems if entry["type"] == "extra_forbidden")
     problem = next(unknown_keys, problems[0])
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")

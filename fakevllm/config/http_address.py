@@ -1,4 +1,4 @@
-"""The check of an http address. It needs no pydantic, so that small commands start quickly."""
+"""The check of an http address, without pydantic, so that small commands start quickly."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 
 def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address. Raises ValueError for any other text, and
-    for an address with a user name or password, because addresses are logged."""
+    """Return `text` if it is an http or https address. Raises ValueError for any other text. Raises
+    ValueError as well for an address with a user name or password, because addresses are logged."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -160,11 +160,12 @@ class LimitsSection(Section):
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
     num_calls: int = Field(default=DEFAULT_NUM_CALLS, ge=1)
-    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. A lead
-    (the app's own request) goes before the other siblings (additional samples of a request)."""
+    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. Of the
+    waiting calls, leads (the apps' own requests) are sent before other siblings (additional samples
+    of a request)."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
-    """Body fields that the proxy passes on to the engine. Without this setting, the proxy removes
-    them."""
+    """Names of body fields that the proxy by default removes from requests. A field in this list is
+    passed on to the engine."""
 
     @cached_property
     def per_request(self) -> Limits:
@@ -196,8 +197,8 @@ class Config(Section):
     @cached_property
     def serves_greedy(self) -> bool:
         """Whether at least one route has the serve policy `greedy`. With this policy, the lead (the
-        app's own request) is sampled at temperature 0, in addition to the sampled siblings. Always
-        False in shadow mode."""
+        app's own request) is sampled at temperature 0, in addition to the sampled siblings. The
+        value is always False in shadow mode."""
         policies = {self.serve.rules(name).policy for name in ADAPTERS}
         return "greedy" in policies and not self.policy.shadow
 

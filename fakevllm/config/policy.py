@@ -103,8 +103,8 @@ class PolicySection(Section):
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
     """Fraction of sessions (conversations) whose requests are fanned out."""
     shadow: bool = False
-    """Whether apps always get the answer to their own, unchanged request, whatever the rewards are.
-    The other siblings are then sampled and trained in the background."""
+    """Whether apps get the answer to their own, unchanged request even if another sibling has a
+    higher reward. If True, the other siblings are sampled and trained in the background."""
     n: Annotated[dict[str, int], AfterValidator(_checked_sizes)] = Field(default_factory=dict)
     """Number of siblings for a route, or for a model name in the app's request. If both are set,
     the number for the model name applies."""

@@ -1,6 +1,6 @@
-"""The section `[release]` of fakevllm.toml. The section has three kinds of settings: which versions
-of the weights answer apps, which rows are held out of training, and when a version is released or
-rejected. Held-out rows measure the versions."""
+"""The section `[release]` of fakevllm.toml. The settings decide three things: which versions of the
+weights answer apps, which rows are held out of training, and when a version is released or
+rejected. Versions are compared by their answers to the held-out rows."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ class ReleaseSection(Section):
     trained. All other sessions are answered by the released version, which passed its evaluation on
     held-out rows."""
     evaluation: Literal["beside_training", "between_steps"] = "beside_training"
-    """With the mode `gated`: when versions are evaluated. `beside_training`: while training goes
-    on, by an engine that holds several versions. `between_steps`: while training waits, by any
-    engine. The newest version then answers all sessions, and all of them are trained."""
+    """When versions are evaluated. The setting applies only to the mode `gated`.
+
+    * `beside_training`: versions are evaluated while training goes on. The engine must be able to
+      hold several versions.
+    * `between_steps`: training waits while a version is evaluated. This works with every engine.
+      The newest version answers all sessions, and all sessions are trained.
+    """
     canary_share: float = Field(default=0.2, gt=0, le=1, allow_inf_nan=False)
     """With the mode `gated`: share of the sessions that the newest version answers."""
     eval_dataset: Path | None = None
@@ -45,20 +49,24 @@ class ReleaseSection(Section):
     """Version of the weights that answers the sessions of the baseline; 0 is the model before any
     training."""
     reward_range: Annotated[tuple[float, float], AfterValidator(_checked_range)] = (0.0, 1.0)
-    """Smallest and largest reward that the hook can return. The width of intervals depends on
-    it."""
+    """Smallest and largest reward that the hook can return. The width of confidence intervals
+    depends on this range."""
     eval_samples: int = Field(default=4, ge=1, le=64)
-    """Samples of a held-out row with each version, besides one greedy sample."""
+    """Number of samples with which each version answers a held-out row, besides one greedy sample.
+    """
     evaluate_every: int = Field(default=20, ge=1)
-    """Training steps after which the newest version is evaluated."""
+    """Number of training steps from the version that was evaluated last until the newest version is
+    evaluated."""
     margin: float = Field(default=0.05, gt=0, allow_inf_nan=False)
-    """Loss of mean reward, compared with the released version, that is acceptable in a release."""
+    """Maximum acceptable loss: a version may be released if its mean reward is lower than that of
+    the released version by at most this number."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5, allow_inf_nan=False)
     """Upper bound of the probability of a wrong rejection: a version is rejected although it loses
     no more than `margin`. Half of this number is the upper bound of the probability of a wrong
     release: a version is released although it loses more than `margin`."""
     max_samples: int = Field(default=2000, ge=1)
-    """Samples of a version after which it is undecided, so that the released version stays."""
+    """Maximum number of samples of a version in its evaluation. If they lead to no decision, the
+    version is undecided, and the released version stays released."""
 
     @property
     def is_gated(self) -> bool:

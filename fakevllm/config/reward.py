@@ -12,8 +12,8 @@ MAX_WINDOW_S = 1800.0
 sampled answers) if it gets no rewards for one hour. The proxy sends the rewards after the feedback
 window, so the window must be shorter than one hour."""
 BASELINE_WINDOW = 200
-"""Number of feedback values from which the baseline of a new feedback is computed. The baseline is
-the mean of the latest values that came with the same API key."""
+"""Maximum number of feedback values from which the baseline of new feedback is computed. The
+baseline is the mean of the latest feedback values with the same API key."""
 
 
 class RewardSection(Section):
@@ -21,10 +21,10 @@ class RewardSection(Section):
     scored the answers."""
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
-    """Reward of a sibling (a sampled answer) that the model itself made unusable, for example by
-    cutting it off. This reward replaces the hook's score. If the lowest reward of the usable
-    siblings is below this number, the unusable sibling gets that lowest reward instead. None means
-    that the hook's score is used unchanged."""
+    """Reward of a sibling (a sampled answer) that is unusable because of the model itself, for
+    example because the token limit cut it off. This reward replaces the hook's score. If the lowest
+    reward of the usable siblings is below `failure_floor`, the unusable sibling gets this lowest
+    reward instead. None means that the hook's score is used unchanged."""
 
 
 class FeedbackSection(Section):
@@ -32,7 +32,7 @@ class FeedbackSection(Section):
 
     window_s: float = Field(default=0.0, ge=0, le=MAX_WINDOW_S, allow_inf_nan=False)
     """Seconds for which a scored group (a request with its sampled answers) waits for feedback on
-    the served answer, before it is sent to the server. 0 means that groups do not wait."""
+    the served answer, before the group is sent to the server. 0 means that groups do not wait."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor for the value of feedback. Feedback during the waiting time adds weight * value to the
     reward of the served answer. Later feedback becomes a training sample of its own, with the

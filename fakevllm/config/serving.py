@@ -15,7 +15,7 @@ OnDisconnect = Literal["cancel", "finish"]
 
 _ONLY_FOR_BEST = ("quorum", "deadline_s", "random_fraction")
 _FOR_THE_WHOLE_PROXY = {"max_siblings_in_flight", "resend_window_s", "receipts", "routes"}
-"""Settings of the section that are no rules of single routes."""
+"""Settings of the section `[serve]` that cannot be set for single routes."""
 
 
 class ServeRules(Section):
@@ -36,13 +36,13 @@ class ServeRules(Section):
     effect of serving the best answer can be measured."""
     on_disconnect: OnDisconnect = "finish"
     """What happens to a group (a request with its sampled answers) when its client disconnects.
-    With `finish`, the group is still sampled and trained, and a retry of the request gets its
-    answer. With `cancel`, the group is aborted."""
+    With `finish`, the group is still sampled and trained, and a retry of the request gets the
+    group's answer. With `cancel`, the group is aborted."""
 
     @property
     def streams_lead(self) -> bool:
-        """True if the app gets the lead's answer as a stream while it is sampled. The lead is the
-        app's own request, and the app does not wait for the other siblings."""
+        """True if the app gets the lead's answer as a stream while the answer is sampled. The lead
+        is the app's own request. The app does not wait for the other siblings."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -83,8 +83,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules for one route. If the route lacks a setting, the setting is taken from
-        the section `[serve]`, unless it has no meaning for the route's policy.
+        """Return the rules for one route. A setting that the route lacks is taken from the section
+        `[serve]`. Settings that have no meaning for the route's policy are not taken from there.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'

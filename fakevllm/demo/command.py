@@ -57,9 +57,11 @@ CONCURRENCY = 8
 MAX_TOKENS = 24
 ANY_PORT = ("127.0.0.1", 0)
 MAX_EVALUATION_S = 120.0
-"""Seconds for which the demo waits after the last step until the last version is evaluated."""
+"""Maximum seconds for which the demo waits, after the last step, until the last version is
+evaluated."""
 MAX_RETURNS = 5
-"""Number of times that the demo trains again because training went back after the last step."""
+"""Maximum number of times that the demo repeats steps after the last step. It repeats steps if
+training has gone back to an earlier version."""
 
 JOB = TrainJob(
     num_repeat=8, batch_size=8, lr=2.5e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
@@ -107,7 +109,7 @@ def _check_gate(settings: DemoSettings) -> None:
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
     """Show a live display while the `with` block runs. If the output is not a terminal, also print
-    a line break at the end. The library rich does not print one after the last line."""
+    a line break at the end, because the library rich does not print it after the last line."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
@@ -165,8 +167,8 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
 def _prepare_run(
     settings: DemoSettings, server_socket: socket.socket, proxy_socket: socket.socket
 ) -> Run:
-    """Write the run's configuration into the run folder, and return the run. Its processes are not
-    started yet.
+    """Write the run's configuration into the run folder, and return the run. The run's processes
+    are not started yet.
 
     Raises UserError if the folder holds a run with other settings.
     """
@@ -319,7 +321,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
     """Read the scored groups of all arms from the ledger, and return them. The gains that the proxy
-    reports could not be used, because they include a session only ten minutes after its end."""
+    reports cannot be used here, because the proxy counts a session only ten minutes after the
+    session's last request."""
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))
@@ -363,7 +366,7 @@ def _toml(
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
-        "upstream": {"hold_s": RETRY_FOR_S},  # as long as the replay, also on a busy machine
+        "upstream": {"hold_s": RETRY_FOR_S},  # equal to the time for which the replay retries a row
         "hooks": {"path": str(HOOKS)},
         "job": job.model_dump(exclude_none=True),
     }
@@ -371,7 +374,7 @@ def _toml(
         sections["release"] = release
     lines: list[str] = []
     for name, values in sections.items():
-        # a JSON string or number is the same in TOML
+        # JSON and TOML have the same syntax for strings and numbers
         lines += [
             f"[{name}]",
             *(f"{key} = {json.dumps(value)}" for key, value in values.items()),

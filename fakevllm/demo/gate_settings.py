@@ -10,8 +10,9 @@ HELD_OUT_FILE = "held_out.jsonl"
 PLANTED_FILE = "planted.json"
 """Name of the file in the run folder with the times at which planted steps began and ended."""
 MARGIN = 0.1
-"""Loss of mean reward that is acceptable. An evaluation takes about 100 pairs with it. With the
-default margin it would take 400, and the demo is too short for that."""
+"""Acceptable loss of mean reward. With this margin, an evaluation takes about 100 pairs of answered
+rows. With the default margin, it would take about 400 pairs, and the demo is too short for 400
+pairs."""
 NUM_PLANTED = 10
 """Number of planted steps."""
 
@@ -57,5 +58,6 @@ class PlantedSteps:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variable that makes the server plant the steps."""
+        """The environment variable that makes the server plant the steps, as a dict from name to
+        value."""
         return {"FAKEVLLM_INVERT_REWARDS": f"{self.begins_at}:{self.ends_at - 1}"}

@@ -18,12 +18,13 @@ from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 
 NUM_COMPARED = 100
-"""Number of sessions before the planted steps that the later ones are compared with, and number of
-sessions after training went back that still count as later ones. Sessions that are further away
-were answered by versions that had learnt less or more."""
+"""Maximum number of sessions before the planted steps, and of sessions after training went back,
+that take part in a comparison. The sessions between these two periods all take part. Earlier
+sessions were answered by versions that had learnt less, and later sessions by versions that had
+learnt more."""
 NUM_BAD = 5
-"""Number of planted steps after which a version counts as bad. After fewer, it may still be better
-than the released version, which is older."""
+"""A version counts as bad after at least this number of planted steps. After fewer planted steps,
+the version may still be better than the released version, which is older."""
 MIN_RELEASED_PROBE = 0.85
 """Share of right answers that the released version must reach in the probe of a planted run."""
 Z_95 = statistics.NormalDist().inv_cdf(0.975)
@@ -31,14 +32,16 @@ Z_95 = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class ArmChange:
-    """The mean reward of the released arm's sessions before the planted steps, and since then."""
+    """The mean reward of the released arm's sessions before the planted steps, and since the
+    planted steps began. The released version answers the sessions of this arm."""
 
     before: float
     since: float
     difference: float
     """`since` minus `before`."""
     low: float
-    """Low end of the 95 % interval of the difference, for this single look at it."""
+    """Low end of the difference's 95 % confidence interval, which is valid for a single look at the
+    data."""
     high: float
     num_before: int
     num_since: int
@@ -52,15 +55,18 @@ class PlantedOutcome:
     versions: tuple[int, int]
     """First and last version with which a planted step may begin."""
     released_arm: ArmChange | None
-    """None if the arm had fewer than two sessions before or since."""
+    """None if the arm had fewer than two sessions before the planted steps, or fewer than two
+    since."""
     rejected: int | None
-    """First version that was rejected since the planted steps began; None if none was."""
+    """First version whose rejection made training go back after the planted steps had begun; None
+    if training did not go back."""
     restored: int | None
-    """Version to which training went back then."""
+    """Version to which training went back after this rejection; None if training did not go back.
+    """
     sessions_until_return: int | None
     """Number of sessions, of all arms, from the first planted step until training went back."""
     claims: dict[str, bool]
-    """What must hold, and whether it does."""
+    """For each claim about the planted steps, whether the claim holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,13 @@ class GatedOutcome:
     """Share of right answers of the released version in the probe after training."""
     margin: float
     policy_gain: Gain | None
-    """Mean reward of the training arm minus that of version 0, with its interval."""
+    """Mean reward of the newest versions minus the mean reward of version 0, with a confidence
+    interval."""
     choice_gain: Gain | None
-    """Reward of the served answers minus the mean of all, with its interval."""
+    """Mean reward of the served answers minus the mean reward of all siblings, with a confidence
+    interval."""
     releases: list[dict[str, Any]]
-    """All decisions, oldest first."""
+    """All decisions about versions, oldest first."""
     planted: PlantedOutcome | None = None
 
 

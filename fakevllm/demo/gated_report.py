@@ -1,5 +1,6 @@
-"""Print the results of a demo with the mode `gated`. These are the released version, the two gains,
-the history of releases, and the outcome of planted steps."""
+"""Print the results of a demo with the mode `gated`. These are the released version, the gain of
+training, the gain of choosing the best answer, the history of releases, and the outcome of planted
+steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Draw the demo's learning curve (mean reward per training step) in the terminal and as a PNG file.
 
-Drawing in the terminal requires the package plotext, and the PNG file requires matplotlib. Without
-its package, a drawing is left out.
+Drawing in the terminal requires the package plotext, and the PNG file requires matplotlib. If one
+of the packages is missing, its drawing is left out.
 """
 
 from __future__ import annotations

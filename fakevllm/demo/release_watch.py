@@ -13,8 +13,8 @@ from fakevllm.replay.row_senders import Player
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
 
 MAX_PAUSE_S = 60.0
-"""Seconds for which a question waits for the end of an evaluation. If the gate is in trouble, the
-demo goes on."""
+"""Maximum seconds for which a question waits for the end of an evaluation. After this time, the
+demo goes on even if the release gate has not ended the evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class PlantedTimes:
 class PausingPlayer:
     """A Player that sends no question while a version is evaluated.
 
-    On two cores, an evaluation would be slow while users are answered. Training would then have
-    recovered from bad steps before the next evaluation.
+    On a machine with two cores, an evaluation would be slow if users sent questions at the same
+    time. Training could recover from planted bad steps before the next evaluation, so that the
+    evaluation would not find them.
     """
 
     def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
@@ -62,7 +63,7 @@ class ReleaseWatch:
         self._planted = planted
 
     def history_read(self, history: ReleasesReply) -> list[str]:
-        """Replace the history, and return a line about each new decision."""
+        """Store `history` as the latest history, and return a line about each new decision."""
         num_known = 0 if self.history is None else len(self.history.records)
         is_first, self.history = self.history is None, history
         if history.candidate is None:
@@ -73,8 +74,8 @@ class ReleaseWatch:
         return [line for record in new if (line := describe(record))]
 
     def version_seen(self, version: int, now: float) -> list[str]:
-        """Record the newest version at the time `now`, in Unix seconds. Return a line if the
-        planted steps begin or end."""
+        """Record the newest version at the time `now`, in Unix seconds. Return a line about the
+        planted steps if they begin or end with this version."""
         planted, times = self._planted, self.times
         if planted is None:
             return []
@@ -95,7 +96,7 @@ class ReleaseWatch:
         return text if candidate is None else f"{text}, version {candidate} is evaluated"
 
     def is_due(self, version: int, evaluate_every: int) -> bool:
-        """Return True if a candidate is being evaluated, or if the newest version will be
+        """Return True if a version is being evaluated, or if `version`, the newest version, will be
         evaluated."""
         history = self.history
         if history is None or history.candidate is not None:

@@ -39,7 +39,7 @@ class DemoSettings:
     is_gated: bool = False
     """Whether versions are evaluated before they answer the app (`release.mode = "gated"`)."""
     planted: PlantedSteps | None = None
-    """Steps whose rewards train with the opposite sign; None for none."""
+    """Steps that train with the opposite rewards; None if there are no such steps."""
 
     @property
     def folder(self) -> Path:
@@ -64,7 +64,7 @@ class Run:
     """Sampled tokens per second, measured between two polls of the proxy's statistics."""
     polled_at: float = 0.0
     releases: ReleaseWatch | None = None
-    """The releases of a demo with the mode `gated`; None without."""
+    """The releases of a demo with the mode `gated`; None without this mode."""
 
     @property
     def step(self) -> int:

@@ -18,8 +18,9 @@ class Outcome:
     """Share of right answers in the probe after training."""
     policy_mean: list[float]
     """Mean reward of all scored siblings (sampled answers) for each step. Index 0 is step 1. A
-    group (a request with its siblings) counts in the step that trained it, or in the step during
-    which it ended if no step trained it. Groups whose rewards are all equal count too."""
+    group (a request with its siblings) counts in the step that trained it. A group that no step
+    trained counts in the step during which it ended. Groups whose rewards are all equal count too.
+    """
     returned_best: list[float | None]
     """Mean reward of the served answers for each step; None for a step in which no served answer
     was scored."""
@@ -45,12 +46,13 @@ class Outcome:
     """Number of times that the server or the proxy was restarted after it had died."""
     run_dir: str
     gated: GatedOutcome | None = None
-    """Results of a demo with the mode `gated`; None, and not in the file, without."""
+    """Results of a demo with the mode `gated`. Without this mode, the value is None, and the file
+    does not have the field."""
 
     @property
     def failed_claims(self) -> list[str]:
-        """The claims about planted steps that do not hold. Planted steps train with the opposite
-        rewards."""
+        """The claims about the planted steps (steps that train with the opposite rewards) that do
+        not hold."""
         planted = None if self.gated is None else self.gated.planted
         return (
             [] if planted is None else [name for name, holds in planted.claims.items() if not holds]

@@ -12,7 +12,7 @@ from fakevllm_adapters.protocol.swarm import Task
 BELOW = 8
 """Both numbers of a sum are smaller than this number."""
 HELD_OUT_ADDENDS = (2, 5)
-"""Sums whose second number is one of these are held out."""
+"""A sum is held out if its second number is one of these numbers."""
 
 
 def all_tasks() -> list[Task]:

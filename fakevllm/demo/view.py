@@ -34,7 +34,7 @@ class Snapshot:
     """Number of groups by state in the ledger."""
     notes: Sequence[str] = ()
     releases: str | None = None
-    """State of the releases; None without the mode `gated`."""
+    """State of the releases in one line; None without the mode `gated`."""
 
 
 def render(snapshot: Snapshot) -> Panel:
@@ -69,7 +69,7 @@ def _steps(snapshot: Snapshot) -> Table:
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Return a text that draws values between 0 and 1 as bars, one character per value. If there
-    are more than `width` values, each character is the mean of neighbouring values.
+    are more than `width` values, each character shows the mean of neighbouring values.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'

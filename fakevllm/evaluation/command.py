@@ -37,10 +37,10 @@ from fakevllm_adapters.protocol.swarm import Task
 
 NUM_SAMPLES = 4
 CONCURRENCY = 4
-"""Default number of rows at the same time. Each row has several samples, and apps need capacity
-too."""
+"""Default number of rows that are evaluated at the same time. The number is small, because each row
+has several samples, and the proxy's apps need capacity too."""
 NUM_UNSCORED = 10
-"""Number of rows without any reward after which an evaluation in which no row was scored ends."""
+"""If none of the first rows gets a reward, the evaluation ends after this number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EvalSettings:
     concurrency: int = CONCURRENCY
     max_tokens: int | None = None
     versions: tuple[int, ...] = ()
-    """Versions of the weights to evaluate; empty for those that are served."""
+    """Versions of the weights to evaluate. If there are none, the served weights are evaluated."""
     rewards: RewardRange = UNIT_RANGE
     solved_at: float | None = None
     """Reward from which on a row counts as solved; None means the highest possible reward."""
@@ -64,8 +64,9 @@ class EvalSettings:
 
 
 def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
-    """Evaluate the rows, print the table, and write the JSON file. Return False if a mean reward is
-    below `settings.fail_below`, or if a version has no reward at all.
+    """Evaluate the rows, print the table, and write the JSON file. Return False if the mean reward
+    of a version is below `settings.fail_below`. Also return False if this limit is set and a
+    version has no reward at all.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -128,7 +129,7 @@ async def _run_rows(
     attempts = (_evaluate_row(settings, proxy, task) for task in tasks)
     with _bar() as bar:
         bar_task = bar.add_task("rows", total=len(tasks))
-        # Closed, so that no row loads a version again after the evaluation has ended.
+        # The generator is closed, so that no row loads a version again after the evaluation's end.
         async with aclosing(run_bounded(attempts, settings.concurrency)) as ended:
             async for result in ended:
                 results.append(result)

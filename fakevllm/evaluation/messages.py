@@ -13,7 +13,8 @@ from fakevllm_adapters.protocol.swarm import Task
 MAX_SAMPLES = 64
 """Maximum number of samples of one row."""
 MAX_VERSIONS = 4
-"""Maximum number of versions in one evaluation. An engine holds as many further sets of weights."""
+"""Maximum number of versions in one evaluation. An engine can hold this many sets of weights
+besides the newest one."""
 NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hooks FOLDER."
 HOW_TO_SCORE = (
     "try the hook with `fakevllm check-hook`, and check that the rows have the fields that it reads"
@@ -32,8 +33,8 @@ class CheckRequest(BaseModel):
     texts: list[str]
     """The texts of the rows."""
     versions: list[int] = Field(default=[], max_length=MAX_VERSIONS)
-    """Versions of the weights to load, unless the rows cannot be evaluated. If there are none, the
-    served weights are evaluated."""
+    """Versions of the weights. The proxy loads them if the rows can be evaluated. If the list is
+    empty, the served weights are evaluated."""
 
 
 class CheckReply(BaseModel):
@@ -42,9 +43,9 @@ class CheckReply(BaseModel):
     has_hooks: bool
     """Whether the proxy has hooks, without which it cannot score."""
     trained: list[int]
-    """Positions of the rows that were trained, or wait to be trained."""
+    """Positions in `texts` of the rows that were trained, or wait to be trained."""
     refusal: str | None = None
-    """Reason why a version cannot be sampled; None if all can be."""
+    """Reason why a version cannot be sampled; None if all versions can be sampled."""
 
 
 class EndRequest(BaseModel):
@@ -68,14 +69,14 @@ class RowRequest(BaseModel):
     """Number of samples at temperature 1. One greedy sample is added to them."""
     max_tokens: int | None = Field(default=None, ge=1)
     version: int | None = Field(default=None, ge=0)
-    """Version of the weights to sample; None for those that the server serves."""
+    """Version of the weights to sample; None for the served weights."""
 
 
 class Sample(BaseModel):
     """One scored sample of a row."""
 
     text: str | None
-    """None if there is no answer."""
+    """Text of the answer; None if there is no answer."""
     reward: float | None
     failure: str | None
     """Reason why the answer is missing or not usable; None for a usable answer."""
@@ -93,7 +94,7 @@ class RowReply(BaseModel):
     greedy: Sample
     samples: list[Sample]
     reason: str | None
-    """Reason why there are no rewards; None if there are any."""
+    """Reason why no sample has a reward; None if at least one sample has a reward."""
 
 
 def trained_text(file: Path, texts: Sequence[str]) -> str:

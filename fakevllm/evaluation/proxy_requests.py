@@ -27,8 +27,9 @@ from fakevllm.runtime.admin_client import no_proxy, not_a_proxy, proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
 
 END_TIMEOUT_S = 10.0
-"""Seconds that the command waits at its end until its versions are unloaded. After Ctrl-C, the
-server may be loading a version, and unloads it only then."""
+"""Maximum seconds that the command waits at its end until its versions are unloaded. After Ctrl-C,
+the server may still be loading a version. The server unloads this version only when the load is
+complete."""
 _MAY_SUCCEED_LATER = (429, 502, 503, 504)
 
 M = TypeVar("M", bound=BaseModel)
@@ -59,7 +60,7 @@ class ProxyRequests:
 
     async def end(self, versions: list[int]) -> None:
         """Report to the proxy that the evaluation no longer needs these versions. Errors are
-        ignored, because the proxy by itself unloads versions that no evaluation uses any more."""
+        ignored, because the proxy later unloads unused versions without such a report."""
         with contextlib.suppress(ConfigError, TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._post(END_PATH, EndRequest(versions=versions), EndReply)
@@ -113,8 +114,8 @@ class _Error(BaseModel):
 
 
 def _message(raw: bytes) -> str:
-    """Return the message of an error reply. If the reply has no such message, return its
-    beginning."""
+    """Return the message of an error reply. If the reply has no such message, return the beginning
+    of the reply."""
     try:
         return _Error.model_validate_json(raw).error.message
     except ValueError:

@@ -31,7 +31,7 @@ class RowResult:
 
     @property
     def has_answers(self) -> bool:
-        """Whether any sample of any version is an answer."""
+        """Whether at least one sample of one version has an answer."""
         return any(
             sample.text is not None
             for reply in self.replies
@@ -40,7 +40,7 @@ class RowResult:
 
     @property
     def has_rewards(self) -> bool:
-        """Whether any version has a reward for the row."""
+        """Whether at least one version has a reward for the row."""
         return any(_scores(reply) is not None for reply in self.replies)
 
     @property
@@ -70,8 +70,8 @@ class EvalReport:
 
     @cached_property
     def scores(self) -> list[Scores]:
-        """For each version, a dict from the row id to the row's scores. Only rows that were scored
-        are included."""
+        """For each version, a dict from the row id to the row's scores. Rows for which the version
+        has no reward are left out."""
         num_versions = len(self.rows[0].replies)
         pairs = [
             [(row.task.task_id, _scores(row.replies[number])) for row in self.rows]
@@ -107,7 +107,7 @@ class EvalReport:
 
     @property
     def labels(self) -> list[str]:
-        """The name of each version."""
+        """The name of each version in the tables, such as `12` or `12 to 14`."""
         num_versions = len(self.rows[0].replies)
         return [
             _label([row.replies[number] for row in self.rows]) for number in range(num_versions)
@@ -120,7 +120,7 @@ class EvalReport:
 
     @property
     def unscored(self) -> list[RowResult]:
-        """The rows for which a version has no reward."""
+        """The rows for which at least one version has no reward."""
         return [row for row in self.rows if not row.is_scored]
 
     def as_json(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fakevllm.statistics.confidence_sequence import (
 )
 
 UNIT_RANGE = RewardRange(0.0, 1.0)
-"""The range that rewards are assumed to have if the user names no other."""
+"""The range that rewards are assumed to have if the user names no other range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class RowScores:
     """The rewards of one row's samples."""
 
     rewards: Sequence[float]
-    """Rewards of the samples at temperature 1, without those that have no reward."""
+    """Rewards of the samples at temperature 1. Samples without a reward are left out."""
     greedy: float | None
-    """Reward of the greedy sample; None if it has none."""
+    """Reward of the greedy sample; None if this sample has no reward."""
 
     @property
     def mean(self) -> float:
@@ -60,16 +60,16 @@ class Summary:
     mean: Interval | None
     """Mean reward over the rows, with its interval; None without rows."""
     greedy: float | None
-    """Mean reward of the greedy samples; None if there are none."""
+    """Mean reward of the greedy samples; None if no greedy sample has a reward."""
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row has the same weight. The number of its samples
-    does not matter."""
+    """Return the summary of one version. Each row has the same weight, whatever the number of its
+    samples is."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())
-        # The number of rows is chosen before the first sample, so the interval may be tuned for it.
+        # The number of rows is fixed before the first sample: the interval is optimised for it.
         means = ConfidenceSequence(rewards.variance(typical) ** 0.5, alpha, len(scores))
     for row in scores.values():
         means.add(row.mean, rewards.variance(len(row.rewards)))
@@ -115,7 +115,7 @@ def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
 
 def covering_range(declared: RewardRange, versions: Sequence[Scores]) -> RewardRange:
     """Return the declared range of rewards. If a reward is outside the range, the range is extended
-    to contain it."""
+    to contain the reward."""
     seen = [
         reward
         for scores in versions

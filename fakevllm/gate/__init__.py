@@ -7,9 +7,9 @@
   that may be released.
 * `compared_versions` opens the evaluations that compare a candidate with the released version.
 * `held_out_evaluation` samples the held-out rows of an evaluation.
-* `live_sessions` makes one outcome of each session of an app.
+* `live_sessions` computes one outcome (a mean reward) for each session of an app.
 * `loaded_versions` decides when the versions of an ended evaluation are unloaded.
-* `training_limit` removes a limit of training that an earlier proxy process has left.
+* `training_limit` removes a training limit that an earlier proxy process has left at the server.
 
 Trouble with a version never fails a request of an app. The proxy process may die at any time. The
 server's journal keeps the decisions. The ledger stores evaluated rows before the gate sends the

@@ -31,16 +31,19 @@ from fakevllm_adapters.protocol.policy_names import policy_name
 log = logging.getLogger("fakevllm.gate.arm_policies")
 
 KEEP_EVERY_S = 60.0
-"""Seconds between two requests to keep a version. The server keeps it for ten minutes."""
+"""Seconds between two requests to keep a version. After each request, the server keeps the version
+for ten minutes."""
 RETRY_EVERY_S = 15.0
 """Seconds after a failure before the version is requested again."""
 FIRST_RETRY_S = 1.0
-"""Seconds after a failure without a refusal, such as a restart of the server or the engine, before
-the version is requested again. Each pause is twice as long as the one before, up to RETRY_EVERY_S.
-Meanwhile, other weights answer the arm's sessions."""
+"""Seconds after the first outage before the version is requested again. An outage is a failure
+without a refusal, such as a restart of the server or the engine. Each further pause is twice as
+long as the pause before, up to RETRY_EVERY_S. Meanwhile, other weights answer the arm's sessions.
+"""
 MAX_WAIT_S = 10.0
-"""Seconds for which a request of an app waits until its version is loaded. Then the served weights
-answer. Loading may take minutes, because a process of its own reads the checkpoint."""
+"""Maximum seconds for which a request of an app waits until its version is loaded. After this time,
+the served weights answer. Loading may take minutes, because a separate process reads the
+checkpoint."""
 OLD_SERVER = "the server does not know policies: update fakevllm-server"
 
 
@@ -62,8 +65,8 @@ class _ArmPolicy:
         `on_failed` is called after each failed load of the version."""
         self.version = version
         self.stand_in: int | None = None
-        """Version that answers the arm until this version is loaded. None if there is no such
-        version. The newest weights then answer the arm until this version is loaded."""
+        """Version that answers the arm until `version` is loaded. None if there is no such version.
+        In that case, the newest weights answer the arm until `version` is loaded."""
         self.is_leaving = False
         """Whether another version replaces this version. Trouble with this version then needs no
         remedy."""
@@ -91,7 +94,7 @@ class _ArmPolicy:
         is_failing = failed_at is not None and now_s - failed_at < self.retry_s
         if self.trouble is not None and not is_failing:
             loading = self.start()
-            # Only the first requests wait for a load that takes long.
+            # A load may take long. Only requests in its first `max_s` seconds wait for it.
             wait_s = self._started_at + max_s - now_s
             if wait_s > 0:
                 await asyncio.wait({loading}, timeout=wait_s)
@@ -198,14 +201,15 @@ class ArmPolicies:
         """Event that is set when a version could not be loaded."""
         self._policies = {arm: self._policy(arm, version) for arm, version in versions.items()}
         self._next: dict[Arm, _ArmPolicy] = {}
-        """The policies that replace those of their arms as soon as they are loaded."""
+        """For an arm that is to get another version, the policy of that version. When the new
+        policy is loaded, it replaces the arm's present policy."""
         self._changes: dict[Arm, asyncio.Task[None]] = {}
         self._old: set[int] = set()
         """Versions that no longer answer apps, and therefore are to be unloaded."""
 
     @property
     def is_serving(self) -> bool:
-        """Whether the engine serves."""
+        """Whether the engine answers requests."""
         return self._link.is_serving
 
     async def run(self) -> None:
@@ -287,7 +291,8 @@ class ArmPolicies:
 
     async def wait_loaded(self, arm: Arm) -> str | None:
         """Wait until the arm's version is loaded, at most until MAX_WAIT_S after the load began.
-        Return the reason if the version is not loaded. Return None if the version is loaded."""
+        Return the reason if the version is still not loaded. Return None if the version is loaded.
+        """
         return await self._policies[arm].wait_loaded(MAX_WAIT_S)
 
     async def reload(self, arm: Arm, model: str | None) -> str | None:
@@ -312,8 +317,8 @@ class ArmPolicies:
 
     async def _change(self, arm: Arm) -> None:
         while (policy := self._next.get(arm)) is not None:
-            # The server refuses the old version if it was rejected. A request that began before
-            # the rejection does not tell.
+            # The server refuses to load the old version if the version was rejected. A load that
+            # began before the rejection may still succeed, so a new load is started.
             old = self._policies[arm]
             await old.wait_idle()
             await asyncio.wait({old.start()})

@@ -1,7 +1,8 @@
 """Open the held-out evaluations of the release gate. An evaluation compares a candidate with the
-released version on held-out rows. If the engine holds several versions, the engine samples both
-versions. If the engine holds one set of weights, the served version is compared with the reference.
-The reference contains earlier answers of the released version to the same rows."""
+released version on held-out rows. An engine that can hold several versions samples both versions.
+With an engine that holds one set of weights, the candidate is the served version, and is compared
+with the reference. The reference contains earlier answers of the released version to the same rows.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from fakevllm.release.held_out_draws import HeldOutDraws
 from fakevllm_adapters.protocol.swarm import Task
 
 NUM_TRIES = 3
-"""Number of times that a candidate answers a row whose answers the hook could not score. The row is
-answered again because the hook may have failed for a temporary reason, such as an outage of a judge
-that it calls. If only the candidate lacks a reward for a row after all tries, the lowest possible
-reward counts for the candidate."""
+"""Maximum number of times that a candidate answers a row whose answers the hook could not score.
+The row is answered again because the hook may have failed for a temporary reason, such as an outage
+of a judge that the hook calls. If only the candidate lacks a reward for a row after all tries, the
+lowest possible reward counts for the candidate."""
 
 
 async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> HeldOutEvaluation:
@@ -46,7 +47,7 @@ async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> Held
 
 class Reference:
     """The answers of the released version to the drawn held-out rows. Each later candidate answers
-    the same rows, so that the rewards can be compared in pairs."""
+    the same rows, so that the rewards can be compared row by row."""
 
     def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
         """Create the reference. If the hook could not score a candidate's answers to a row, the
@@ -69,9 +70,10 @@ class Reference:
         return self._answers
 
     async def sample(self, first: int, num: int) -> list[Sequence[float]]:
-        """Sample `num` draws with the served version, from the draw `first` on. Return the rewards
-        of each draw. Raise WireError if a row cannot be sampled, HooksChanged if other hooks scored
-        a row, and VersionChanged if another version answered a row."""
+        """Sample `num` drawn rows with the served version, from the draw with the number `first`
+        on. Return the rewards of each drawn row. Raise WireError if a row cannot be sampled,
+        HooksChanged if the hooks have changed, and VersionChanged if the served version no longer
+        has the released weights."""
         numbers = range(first, first + num)
         return await at_once([self.answers.rewards(number) for number in numbers])
 
@@ -86,9 +88,10 @@ class Reference:
     async def _served(
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
-        """Return the rows of the evaluation `eval_id` that the served version answers. A row raises
-        VersionChanged if the version that answered is not among `copies`. If the hook cannot score
-        the answers to a row, the row is answered up to `num_tries` times in all."""
+        """Return the rows of the evaluation `eval_id`, which the served version answers. Sampling a
+        row raises VersionChanged if `copies` does not return the version that answered the row. If
+        the hook cannot score the answers to a row, the row is answered up to `num_tries` times in
+        all."""
 
         async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)
@@ -106,6 +109,6 @@ class Reference:
             return sampled
 
         known = await asyncio.to_thread(self._rows.read_evaluated, eval_id, self._hooks)
-        is_final = num_tries == 1  # else the ledger also has tries that were repeated
+        is_final = num_tries == 1  # else a try without rewards in the ledger does not count
         of_copies = [row for row in known if row.version in copies() and (row.rewards or is_final)]
         return AnsweredRows(self._draws, self._rows.tasks, sample, of_copies, self._hooks)

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """The rewards of one held-out row. One version answered the row several times."""
+    """The rewards of one held-out row, which was answered several times."""
 
     rewards: Sequence[float]
     reason: str | None = None
@@ -39,13 +39,13 @@ class VersionChanged(Exception):
 
 
 SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
-"""A function that samples a row with a version for an evaluation, stores it in the ledger, and
-returns its rewards. The arguments are the row, the version (None for the served version), and the
-evaluation's id. It raises WireError if the row cannot be sampled now."""
+"""A function that samples a row with a version for an evaluation, stores the samples in the ledger,
+and returns the row's rewards. The arguments are the row, the version (None for the served version),
+and the evaluation's id. The function raises WireError if the row cannot be sampled now."""
 
 
 async def _flushed() -> bool:
-    """Return True, because there is nothing to write."""
+    """Return True, because an evaluation without a ledger has nothing to write."""
     return True
 
 
@@ -57,16 +57,17 @@ class EvaluationRows:
     sample: SampleRow
     read_evaluated: Callable[[str, str], list[EvaluatedRewards]]
     """Function that reads the rows of an evaluation from the ledger. The arguments are the
-    evaluation's id and the content hash of its hooks. It blocks the thread."""
+    evaluation's id and the content hash of its hooks. The function blocks its thread."""
     unload: Callable[[int], Awaitable[None]]
-    """Function that is called with a version that no evaluation needs any more."""
+    """Function that unloads a version that no evaluation needs any more."""
     hook_hash: Callable[[], str] = lambda: ""
     """Function that returns the content hash of the hooks that score the rows."""
     check: Callable[[], str | None] = lambda: None
-    """Function that returns the reason if the rows measure nothing. It blocks the thread."""
+    """Function that checks whether the rows can measure versions. It returns the reason if they
+    cannot, for example because rows were trained, and None otherwise. It blocks its thread."""
     flush: Callable[[], Awaitable[bool]] = _flushed
-    """Function that waits until the ledger has all rows that were sampled. It returns False if they
-    could not be written in time."""
+    """Function that waits until the ledger has all rows that were sampled. It returns False if the
+    rows could not be written in time."""
 
 
 class AnsweredRows:
@@ -92,15 +93,15 @@ class AnsweredRows:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lock of each row, which is held while the row is sampled."""
         self.num_sampled = 0
-        """Number of rows that were sampled, and not read from the ledger."""
+        """Number of times that a row was sampled. Rows from the ledger do not count."""
         self.reason: str | None = None
         """Reason why a row has no rewards, for the latest row without rewards."""
         for row in known:
             self._answered[row.task_id].append(row.rewards)
 
     def num_known(self, most: int) -> int:
-        """Return the number of draws with known rewards, counted from the first draw until the
-        first draw without known rewards. Count at most `most` draws."""
+        """Return the number of consecutive draws with known rewards, counted from the first draw.
+        Count at most `most` draws."""
         for number in range(most):
             draw = self._draws.get(number)
             if len(self._answered[self._tasks[draw.row].task_id]) <= draw.occurrence:
@@ -108,9 +109,9 @@ class AnsweredRows:
         return most
 
     async def rewards(self, number: int) -> Sequence[float]:
-        """Return the rewards of the draw with this number. If the row was drawn more often than the
-        row was sampled, sample the row first. Raise WireError if the row cannot be sampled. Raise
-        HooksChanged if other hooks scored the row."""
+        """Return the rewards of the draw with this number. A draw selects a held-out row. If this
+        row was drawn more often than it was sampled, sample the row first. Raise WireError if the
+        row cannot be sampled. Raise HooksChanged if other hooks scored the row."""
         draw = self._draws.get(number)
         task = self._tasks[draw.row]
         known = self._answered[task.task_id]
@@ -154,9 +155,9 @@ class HeldOutEvaluation:
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
-        """Return the rewards of `num` draws, from the draw `first` on. Rows without known rewards
-        are sampled first. Raise WireError if a row cannot be sampled. Raise HooksChanged if other
-        hooks scored a row."""
+        """Return the rewards of both versions for `num` drawn rows, from the draw with the number
+        `first` on. Rows without known rewards are sampled first. Raise WireError if a row cannot be
+        sampled. Raise HooksChanged if other hooks scored a row."""
         numbers = range(first, first + num)
         rewards = await at_once(
             [rows.rewards(number) for number in numbers for rows in self._versions]

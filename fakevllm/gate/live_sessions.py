@@ -12,9 +12,11 @@ from fakevllm.release.arms import Arm
 from fakevllm.release.controller import ScoredSession
 
 MAX_SESSIONS = 100_000
-"""Maximum number of live sessions that are recognized by their later groups."""
+"""Maximum number of live sessions that are remembered. A session that is no longer remembered is
+counted again when it has a further group."""
 MAX_PUBLISHES = 1000
-"""Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
+"""Maximum number of publishes (new versions of the weights) whose times are kept. A group that
+began before the oldest of these times does not count."""
 
 
 class LiveSessions:
@@ -35,22 +37,22 @@ class LiveSessions:
 
     def begin(self, comparison: int) -> None:
         """Begin a comparison. `comparison` is the number of the decision with which the comparison
-        begins. If the number is new, each session counts once more. If the number is the present
-        number, do nothing."""
+        begins. If the number is new, each session may count once in the new comparison. If the
+        number is that of the present comparison, do nothing."""
         if comparison != self._comparison:
             self._comparison = comparison
             self._seen.clear()
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session, if the session counts. Return None in three
-        cases: the session was counted already, its arm takes no part in the comparison, or the
-        version that answered the group is not known."""
+        """Return the outcome of the group's session if the session counts in the comparison. Return
+        None in three cases: the session was counted already, its arm takes no part in the
+        comparison, or the version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None
         if group.arm is Arm.TRAINING:
             # A version that was published while the group was sampled may have answered too. The
-            # older one counts, so that no rejected version passes for its successor.
+            # older version counts. Else a successor could be credited for a rejected version.
             position = bisect.bisect_right(self._publishes, (group.received_at, 1 << 62))
             if position == 0:
                 return None

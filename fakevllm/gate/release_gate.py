@@ -77,7 +77,7 @@ for RETRY_EVERY_S before the next row. The cause may be temporary, such as an ou
 the hook calls. The rows themselves may also be the cause."""
 DISK_TROUBLE = "the ledger cannot store the evaluated rows: see if its disk is full"
 MAX_REASON_CHARS = 500
-"""Maximum length of the reason that the history of releases gets."""
+"""Maximum length, in characters, of a reason that is stored in the history of releases."""
 
 
 _Rows = TypeVar("_Rows")
@@ -105,7 +105,7 @@ class ReleasedArm:
     the sessions that the released version answers."""
 
     set_version: Callable[[int], None]
-    """Function that is called with the version that answers the arm."""
+    """Function that sets the version that answers the arm."""
     trouble: Callable[[], str | None]
     """Function that returns the reason if the version of the arm cannot be sampled, else None."""
     is_loading: Callable[[], bool]
@@ -124,31 +124,32 @@ class GateView:
     released: int | None
     """Version that answers the released arm; None while the server has not sent the history."""
     candidate: int | None
-    """Version that is evaluated."""
+    """Version that is being evaluated; None if there is none."""
     is_held: bool
     num_pairs: int
-    """Number of pairs in the current evaluation; 0 without a candidate."""
+    """Number of rows that both versions have answered in the current evaluation; 0 without a
+    candidate."""
     trouble: str | None
-    """Reason why nothing is decided now; None if there is none."""
+    """Reason why the gate can make no decision now; None if there is no such reason."""
     is_blocked: bool
-    """Whether the trouble needs a remedy. It is False if the trouble ends by itself in normal
-    operation, as during a training step or while a released version is being loaded."""
+    """Whether the trouble needs a remedy. The value is False if the trouble ends by itself in
+    normal operation, as during a training step or while a released version is being loaded."""
     num_decisions: Mapping[str, int]
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
     has_released_arm: bool = True
-    """Whether the released version answers sessions beside the newest one."""
+    """Whether the released version answers some sessions, and the newest version the others."""
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Figures of the current evaluation. While the reference is sampled, also the reference's
-        figures. The reference contains the released version's answers to the held-out rows."""
+        """Figures of the current evaluation. While the reference (the released version's answers to
+        the held-out rows) is sampled, the figures of the reference are added."""
         return self.progress()
 
 
 class _NotDue(Exception):
-    """Error for rows that the gate does not need any longer."""
+    """Raised if rows are being sampled that the gate does not need any longer."""
 
 
 class ReleaseGate:
@@ -188,9 +189,9 @@ class ReleaseGate:
         self._num_refused = 0
         """Number of consecutive refusals of the present row."""
         self._unusable: str | None = None
-        """Reason why the rows measure nothing; None if there is none."""
+        """Reason why the held-out rows cannot measure versions; None if they can."""
         self._num_unscored = 0
-        """Number of consecutive rows without any reward."""
+        """Number of rows without any reward since the last row with a reward."""
         self._num_outages = 0
         """Number of consecutive attempts that failed because of an outage."""
         self._live = LiveSessions()
@@ -270,7 +271,7 @@ class ReleaseGate:
         """Carry out the action that is due. Return the number of seconds until the next step."""
         status = self._server.status
         if status is None:
-            self._set_trouble("the server cannot be reached")  # logged with the connection
+            self._set_trouble("the server cannot be reached")  # logged by the connection
             return self._check_every_s
         if not self._is_current(status):
             await self._read()
@@ -278,7 +279,7 @@ class ReleaseGate:
         await self._read_reference()
         action = self._controller.next_action()
         if _needs_released_arm(action) and (trouble := self._arm.trouble()) is not None:
-            # It is logged with the arm.
+            # The module `arm_policies` logs this trouble.
             is_blocked = not self._arm.is_loading()
             self._set_trouble(f"the released arm: {trouble}", is_blocked=is_blocked)
             return self._check_every_s
@@ -342,7 +343,7 @@ class ReleaseGate:
     async def _decide(self, decision: Decide) -> float:
         """Send a decision to the server. Then read the history again, because it contains the new
         decision. Return the number of seconds until the next step."""
-        # The next process must have the rows on which it is based, to make the same decision.
+        # After a crash, the next process needs the rows of this decision to make the same decision.
         if decision.source == HELD_OUT and not await self._rows.flush():
             self._report(DISK_TROUBLE)
             return self._retry_every_s
@@ -372,7 +373,7 @@ class ReleaseGate:
     async def _limit_training(self, version: int) -> float:
         """Set the newest version that training may make. The limit holds until the next limit is
         sent. Return the number of seconds until the next step."""
-        # The next process must have the reference, which cannot be sampled any more.
+        # After a crash, the next process needs the reference, which it could not sample again.
         if not await self._rows.flush():
             self._report(DISK_TROUBLE)
             return self._retry_every_s
@@ -394,7 +395,7 @@ class ReleaseGate:
         self._reference = Reference(
             self._eval_id(f"reference-{name}"), self._rows, self._retry_every_s
         )
-        self._evaluation = None  # it has the answers of the reference before
+        self._evaluation = None  # it uses the answers of the previous reference
         await self._reference.read(lambda: controller.released_copies)
         num_known = self._reference.answers.num_known(self._rules.max_draws)
         controller.reference_answered(name, num_known)
@@ -422,9 +423,10 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample rows of an evaluation with both versions. Rows that the ledger already has are not
-        sampled again. Return a pair: the number of rows that were sampled, and the reason why a row
-        has no reward. The reason is None if all rows have rewards."""
+        """Sample rows of an evaluation with the released version and with the candidate. Rows that
+        the ledger already has are not sampled again. Return a pair: the number of rows that were
+        sampled, and the reason why a row has no reward. The reason is None if all rows have
+        rewards."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -468,8 +470,8 @@ class ReleaseGate:
         return await self._reference.open(key, lambda: controller.newest_copies)
 
     async def _while_due(self, due: Action, sampling: Coroutine[Any, Any, _Rows]) -> _Rows:
-        """Run the coroutine `sampling`, and return its result. If another action becomes due
-        meanwhile, cancel the coroutine, and raise _NotDue. Do the same if the hooks change."""
+        """Run the coroutine `sampling`, and return its result. Cancel the coroutine and raise
+        _NotDue if another action becomes due meanwhile, or if the hooks change."""
         hooks, task = self._rows.hook_hash(), asyncio.create_task(sampling)
         try:
             is_sampled = False
@@ -502,8 +504,8 @@ class ReleaseGate:
         return self._controller.next_action() == due
 
     def _count_refusal(self, candidate: int, error: WireError) -> None:
-        """Count a refusal of the candidate's rows. After MAX_REFUSALS refusals, one after the
-        other, give the evaluation up, so that the candidate is undecided."""
+        """Count a refusal of the candidate's rows. After MAX_REFUSALS consecutive refusals, give up
+        the evaluation, so that the candidate is undecided."""
         self._num_refused = self._num_refused + 1 if error.status == 400 else 0
         if self._num_refused >= MAX_REFUSALS:
             self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])
@@ -516,8 +518,8 @@ class ReleaseGate:
         return min(pause_s, self._retry_every_s)
 
     def _report(self, trouble: str | None) -> None:
-        """Record the reason why no decision can be made now. Log the reason if the reason is
-        new."""
+        """Record the reason why no decision can be made now. Log the reason if it differs from the
+        last reason."""
         if trouble is not None and trouble != self._trouble:
             if trouble == self._controller.trouble:  # only the user can end it
                 log.warning("no version is evaluated or released: %s", trouble)
@@ -531,8 +533,9 @@ class ReleaseGate:
 
 
 def _needs_released_arm(action: Action) -> bool:
-    """Return True if an action needs a released version that can be sampled. A rejection does not
-    need the released version, because the rejected version must stop answering apps at once."""
+    """Return True if an action needs a released version that can be sampled. A rejection never
+    waits for the released version, because the rejected version must stop answering apps at once.
+    """
     if isinstance(action, Decide):
         return action.decision in (Decision.CANDIDATE, Decision.RELEASED)
     return True

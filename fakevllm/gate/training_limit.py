@@ -1,5 +1,5 @@
 """Remove the limit of training that an earlier proxy process has left at the server. The limit is
-the newest version that training may make. The release gate of that process had set the limit."""
+the newest version that training may make. It was set by the release gate of the earlier process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LimitedServer(Protocol):
 async def remove_training_limit(
     server: LimitedServer, check_every_s: float = CHECK_EVERY_S
 ) -> None:
-    """Remove the training limit from each run of the server, if the run has a limit when it is
-    first seen. A limit that appears later belongs to the gate of another proxy, and stays. Run
-    until this task is cancelled."""
+    """Remove the training limit from each run of the server if the run has a limit when this
+    function first sees the run. A limit that appears later belongs to the gate of another proxy,
+    and is not removed. Run until this task is cancelled."""
     seen, reported = "", ""
     while True:
         await asyncio.sleep(check_every_s)

@@ -10,7 +10,7 @@ sibling 0. It is sampled with the app's own, unchanged request.
 * `group_record` builds the group's row for the ledger.
 * `resend_cache` answers retries of a request with the answer to the first attempt.
 * `evaluator` samples and scores a held-out row.
-* `request_arms` assigns requests to arms, so that the weights of the arm answer them.
+* `request_arms` assigns each request to an arm. The arm decides which weights answer the request.
 * `reproducible_lockstep` runs groups one after another. This makes a run reproducible.
 
 Every request gets exactly one answer or error, even if a hook, the engine or code of the proxy

@@ -1,5 +1,6 @@
-"""Evaluation of one held-out row: sample it, score the samples, and record them. These samples are
-never trained. Their calls name no sibling, so the server does not capture them."""
+"""Evaluation of one held-out dataset row: sample the row, score the samples, and record them. These
+samples are never trained. Their engine calls have no sibling header, so the server does not keep
+the tokens of these calls for training."""
 
 from __future__ import annotations
 
@@ -41,15 +42,15 @@ from fakevllm_adapters.protocol.swarm import Task
 log = logging.getLogger("fakevllm.groups.evaluator")
 
 _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
-"""Sampling parameters of all samples except the greedy sample. As for siblings, the samples are
-from the model's whole distribution. The parameters do not depend on the model's
-generation_config.json. They do not depend on the job either, so that evaluations under different
-jobs can be compared."""
+"""Sampling parameters of all samples except the greedy sample. With these parameters, the samples
+are drawn from the model's whole distribution, like the answers that are sampled for training. The
+parameters depend neither on the model's generation_config.json nor on the training job. Therefore
+evaluations under different jobs can be compared."""
 _GREEDY: Json = {"temperature": 0.0}
 _HEADERS = {"Content-Type": "application/json"}
 MAX_BUSY_S = 60.0
-"""Seconds for which a sample is retried after the engine has refused it because of overload. Then
-the whole row is refused, and the command repeats it."""
+"""Seconds for which a sample is retried after the engine has refused it because of overload. After
+this time, the proxy refuses the whole row, and the command `fakevllm eval` repeats the row."""
 _CHECK_IDLE_EVERY_S = 30.0
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
 _NOT_SERVED = (
@@ -71,17 +72,17 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRow:
-    """The result of one row."""
+    """The result of the evaluation of one held-out dataset row."""
 
     group: GroupRecord
-    """The ledger's record. Sibling 0 is the greedy sample."""
+    """The ledger record of the row with its samples. Sibling 0 is the greedy sample."""
     first_version: int | None
     """Version of the weights before the first sample, as the server reported it; None if it is
     unknown."""
     last_version: int | None
-    """Version of the weights after the last sample."""
+    """Version of the weights after the last sample; None if it is unknown."""
     reason: str | None
-    """Reason why there are no rewards; None if there are any."""
+    """Reason why no sample has a reward; None if at least one sample has a reward."""
 
 
 def row_draft(
@@ -93,10 +94,10 @@ def row_draft(
     app_key: str | None = None,
 ) -> GroupDraft:
     """Return a new GroupDraft for the row `task`, which is to be evaluated. `model` is the served
-    model's name. `app_key` is the fingerprint of the API key that requested the evaluation."""
+    model's name. `app_key` is the fingerprint of the API key of the evaluation request."""
     body: Json = {"model": model, **request_of(task)}
     if max_tokens is not None:
-        body.pop("max_completion_tokens", None)  # it would come before `max_tokens`
+        body.pop("max_completion_tokens", None)  # it would take precedence over `max_tokens`
         body["max_tokens"] = max_tokens
     raw = orjson.dumps(body)
     adapter = ADAPTERS["chat"]
@@ -131,29 +132,31 @@ class Evaluator:
         return self._hooks.info.content_hash
 
     async def run(self) -> None:
-        """Unload, from time to time, the versions that no evaluation uses any more. Some
-        evaluations end without a message to the proxy. This method runs until its task is
-        cancelled."""
+        """Until this task is cancelled, regularly unload the versions of the weights that no
+        evaluation uses any more. An evaluation that was killed does not tell the proxy that it has
+        ended."""
         while True:
             await asyncio.sleep(_CHECK_IDLE_EVERY_S)
             await self.unload_idle(time.monotonic())
 
     async def unload_idle(self, now_s: float) -> None:
-        """Unload the versions that no evaluation has used for a long time."""
+        """Unload the versions of the weights that no evaluation has used for a long time. `now_s`
+        is the current time on a monotonic clock."""
         for version in self._loaded.take_idle(now_s):
             log.info("unloading version %d, which no evaluation uses any more", version)
             await self._link.unload_policy(version)
 
     async def load_all(self, versions: Sequence[int]) -> None:
-        """Load the versions of an evaluation. Raises WireError if a version cannot be sampled."""
+        """Load the versions of the weights that an evaluation needs. Raises WireError if a version
+        cannot be loaded."""
         with self._using(versions):
             for version in versions:
                 await self.load(version)
 
     async def load(self, version: int) -> str:
-        """Let the server make a version of the weights available. Return the model name with which
-        a call is sampled by this version. Raises WireError if the server refuses or cannot be
-        reached."""
+        """Let the server load a version of the weights. Return the model name that an engine call
+        must have to be sampled with this version. Raises WireError if the server refuses or cannot
+        be reached."""
         try:
             reply = await self._link.load_policy(version)
         except NETWORK_ERRORS as error:
@@ -177,13 +180,13 @@ class Evaluator:
         """Sample, score and store the row of `draft`.
 
         The row is sampled once greedily, and `num_samples` times at temperature 1. The weights are
-        those of `version`, or the served weights if `version` is None. One call of the hook scores
-        all samples. Then the ledger stores the samples.
+        those of `version`, or the served weights if `version` is None. One call of the reward hook
+        scores all samples. Then the ledger stores the samples.
 
         A sample that the engine refuses gets no reward. If the engine is unavailable, the samples
-        wait for it, in the same way as an app's request. Raises WireError if the engine stays
-        unavailable, or if the version cannot be sampled. In this case nothing is stored, and the
-        row can be repeated.
+        wait until the engine is available, as an app's request does. Raises WireError if the engine
+        stays unavailable, or if the version cannot be sampled. After a WireError, nothing is
+        stored, and the row can be evaluated again.
         """
         draft.num_siblings = num_samples + 1
         with self._using([] if version is None else [version]):
@@ -207,7 +210,8 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _using(self, versions: Sequence[int]) -> Generator[None]:
-        """While the block runs, do not unload these versions as idle."""
+        """Mark these versions as used while the `with` block runs, so that they are not unloaded as
+        idle."""
         self._loaded.begin(versions)
         try:
             yield
@@ -215,8 +219,8 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Return the samples of a row. Return None if `version` was requested, but other weights
-        may have sampled a part of the row. Raises WireError in the same cases as `evaluate`."""
+        """Return the samples of a row. Return None if `version` is not None and other weights may
+        have produced some of the samples. Raises WireError in the same cases as `evaluate`."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -232,9 +236,10 @@ class Evaluator:
         return _Sampled(results, version, version)
 
     async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
-        """Sample a row once more. Call this method if new weights replaced the row's version during
-        the first attempt. The version is then loaded from its checkpoint. If it has no checkpoint,
-        raises WireError (400) that says what to do."""
+        """Sample a row once more, because new weights replaced the requested version during the
+        first attempt. In this second attempt, the server loads the version from its checkpoint.
+        Raises WireError (400), which says what the user can do, if the version has no
+        checkpoint."""
         try:
             sampled = await self._sampled(draft, version)
         except WireError as error:  # translates the server's refusal
@@ -262,11 +267,12 @@ class Evaluator:
     async def _sample(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
-        """Return a sample, or the error with which the engine refused its content. Raises WireError
-        for an outage.
+        """Return a sample. If the engine refuses the content of the request, return the engine's
+        error. Raises WireError for an outage.
 
-        If the engine is busy, the sample backs off and tries again. A sample does not wait in the
-        queue of refused leads. While that queue is not empty, groups of apps get no siblings.
+        If the engine is busy, retry after a backoff. A refused sample does not wait in the queue of
+        refused leads (apps' own requests). While a request waits in that queue, no app's request is
+        sampled several times, and evaluations must not cause this.
         """
         schedule: RetrySchedule | None = None
         while True:
@@ -285,7 +291,7 @@ class Evaluator:
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
         """Send one sample's call to the engine once. Return the sample, or the error with which the
-        engine refused it. Raises WireError for an outage."""
+        engine refused the call. Raises WireError for an outage."""
         sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 

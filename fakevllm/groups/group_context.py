@@ -20,15 +20,15 @@ class GroupContext:
     """The draft of the ledger record for the request and its siblings (the answers sampled for
     it)."""
     rules: ServeRules
-    """The rules by which a request of this route is answered."""
+    """The rules by which requests of this API route are answered."""
     app: AppResponse
     """The response to the app."""
     receive: Receive
     """The ASGI function `receive` of the app's connection, which reports when the app
     disconnects."""
     plan: SiblingPlan = field(default_factory=lambda: SiblingPlan(1))
-    """The number of siblings to sample, and the request body for each. Set once, before the first
-    call to the engine."""
+    """The number of siblings to sample, and the request body for each sibling. The plan is set
+    once, before the first call to the engine."""
 
     @property
     def request(self) -> Request:

@@ -1,9 +1,10 @@
 """Execution of one group (a request with its siblings, the answers that are sampled for it). This
 module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 
-The asyncio task that handles the app's request waits until an answer is chosen, and sends this
-answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
-(sibling 0) to the app. These tasks may go on after the app has its answer.
+Usually, the asyncio task that handles the app's request waits until an answer is chosen, and sends
+this answer. Other tasks sample the siblings and compute the rewards. If the lead (sibling 0) is to
+be streamed to the app, the task that samples the lead sends the answer. The other tasks may go on
+after the app has its answer.
 
 When a task ends, the executor reports this event to its `GroupScheduler`. The scheduler is a state
 machine that returns decisions, and the executor carries them out.
@@ -49,14 +50,15 @@ log = logging.getLogger("fakevllm.groups.request_pipeline")
 
 LINGER_S = 0.25
 """Seconds between the disconnect of an app whose answer is being streamed, and the reaction to the
-disconnect. Some clients close the connection at the event that ends an answer, shortly before the
-last byte. In this case the answer counts as delivered."""
+disconnect. Some clients close the connection when they receive the event that ends an answer. At
+this moment, the proxy has not sent the last byte yet. The delay lets the proxy finish, so that the
+answer counts as delivered."""
 STOPPING = unavailable("The proxy is stopping. Try again shortly.")
 """The error for apps whose requests are cancelled because the proxy is stopping."""
 
 _STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
-"""HTTP status that the ledger records for an aborted group, for each reason. Any other reason is
-recorded with 500."""
+"""HTTP status that the ledger records for an aborted group, by the reason of the abort. For any
+other reason, the status is 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class GroupExecutor:
 
     `services.sibling_limit` limits the number of siblings that run at one time. Each sibling except
     the lead (sibling 0) needs a slot of this limit. The caller must have acquired these slots. The
-    executor releases a slot when its sibling ends.
+    executor releases a slot when the slot's sibling ends.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -101,7 +103,7 @@ class GroupExecutor:
         """Task by sibling index. Siblings that share a call have the same task."""
         self._cancelled: set[int] = set()
         self._held: set[int] = set()
-        """Siblings that hold capacity of the sibling limit."""
+        """Siblings that hold a slot of the sibling limit."""
         self._scoring: asyncio.Task[None] | None = None
         self._results: dict[int, SiblingResult] = {}
         self._outcome: RewardOutcome | None = None
@@ -123,8 +125,8 @@ class GroupExecutor:
 
     async def answer_app(self) -> None:
         """Run the group (the request with its siblings). Return when the app has got its answer or
-        an error, or when the app has disconnected. Siblings that are still being sampled then
-        continue in the background."""
+        an error, or when the app has disconnected. If the group was not aborted, siblings that are
+        still being sampled at this time continue in the background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -195,8 +197,8 @@ class GroupExecutor:
         self._finish(result, is_relayed=is_relayed)
 
     async def _run_shared_call(self, indices: tuple[int, ...]) -> None:
-        """Sample these siblings by one call. If the call is refused, sample each sibling with a
-        call of its own."""
+        """Sample these siblings with one call to the engine. If they cannot share a call, sample
+        each sibling with a call of its own."""
         sampler = self._services.sampler
         try:
             await sampler.sample_shared(self._request, self._plan, indices, self._app, self._finish)
@@ -211,8 +213,8 @@ class GroupExecutor:
         self._execute(self._scheduler.abort("internal_error"))
 
     def _finish(self, result: SiblingResult, *, is_relayed: bool = False) -> None:
-        """Report the end of a sibling to the scheduler. A sibling that was cancelled at the same
-        moment is ignored."""
+        """Report the end of a sibling to the scheduler. Do nothing if the scheduler has already
+        cancelled this sibling."""
         index = result.index
         if index in self._cancelled:
             return
@@ -223,8 +225,8 @@ class GroupExecutor:
         self._results[index] = result
         if is_relayed:
             self._draft.mark_answered()
-            # The group was not aborted when its app disconnected. The app may have left all the
-            # same if the rule is to `finish`: a resend of the request then gets the answer.
+            # In the state RELAYED, the group was not aborted. The app may still have disconnected,
+            # if `on_disconnect` is `finish`. A resend of the request then gets this answer.
             if self._scheduler.app is AppState.RELAYED:
                 self._draft.serve(result)
             self._resolve_answer(None)
@@ -312,7 +314,8 @@ class GroupExecutor:
         task.add_done_callback(lambda _: self._release(indices))
 
     def _release(self, indices: tuple[int, ...]) -> None:
-        """Give back the slots in `services.sibling_limit` of the ended siblings `indices`."""
+        """Give back the slots of `services.sibling_limit` that the ended siblings `indices`
+        hold."""
         ended = self._held.intersection(indices)
         self._held -= ended
         self._services.sibling_limit.release(len(ended))
@@ -329,7 +332,7 @@ class GroupExecutor:
             case Refuse():
                 index, result = 0, self._results[0]
             case BreakOff(reason):
-                await self.wait_closed()  # after it, a relayed lead writes no more
+                await self.wait_closed()  # from here on, a relayed lead sends nothing
                 error = STOPPING if reason == "proxy_stopped" else internal_error()
                 return await self._app.end_with_error(error)
             case None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NOT_SHOWN = "not_told_in_the_apps_format"
 """Reason slug for an answer that cannot be translated into the app's API format. An example is a
-tool call that was cut off, if the app uses the Messages API."""
+tool call that was cut off, if the app uses Anthropic's Messages API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,14 @@ class ScoredSiblings:
 class GroupDraft:
     """The data about a request that are collected until its ledger record is complete.
 
-    A request can end in four ways. For each way, one method returns the ledger record:
+    An app's request can end in four ways. For each way, one method returns the ledger record:
 
     * `failed`: the app got an error.
     * `served_once`: the request was sampled once.
     * `fell_back`: the fallback server answered the request.
     * `scored`: the request was sampled several times.
+
+    For a dataset row that was sampled for an evaluation, `evaluated` returns the ledger record.
     """
 
     request: Request
@@ -76,16 +78,16 @@ class GroupDraft:
     """Fingerprint of the app's API key."""
     num_siblings: int = 1
     cut_reason: str | None = None
-    """Slug of the reason why fewer answers are sampled than planned; None if no answer was left
-    out."""
+    """Slug of the reason why fewer answers are sampled than planned; None if all planned answers
+    are sampled."""
     placement: Placement | None = None
     """Object that finds the request's place in its session (conversation)."""
     attempt: ResendEntry | None = None
     """The request's entry in the cache that answers retries of a request. None if retries of this
     request are not recognised."""
     app: AppResponse | None = None
-    """The response to the app. It is set after construction, because its constructor takes the
-    draft's `stream_began`."""
+    """The response to the app. This field is set after the draft was created, because the
+    constructor of AppResponse takes the draft's method `stream_began`."""
     is_answered_well: bool = False
     """Whether the app gets an answer of a model, not an error."""
     on_answer_id: Callable[[str, str | None, str | None, Place | None], None] | None = None
@@ -118,8 +120,9 @@ class GroupDraft:
     def stream_began(self, engine_id: str | None) -> None:
         """Record the id of a streamed answer, and pass it to the callback `on_answer_id`.
 
-        Call this method when the first part of a stream has been sent. From then on, the app can
-        send feedback with this id. `engine_id` is the id that the engine gave the answer.
+        Call this method when the first part of a stream has been sent. From then on, the app knows
+        the answer's id and can send feedback on the answer. `engine_id` is the id that the engine
+        gave the answer.
         """
         answer_id = self.request.response_id or engine_id
         if answer_id is not None and self.answer_id is None:
@@ -233,8 +236,12 @@ class GroupDraft:
         )
 
     def _other_arm_reason(self, reason: str | None) -> str:
-        """Return the reason why a group is not trained if its arm is not the training arm. An arm
-        decides which weights answer a session. `reason` is another reason, such as too few rewards.
+        """Return the recorded reason of a group that is not trained because its arm is not the
+        training arm. An arm decides which weights answer a session. `reason` is a second reason,
+        such as too few rewards, or None.
+
+        The result is a slug and a detail. If the weights of the arm were not available, the detail
+        is the cause. Otherwise the detail is `reason`.
         """
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason
@@ -250,7 +257,7 @@ class GroupDraft:
         eval_id: str,
         version: int | None,
     ) -> GroupRecord:
-        """Return the ledger record of a row that was sampled for an evaluation.
+        """Return the ledger record of a dataset row that was sampled for an evaluation.
 
         `results` has all samples. `answered` has the samples with an answer, in the order of the
         rewards of `outcome`. `version` is the version of the weights, or None if it is unknown.
@@ -398,8 +405,8 @@ def _failure(result: SiblingResult, body: Json) -> str | None:
 
 
 def failure_reason_of(lead: SiblingResult) -> str:
-    """Return the reason why a request got no answer, as a slug. `lead` is the result of its lead
-    (sibling 0)."""
+    """Return the reason why a request got no answer, as a slug. `lead` is the result of the
+    request's lead (sibling 0)."""
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:

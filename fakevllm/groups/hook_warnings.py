@@ -1,8 +1,8 @@
 """Rate-limited warnings about failures of hooks (the user's functions). This module does no I/O.
 
 The first failure of each kind is logged at once. After that, at most one line per interval is
-logged for this kind. The line has the number of failures since the last line. Tracebacks are
-printed by the hook process.
+logged for this kind. Each of these lines has the number of failures since the previous line. The
+hook process prints the tracebacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERVAL_S = 60.0
 """Minimum number of seconds between two warnings of one kind. Without this limit, a hook that
 always fails would cause a log line for every request."""
 _NOT_THE_OVERRIDES_FAULT = (429, 499)
-"""HTTP statuses of siblings that failed for another reason than the request fields which the hook
+"""HTTP statuses of siblings whose failure has another cause than the request fields that the hook
 changed: 429 (too many requests) and 499 (cancelled)."""
 MAX_ERROR_CHARS = 300
 """Maximum number of characters quoted from the engine's error message."""
@@ -29,7 +29,7 @@ MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class HookKind:
-    """One of the hook functions, with the texts of the warnings that are logged when it fails."""
+    """One of the hook functions, with the texts of the warnings about a failure of this hook."""
 
     name: str
     effect: str
@@ -65,11 +65,12 @@ OVERRIDES = HookKind(
 
 
 def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
-    """Return the kind of a warning about a group's rewards, and the reason why the rewards are
-    missing. The reason is None if no reward is missing.
+    """Return the pair (kind, reason) for a warning about the missing rewards of a group. The kind
+    has the texts of the warning. The reason is None if the group has its rewards.
 
-    If the group's arm does not train, the group's reason has two parts: first that the arm does not
-    train, then the hook's reason. Only the hook's reason is returned.
+    An arm decides which weights answer a group. If the group belongs to an arm that is not trained,
+    `group.reason` has two parts: the slug for such an arm, then the reason of the hook's failure.
+    Only the second part is returned.
     """
     prefix, reason = f"{OTHER_ARM}: ", group.reason
     if reason is not None and reason.startswith(prefix):

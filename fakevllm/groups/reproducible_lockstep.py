@@ -4,10 +4,10 @@ another, so that a run can be reproduced.
 Before a group is sampled, the server must have finished all training steps for which it has enough
 groups.
 
-The random seeds of the sampled answers are derived from the dataset row. Two runs are identical if
-the engine also decodes the calls one at a time, without batching.
+The random seeds of the sampled answers are derived from the run's seed and the dataset row. For two
+runs to be identical, the engine must also decode the calls one at a time, without batching.
 
-Two runs can still differ for these reasons:
+Even then, two runs can differ for these reasons:
 
 * Users give feedback.
 * Apps send requests concurrently.
@@ -30,14 +30,14 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Ta
 POLL_EVERY_S = 0.02
 """Seconds between two polls of a condition, such as the end of the server's training step."""
 SEED_BYTES = 6
-"""Size of a random seed in bytes. Even after the index of a sibling was added, such a seed is exact
-in JSON parsers that store numbers as doubles."""
+"""Size of a random seed in bytes. The sum of such a seed and a sibling's index is less than 2^53.
+Therefore JSON parsers that store numbers as doubles read the sum exactly."""
 
 
 def seed_of(run_seed: int, row: str, nth: int) -> int:
     """Return the random seed for one request. `row` identifies the request's dataset row, and `nth`
     is the number of earlier requests for this row. Sibling i (the i-th answer that is sampled for
-    the request) is sampled with this seed + i.
+    the request) is sampled with the returned seed + i.
 
     >>> seed_of(0, "sum-1-2", nth=0) == seed_of(0, "sum-1-2", nth=0) != seed_of(0, "sum-1-2", nth=1)
     True
@@ -61,7 +61,7 @@ def is_idle(status: EngineStatusReply | None) -> bool:
 
 class Lockstep:
     """A lock that makes groups (requests with their sampled answers) run one after another. The
-    object also has the random seeds of their requests."""
+    object also computes a random seed for each request."""
 
     def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed
@@ -81,8 +81,8 @@ class Lockstep:
 
         If `is_group` is True, the request is sampled several times and trained. A lock is then held
         until the block ends, so only one such request runs at a time. If `is_group` is False, the
-        request does not wait for the lock. The reward hook of the running group may have sent this
-        request itself, so waiting could be a deadlock.
+        request does not wait for the lock. The reward hook of the running group may have sent the
+        request. In this case, waiting for the lock would be a deadlock.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
             await self._wait_until_idle()

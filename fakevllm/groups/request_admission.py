@@ -20,8 +20,8 @@ log = logging.getLogger("fakevllm.admission.admission_rules")
 
 
 class TrafficGate:
-    """The decision for each request of one proxy whether the request is trained. The object holds
-    the admission rules, the kill switch and the summaries of the sessions (conversations)."""
+    """Decides for each request of one proxy whether the request is trained. The object has the
+    admission rules, the kill switch and the summaries of the sessions (conversations)."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class TrafficGate:
         held_out: HeldOutRows | None = None,
         trains: bool = True,
     ) -> None:
-        """Create the object. `pause` is the kill switch. `key_names` is a function that returns the
-        names by which a rule may refer to an API key. `held_out` are the rows that are never
-        trained. `trains` is False if the proxy has no hooks and therefore trains no request. In
-        this case, `ruling` does not find the sessions of requests."""
+        """Create the object. `pause` is the kill switch. `key_names` is a function that takes an
+        API key, and returns the names by which an admission rule may refer to this key. `held_out`
+        are the dataset rows that are never trained. `trains` is False if the proxy has no hooks and
+        therefore trains no request. In this case, `ruling` does not look up the sessions of
+        requests."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -53,11 +54,12 @@ class TrafficGate:
     def ruling(
         self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
     ) -> Ruling:
-        """Decide whether a request is trained, and return the decision. If this proxy trains, also
-        add each main call (a request of the user or the agent) to its session (conversation).
+        """Decide whether a request is trained, and return the decision. If this proxy trains, and
+        the request is a main call (a request of the user or the agent), also add the request to the
+        summary of its session (conversation).
 
-        `key` is the app's API key. `texts` are the request's texts, in which held-out rows are
-        searched.
+        `key` is the app's API key. `texts` are the texts of the request that are searched for
+        held-out rows.
         """
         facts = RequestFacts(
             route=request.adapter.name,
@@ -83,6 +85,6 @@ class TrafficGate:
 
     def _session(self, placement: Placement) -> SessionSummary | None:
         """Return the summary of the earlier main calls (requests of the user or the agent) in the
-        request's session. Return None if there are none."""
+        request's session. Return None if there are no earlier main calls."""
         session_id = placement.session_id() if self._trains else None
         return None if session_id is None else self._sessions.get(session_id)

@@ -1,8 +1,8 @@
-"""Assign requests to arms, so that the weights of the arm answer them.
+"""Assign requests to arms. The arm of a request decides which weights answer the request.
 
-All requests of a session tree have the same arm, because the arm depends on the tree's root. A tree
-contains later turns, forks and sub-agents. A request without a place in a session forms a tree of
-its own: its root is its id.
+All requests of a session tree have the same arm, because the arm depends on the tree's root. A
+session tree contains all turns of a conversation, its forks and its sub-agents. A request without a
+place in a session forms a tree of its own. The root of this tree is the request's id.
 
 A request that the proxy cannot parse has no arm.
 """
@@ -29,11 +29,11 @@ log = logging.getLogger("fakevllm.groups.request_arms")
 
 MODEL_UNKNOWN = "the server has not reported its model yet"
 MAX_BUFFERED = 100_000
-"""Maximum number of ended groups that wait, while the ledger is read, to be added to the statistics
-of the arms. Further groups are left out of the statistics."""
+"""Maximum number of groups that end while the ledger is read, and that are added to the statistics
+of the arms afterwards. Further groups are left out of the statistics."""
 ADDED_AT_ONCE = 500
 """Number of earlier groups that are added to the statistics without a pause for other asyncio
-tasks. Adding so many groups takes some milliseconds."""
+tasks. Adding this number of groups takes some milliseconds."""
 
 
 class RequestArms:
@@ -56,14 +56,15 @@ class RequestArms:
         self._reads = reads
         self._served_model = served_model
         self.on_outcome: Callable[[GroupOutcome], None] | None = None
-        """Callback that is called with each group that ends with rewards."""
+        """Callback that is called with the outcome of each group that ends with rewards. Groups
+        that an older version of an arm's weights answered are left out."""
         self._newest_row = reads.newest_row()
         self._buffered: list[GroupOutcome] | None = []
-        """Groups that ended before the ledger was read; None afterwards."""
+        """Groups that ended before the ledger was read; None after the ledger was read."""
 
     async def run(self) -> None:
-        """Read the groups of earlier proxy processes. Then keep the versions of the arms loaded
-        until this task is cancelled."""
+        """Read the groups of earlier proxy processes. Then keep the arms' versions of the weights
+        loaded in the engine until this task is cancelled."""
         await self.read_earlier()
         await self.policies.run()
 
@@ -91,11 +92,12 @@ class RequestArms:
         arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
-        """Wait until the weights of the request's arm can be sampled. If they cannot be sampled,
-        the served weights answer.
+        """Wait until the weights of the request's arm are loaded. If they cannot be loaded, let the
+        served weights answer the request.
 
-        If the engine is not serving, the request waits for the engine anyway. If the engine does
-        not know the weights, they are loaded.
+        While the engine is not serving, this method does not wait, because the request waits for
+        the engine later. If the engine does not have the weights at that time, they are loaded
+        when the request is sent.
         """
         arm = request.arm
         if arm is None or arm.policy is None:
@@ -134,7 +136,8 @@ class RequestArms:
     def summary(self) -> ArmSummary:
         """Return the number of sessions of each arm, and the gains: how much more reward one arm
         gets than another."""
-        # Until the earlier groups are read, no session is counted for having been idle.
+        # With the time 0, no idle session counts as ended. Before the earlier groups are read, it
+        # is not known which sessions have ended.
         now = time.time() if self._buffered is None else 0.0
         return self._gains.summary(now)
 
@@ -155,7 +158,8 @@ class RequestArms:
         self._buffered = None
 
     async def close(self, running: asyncio.Task[None]) -> None:
-        """Stop `running`, the task of `run`, and everything that it has started."""
+        """Stop `running` (the task that executes `run`) and everything that this task has
+        started."""
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

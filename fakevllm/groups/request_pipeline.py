@@ -81,8 +81,8 @@ class Pipeline:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
         request's id, the request's place in its session (conversation), and the question. The
-        question is the last user message. `arms` assigns requests to arms. `arms` is None if all
-        sessions belong to the training arm."""
+        question is the last user message. `arms` assigns requests to arms. An arm decides which
+        weights answer a session. `arms` is None if all sessions belong to the training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._has_receipts = serve.receipts
@@ -274,7 +274,7 @@ class Pipeline:
             body = {name: value for name, value in body.items() if name != "temperature"}
         reason = why_only_served(body, num)
         if is_greedy and not overrides:
-            num = min(num + 1, MAX_GROUP_SIZE)  # the greedy lead is added to those that explore
+            num = min(num + 1, MAX_GROUP_SIZE)  # the greedy lead is an additional sibling
         return (
             (SiblingPlan(num, overrides, is_greedy), None)
             if reason is None

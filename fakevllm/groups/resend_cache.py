@@ -56,8 +56,8 @@ class PendingAnswer:
     has_left: bool = False
     """Whether the app disconnected from the first attempt before it had the answer."""
     delivered_at: float = -math.inf
-    """Time on the cache's clock at which the last byte of the answer was last sent. -inf if the
-    answer was not sent yet or was sent as a stream."""
+    """Time on the cache's clock at which the latest delivery of the answer was complete. -inf if
+    the answer was not delivered yet, or was delivered as a stream."""
     num_resent: int = 0
     """Number of resends (retries of the request) that got the answer."""
     on_delivery: Callable[[], None] | None = None
@@ -101,8 +101,8 @@ class ResendCache:
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
         delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, with which
-        these windows are measured. `unix_time` is a clock in Unix seconds. The ledger stores its
-        times, so that a later proxy process can read them."""
+        the cache measures the age of answers. `unix_time` is a clock in Unix seconds. The ledger
+        stores Unix times, because a later proxy process must understand them."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -160,9 +160,12 @@ class ResendCache:
         app.
 
         Return False if the first attempt failed and nothing was sent to the app. The caller can
-        then handle the request as a new one. Return True if the app got the answer. Also return
-        True if the first attempt failed after the response to the app had started. The app then got
-        an error. Raises ClientDisconnected if the app disconnects while this method waits.
+        then handle the request as a new one.
+
+        Return True if a response was sent to the app. This response is usually the answer. It is an
+        error if the first attempt failed after the response to the app had started.
+
+        Raises ClientDisconnected if the app disconnects while this method waits.
         """
         pending = entry.pending
         try:
@@ -225,7 +228,7 @@ class ResendCache:
         """Remove the answer to the request with this group id, because the app has deleted the
         answer. A resend of the request is then handled as a new request."""
         for pending in self._attempts.remove_matching(lambda one: one.group_id == group_id):
-            # A connection reset of the first attempt must not keep the answer again.
+            # After this, a connection reset of the first attempt cannot store the answer again.
             pending.response = _completed_future(None)
 
     def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:

@@ -34,7 +34,7 @@ class Sampler:
         """Sample the sibling with this index, and return its complete answer or an error. No part
         of the answer is sent to the app.
 
-        The engine may refuse a call because it is overloaded by siblings. If the refused call is
+        The engine may refuse a call because siblings overload the engine. If the refused call is
         the lead (the app's own request), this method waits and retries. If the refused call is
         another sibling, the engine's error is returned at once.
         """
@@ -65,8 +65,8 @@ class Sampler:
     def calls(
         self, request: Request, plan: SiblingPlan, indices: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        """Divide the siblings `indices` into calls to the engine. The result has one list for each
-        call: the indices of the siblings that this call samples."""
+        """Divide the siblings `indices` into calls to the engine. The result has one tuple for each
+        call, with the indices of the siblings that this call samples."""
         can_share = self._server_shares_calls and request.is_captured
         max_per_call = self.retry_handler.slots.max_per_call if can_share else 1
         return plan.calls(request, indices, self.temperature, max_per_call)
@@ -83,11 +83,11 @@ class Sampler:
         app: AppResponse,
         on_result: Callable[[SiblingResult], None],
     ) -> None:
-        """Sample several siblings by one call. Call `on_result` with each sibling's result as soon
-        as it is known.
+        """Sample several siblings with one call to the engine. Call `on_result` with each sibling's
+        result as soon as the result is known.
 
-        If the call fails before any sibling is complete, it is retried in the same way as a call
-        for one sibling. If the call fails later, the siblings without a complete answer fail at
+        If the call fails before any sibling is complete, the call is retried like a call for one
+        sibling. If the call fails later, the siblings without a complete answer fail at
         once.
 
         Raises NotShared if each sibling needs a call of its own. In this case, `on_result` was not

@@ -29,7 +29,7 @@ async def score(
     An answer that the engine did not complete is not passed to the hook and has no reward. The
     setting `failure_floor` is for answers that the model itself made unusable. Such an answer gets
     the lower of two rewards: `failure_floor`, or the lowest reward of the usable answers. If
-    `failure_floor` is None, its reward stays unchanged.
+    `failure_floor` is None, such an answer keeps the reward that the hook gave it.
     """
     positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
     if not positions:

@@ -6,17 +6,20 @@ decisions out. The caller passes the random number generator.
 
 The scheduler gives two independent guarantees:
 
-* The app gets exactly one answer. The answer comes from a sibling. If there is no such answer, the
-  app gets the error of the lead (sibling 0, the app's own request), or an error that says that the
-  group was aborted.
+* The app gets exactly one answer or error. The answer is that of a sibling. If no sibling has an
+  answer for the app, the app gets the error of the lead (sibling 0, the app's own request). If the
+  group was aborted, the app gets an error that says so.
 * The group ends exactly once, and nothing is started after that. A group that ends is either
   settled (its rewards are final) or aborted.
 
-The executor reports three kinds of events:
+The executor must report these events:
 
 * the end of each sibling that was started and not cancelled
 * the end of each call of the reward hook
-* the end of the app's answer
+* the moment when the chosen answer was completely sent to the app
+
+It also reports the start of the group, the first token of a streamed lead, the deadline for the
+app's answer, a disconnect of the app, and an abort.
 
 Events may arrive in any order. Events after the group's end have no effect.
 """
@@ -85,8 +88,8 @@ class BreakOff:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Decision to end the group normally. The rewards are those of the last call of the reward
-    hook."""
+    """Decision to end the group normally. The group's final rewards are those of the last call of
+    the reward hook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +162,8 @@ class GroupScheduler:
         """Start the other siblings after the first token of a lead (sibling 0) that is streamed to
         the app.
 
-        With the first token, the prompt is in the engine's prefix cache. The other siblings start
-        only now, so that they can use this cache.
+        At the first token, the prompt is in the engine's prefix cache. The other siblings start
+        only after the first token, so that they can use this cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
@@ -180,8 +183,8 @@ class GroupScheduler:
         return self._advance()
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """Handle the result of the reward hook. `rewards` maps the index of each sibling to its
-        reward. A sibling that is not in `rewards` has no reward."""
+        """Handle the result of the reward hook. `rewards` maps the index of each scored sibling to
+        the sibling's reward. A sibling that is not in `rewards` has no reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -189,9 +192,9 @@ class GroupScheduler:
         return self._advance()
 
     def deadline_passed(self) -> list[Decision]:
-        """Handle the deadline for the app's answer. From now on, the app gets an answer as soon as
-        one sibling has answered. The app no longer waits for the quorum (the configured number of
-        answers)."""
+        """Handle the deadline for the app's answer. After the deadline, the app no longer waits for
+        the quorum (the configured number of answers). The app gets an answer as soon as one
+        sibling has answered."""
         self._quorum = 1
         return self._advance()
 
@@ -257,8 +260,8 @@ class GroupScheduler:
         return [Settle()]
 
     def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of a lead (sibling 0) whose answer was streamed to the app. The app now
-        has its answer."""
+        """Handle the end of a lead (sibling 0) whose answer was streamed to the app. At this point,
+        the app has its answer or an error."""
         self.app = AppState.ANSWERED
         if outcome is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)

@@ -7,7 +7,7 @@ Unusable answers are treated in two ways:
   answer that ended with an error.
 * An answer that the model itself made unusable is scored and trained. An example is an answer that
   reached `max_tokens`. If such answers were left out, the mean reward of the group would be too
-  high. The setting `reward.failure_floor` gives them a low reward.
+  high. The setting `reward.failure_floor` gives these answers a low reward.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Selection:
     best: int | None
     """The sibling with the highest reward; None if no sibling has a reward."""
     propensity: float | None = None
-    """Probability with which this sibling is chosen to be served, given the answers and rewards.
-    Its inverse can be used as an importance weight for users' feedback on served answers."""
+    """Probability with which the served sibling is chosen, given the answers and rewards. The
+    inverse of this probability can be used as an importance weight for users' feedback on served
+    answers."""
     is_random: bool = False
     """Whether the served sibling was chosen at random, regardless of the rewards."""
 
@@ -61,10 +62,10 @@ def select(
 ) -> Selection:
     """Return the sibling to serve and the best sibling.
 
-    `answered` has the siblings (sampled answers) to choose from. A sibling is servable if its
-    answer can be translated into the app's API format. `servable` has the servable siblings. If it
-    is None, or if none of the siblings in `answered` is servable, all of them are treated as
-    servable.
+    `answered` has the indices of the siblings (sampled answers) to choose from. A sibling is
+    servable if its answer can be translated into the app's API format. `servable` has the indices
+    of the servable siblings. If `servable` is None, or if no sibling in `answered` is servable, all
+    siblings in `answered` are treated as servable.
 
     * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
       If no servable sibling has a reward, the servable sibling with the lowest index is served.
@@ -174,11 +175,11 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """Return the rewards, in which one low reward replaces the rewards of all failed answers.
+    """Return a copy of the rewards in which each failed answer has the same low reward.
 
     An answer has failed if its entry in `failures` is not None. The low reward is the lower of two
-    numbers: `floor`, or the lowest reward of the answers that did not fail. If `floor` is None, all
-    rewards stay unchanged.
+    numbers: `floor`, and the lowest reward of the answers that did not fail. If `floor` is None,
+    all rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]

@@ -103,7 +103,7 @@ def _thumbs_up(group: RecordedGroup) -> Feedback:
 
 def render(report: CheckReport) -> Table:
     """Return a report as a table. The table has one row per sibling (answer) with its reward. The
-    caption has the results of the hooks that give no rewards."""
+    caption has the results of the other hooks, which give no rewards."""
     title = Text(f"{report.path}  hash {report.info.content_hash}")
     table = Table(title=title, caption_justify="left", expand=True)
     for name in ("sibling", "finish"):

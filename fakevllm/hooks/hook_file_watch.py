@@ -23,7 +23,7 @@ they are small."""
 
 
 class HookFileWatch:
-    """A watch over the hook files of one proxy. `run` checks the files regularly."""
+    """Watches the hook files of one proxy for changes. `run` checks the files regularly."""
 
     def __init__(self, path: Path, running_hash: Callable[[], str]) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
@@ -31,8 +31,8 @@ class HookFileWatch:
         self._path = path.expanduser().resolve()
         self._running_hash = running_hash
         self._logged_for: str | None = None
-        """Content hash of the loaded hooks at the time when a difference was last logged; None if
-        no difference was logged."""
+        """Content hash of the loaded hooks at the time when a difference between files and hooks
+        was last logged; None if no difference was logged."""
 
     async def run(self) -> None:
         """Check the files until this task is cancelled."""
@@ -41,11 +41,11 @@ class HookFileWatch:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def check(self) -> str | None:
-        """Compare the hook files with the hooks that the hook process has loaded. If they differ,
-        return a message, else None.
+        """Compare the hook files with the hooks that the hook process has loaded. If the files
+        differ from the loaded hooks, return a message, else None.
 
-        The message is logged once for the loaded hooks, when the first difference is found. Further
-        changes of the files are not logged until other hooks are loaded.
+        The message is logged only when the first difference is found. Further changes of the files
+        are not logged until the hook process has loaded other hooks.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

@@ -2,8 +2,8 @@
 process runs the user's hooks.
 
 The process runs async hooks on its event loop, and sync hooks on a second thread. If the process
-ends unexpectedly, one of two calls may be the cause. Either the code of an async call was running
-at that moment, or a sync call was running on the second thread. The code that runs inside the
+ends unexpectedly, one of two calls may be the cause: the async call whose code was running on the
+event loop, or the sync call that was running on the second thread. The code that runs inside the
 process is in process_main.py.
 """
 
@@ -58,8 +58,8 @@ class HookInfo:
 
 
 class InvalidReply(Exception):
-    """The exception for bytes from the hook process that are not a valid reply. A hook can cause it
-    by writing to the connection."""
+    """The exception for bytes from the hook process that are not a valid reply. A hook can cause
+    this exception by writing to the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class HookProcess:
         reader, writer = await asyncio.open_connection(sock=own_socket)
         with child_socket:
             _start_ignoring_ctrl_c(process)
-        # If the interpreter exits without close(), it would wait for this process, and this process
-        # for the interpreter.
+        # Without this, an interpreter that exits without close() would wait for the hook process,
+        # while the hook process waits for the interpreter.
         self = HookProcess(process, running_call, reader, writer)
         atexit.register(self._kill)
         try:
@@ -143,10 +143,11 @@ class HookProcess:
         self.is_async = loaded["is_async"]
 
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
-        """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
+        """Run a hook and return the reply of the hook process. Return a LostCall if the process
+        ends before it replies.
 
-        If there is no reply after `limit_s` seconds, the process is killed. The field `reason` of
-        the LostCall then names `timeout_s`, the time limit in the user's configuration.
+        If there is no reply after `limit_s` seconds, the process is killed. In this case, the field
+        `reason` of the LostCall names `timeout_s`, the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:

@@ -41,8 +41,8 @@ from fakevllm.hooks.spec import Feedback, Sibling, Task
 log = logging.getLogger("fakevllm.hooks")
 
 ANSWER_GRACE_S = 1.0
-"""Seconds within which the process must report the timeout of an async hook. If the process does
-not report the timeout, it counts as hung and is killed."""
+"""Seconds after the time limit of an async hook within which the process must report the timeout.
+If the process does not report the timeout, it counts as hung and is killed."""
 MAX_BACKOFF_S = 1.0
 """Maximum backoff in seconds before a hook process that keeps ending is started again. A longer
 backoff would delay the answers to apps."""
@@ -60,10 +60,10 @@ class HookWorker:
         self._timeout_s = timeout_s
         self._process: HookProcess | None = None
         self._is_closed = False
-        # Guards _process, so that only one is started at a time.
+        # Guards `_process`, so that only one process is started at a time.
         self._start_lock = asyncio.Lock()
-        # Guards the process's one sync thread, so that the timeout of a sync hook starts when the
-        # hook does.
+        # Guards the process's one sync thread, so that the timeout of a sync hook begins when the
+        # hook begins.
         self._sync_lock = asyncio.Lock()
         self._num_deaths = 0
         self._calls: set[asyncio.Task[Json]] = set()
@@ -140,16 +140,16 @@ class HookWorker:
             await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
 
     async def _shielded(self, call: Json) -> Json:
-        """Run a hook call to its end, even if the caller is cancelled. The time limit of the hook
-        is therefore enforced in this case too."""
+        """Run a hook call to its end, even if the caller is cancelled. Therefore the time limit of
+        the hook is enforced even after a cancellation."""
         task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await asyncio.shield(task)
 
     async def _call(self, call: Json) -> Json:
-        """Run a hook call and return its reply. If the hook process ends because of a different
-        call, repeat this call once."""
+        """Run a hook call and return the reply of the hook process. If the process ends because of
+        a different call, repeat this call once."""
         reason = ""
         for _ in range(2):
             try:

@@ -1,8 +1,8 @@
 """The loader that finds and imports the user's hooks, given the path of a folder or file.
 
 The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, the
-loader searches the other .py files of the folder. Exactly one of them must define or import the
-name `on_x`. In this search, the files are parsed and not run.
+loader searches the other .py files of the folder for the name `on_x`. In this search, the files are
+parsed and not run. If several of these files define or import the name, the loader raises an error.
 
 Importing a hook file runs the user's code and adds the user's modules to `sys.modules`. Therefore
 hooks are imported only in the hook process, never in the proxy's own process.
@@ -76,9 +76,9 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def content_hash(path: Path) -> str:
-    """Return a hash of the hook files: the first 16 hex digits of a SHA-256. The SHA-256 is that of
-    all .py files at `path`, concatenated in the order of their names. `cat *.py | sha256sum` prints
-    the same digits. The files are not imported.
+    """Return a hash of the hook files: the first 16 hex digits of the SHA-256 of all .py files at
+    `path`, concatenated in the order of their names. The output of `cat *.py | sha256sum` begins
+    with these digits. The files are not imported.
 
     Raises HookError if `path` has no .py file, or if a file cannot be read.
     """
@@ -172,7 +172,8 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
 
 def _import(file: Path) -> ModuleType:
     """Import a hook file as a module, and return the module. The module has the file's name. If
-    another hook file has already imported this file under its name, return the existing module."""
+    another hook file has already imported this file under this name, return the existing
+    module."""
     imported = sys.modules.get(file.stem)
     if imported is not None and getattr(imported, "__file__", None) == str(file):
         return imported

@@ -2,7 +2,7 @@
 hooks, and checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
-second thread. Therefore two sync hooks need no lock for shared data. A third thread reads the
+second thread. Therefore sync hooks need no lock for data that they share. A third thread reads the
 socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
 two threads.
 
@@ -82,7 +82,7 @@ def run(
     sys.stdout = sys.stderr
     child = _Child(sock, timeout_s, running_call)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
-    # Stays on the path: a hook may import other files of its folder when it is called.
+    # The folder stays on `sys.path`: a hook may import other files of the folder during a call.
     sys.path.insert(0, str(_folder(Path(path))))
     try:
         hooks = load_hooks(Path(path))
@@ -112,7 +112,7 @@ class _Child:
         self._running_call = running_call
         # Two threads send replies; their frames must not mix.
         self._send_lock = threading.Lock()
-        # Bounded by the parent, which sends at most one sync call at a time.
+        # Bounded by the proxy, which sends at most one sync call at a time.
         self._sync_calls: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None

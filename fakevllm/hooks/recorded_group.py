@@ -1,4 +1,4 @@
-"""RecordedGroup, the form in which hooks get a group (a request with its answers).
+"""RecordedGroup, a group (a request with its answers) on which hooks can be run.
 
 The group comes from the ledger, or is made up to check the hooks.
 """
@@ -15,7 +15,7 @@ from fakevllm.hooks.spec import Sibling, Task
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A request with its answers, in the form in which hooks get them.
+    """A request with its answers, on which hooks can be run.
 
     >>> RecordedGroup("g1", Task(), "1+1?", [{"content": "2", "finish_reason": "stop"}]).question
     '1+1?'

@@ -155,7 +155,7 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
     if not isinstance(value, list | tuple):
         return HookFailure(f"hook_type: got {type(value).__name__}, want a list")
     length = len(cast(Sequence[Any], value))
-    # a subclass of list may have another length than it says, and may be endless
+    # the iterator of a list subclass may yield more items than `len` says, even without an end
     items = list(islice(cast(Sequence[Any], value), num + 1))
     if length != num or len(items) != num:
         got = length if length != num else len(items)
@@ -175,8 +175,8 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Check the value that the hook on_feedback returned. Return a float or None. Return a
-    HookFailure if the value is not valid.
+    """Check the value that the hook on_feedback returned. Return the value as a float, or None if
+    the hook returned None. Return a HookFailure if the value is not valid.
 
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')

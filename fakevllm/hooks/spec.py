@@ -5,8 +5,9 @@ A hook is a function of the user that the proxy calls. A hook has one of three n
 async. The flag `--hooks` of `fakevllm serve` names a folder with hook files, or one .py file. Hooks
 run in a separate process, with a time limit. The output of a hook goes to the proxy's stderr.
 
-If a hook fails, the app still gets its answer. The ledger then records the reason, and the
-request's answers are not trained. Test your hooks with `fakevllm check-hook PATH`.
+If a hook fails, the app still gets its answer, and the ledger records the reason. If one of the
+first two hooks fails, the request's answers are not trained. If `on_feedback` fails, the feedback
+has no effect. Test your hooks with `fakevllm check-hook PATH`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class Sibling:
     """Position among the answers that were sampled for the request. 0 is the lead, the answer to
     the app's own, unchanged request."""
     task: Task
-    """The dataset task to which the request belongs. It is the same for all siblings of a request.
-    Its metadata has the reference answer, if there is one."""
+    """The dataset task to which the request belongs. All siblings of a request have the same task.
+    The task's metadata has the reference answer, if there is one."""
     episode_id: str
     finish_reason: str | None
     """"stop", "length" (the answer was cut off) or "tool_calls"."""
     usage: Json = field(default_factory=dict[str, Any])
     messages: Sequence[Json] = ()
-    """The conversation before this answer, as chat messages. It is the same for all siblings of a
-    request. It is empty if the app sent a prompt instead of messages."""
+    """The conversation before this answer, as chat messages. All siblings of a request have the
+    same messages. The field is empty if the app sent a prompt instead of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,15 @@ class Feedback:
     """The conversation before the answer."""
     task: Task = field(default_factory=Task)
     reward: float | None = None
-    """The answer's reward from on_compute_relative_reward."""
+    """The answer's reward from on_compute_relative_reward; None if the answer has no reward."""
     score: float | None = None
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = None
     """The user's corrected version of the answer."""
     comment: str | None = None
     next_message: str = ""
-    """The text of the next user message, or of the repeated user message."""
+    """With `next_message`: the text of the user's next message. With `regenerate`: the text of the
+    message that gets another answer. With `feedback`: empty."""
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:
@@ -107,8 +109,9 @@ def on_compute_relative_reward(
 
     `valid_results` has the siblings that did not fail. Siblings are the answers that were sampled
     for one request. `all_answers[i]` is the assistant message of `valid_results[i]`, with the
-    additional key `finish_reason`. If the hook adds keys to this dict, the ledger stores them.
-    `question` is the text of the last user message. A hook may be defined without this parameter.
+    additional key `finish_reason`. If the hook adds keys to this dict, the ledger stores the keys.
+    `question` is the text of the last user message. A hook may be defined without the parameter
+    `question`.
 
     A sibling with the reward None is not trained. Only the differences between the rewards of one
     request's siblings matter. If all rewards are equal, nothing is learned.
@@ -122,7 +125,8 @@ def on_feedback(feedback: Feedback) -> float | None:
     Return None if the feedback should have no effect.
 
     If this hook is not defined, the value is the feedback's `score`. If the feedback has no score,
-    the value is 1 for thumbs up and -1 for thumbs down. All other feedback has no effect in this
-    case. A next message or a regeneration does not show by itself if the answer was good.
+    the value is 1 for thumbs up and -1 for thumbs down. Without this hook, all other feedback has
+    no effect. The reason is that a next message or a regeneration does not show by itself whether
+    the answer was good.
     """
     ...

@@ -8,5 +8,6 @@ and logged. The ledger does not decide what is trained. It only records what the
 according to the server's run log.
 
 Rows are never deleted, with one exception: an answer that was kept for a retry of its request. If
-an app sends a DELETE request for a stored response, the row stays and its column `body` is emptied.
+an app sends a DELETE request for a stored response, the response's row stays, and the row's column
+`body` is emptied.
 """

@@ -1,5 +1,5 @@
-"""Queries about arms: the scored groups of the sessions of each arm. An arm decides which version
-of the weights answers a session (release/arms.py).
+"""Queries for the scored groups of sessions that were assigned to arms. An arm decides which
+version of the weights answers a session (release/arms.py).
 
 The methods block the thread, so do not call them on the event loop.
 """
@@ -40,15 +40,16 @@ class ArmReads:
         self._read_engine = read_engine
 
     def newest_row(self) -> int:
-        """Return the number of the newest row. Rows that are written later have higher numbers."""
+        """Return the row number of the newest group. Groups that are written later have higher row
+        numbers."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_NEWEST).scalar_one()
 
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
-        """Yield the scored groups of sessions with an arm, in the order of their arrival.
-        `newest_row` is the last row to read."""
+        """Yield the scored groups of sessions with an arm, in the order in which the groups
+        arrived. `newest_row` is the row number of the last group to read."""
         with self._read_engine.connect() as db:
-            # Also sessions without a scored group, which may lie between others and their root.
+            # Sessions without a scored group are read too: they may be ancestors of other sessions.
             rows = db.exec_driver_sql(_PARENTS, (newest_row,))
             parents: dict[str, str] = {session_id: parent_id for session_id, parent_id in rows}
             for row in db.exec_driver_sql(_SCORED, (newest_row,)):

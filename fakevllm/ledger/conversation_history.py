@@ -14,8 +14,8 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 FindRequest = Callable[[str], AnsweredRequest | None]
-"""A function that takes a response id, and returns the app's request whose answer has this id, or
-None."""
+"""A function that takes a response id, and returns the app's request whose answer has this id. It
+returns None if there is no such request."""
 
 MAX_HISTORY = 1000
 """Maximum number of earlier answers in a conversation whose requests are linked by the field

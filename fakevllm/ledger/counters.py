@@ -1,11 +1,12 @@
 """The ledger's counters: numbers and sums over all groups, kept up to date by the writer.
 
-Counting rows takes longer as the ledger grows. Therefore no code that a user waits for counts rows.
+Counting rows takes longer as the ledger grows. Therefore the proxy reads counters instead of
+counting rows, wherever a user waits for the result.
 
-The transaction that changes rows also changes the counters. For each changed group, it computes the
-group's part of the counters before the change and after the change. Then it adds the difference.
-`Deltas` is pure: it computes the differences. Triggers of the file count the feedback (see
-migrations.py).
+The transaction that changes rows also changes the counters. For each changed group, the transaction
+computes the amounts that the group adds to the counters before the change and after the change.
+Then it adds the difference to the counters. The class `Deltas` computes the differences and does no
+I/O. SQLite triggers count the feedback (see migrations.py).
 """
 
 from __future__ import annotations
@@ -86,19 +87,20 @@ _KEY = "ledger_counters"
 
 
 class Contribution(NamedTuple):
-    """A group's part of the counters."""
+    """The amounts that one group (a request with its answers) adds to the counters."""
 
     group_id: str
     state: str
     reason: str | None
     run_id: str
-    """Empty if the run is unknown."""
+    """Id of the server's training run; empty if the run is unknown."""
     step: int | None
-    """Step that trained the group, or else the step that was collecting groups when it ended."""
+    """Number of the training step that trained the group. For an untrained group: number of the
+    step for which the server was collecting groups when the group ended."""
     hook_hash: str
-    """Empty if the digest is unknown."""
+    """Digest of the hook files; empty if the digest is unknown."""
     job_hash: str
-    """Empty if the digest is unknown."""
+    """Digest of the training job; empty if the digest is unknown."""
     received_at: float
     session_id: str | None
     parent_session_id: str | None
@@ -110,13 +112,13 @@ class Contribution(NamedTuple):
     """Slugs of the siblings' failures, with commas between them."""
     num_rewards: int
     num_samples: int
-    """Number of rewards, without the reward of a greedy lead."""
+    """Number of rewards. The reward of a lead (sibling 0) that was sampled greedily is left out."""
     reward_sum: float
-    """Sum of the rewards, without the reward of a greedy lead."""
+    """Sum of the rewards that `num_samples` counts."""
     is_flat: bool
     """Whether all rewards are equal."""
     num_served: int
-    """Number of rewards of served siblings."""
+    """Number of served siblings that have a reward: 0 or 1."""
     served_sum: float
     is_random: bool
     """Whether the served sibling was chosen at random."""
@@ -129,14 +131,15 @@ class Contribution(NamedTuple):
 
     @property
     def session_facts(self) -> tuple[Any, ...]:
-        """The group's values for facts about its session that are not sums, such as the session's
-        last turn."""
+        """The group's values from which some facts about its session are computed. An example of
+        such a fact is the number of the session's last turn. These facts are not sums."""
         return (*self[7:13],)
 
 
 @dataclass(slots=True)
 class StepSums:
-    """The sums of one step of the learning curve, over its groups with a reward."""
+    """The sums of one step of the learning curve, over the step's groups with at least one
+    reward."""
 
     num_groups: int = 0
     num_samples: int = 0
@@ -186,7 +189,7 @@ def _step_sums(group: Contribution) -> StepSums:
 
 @dataclass(slots=True)
 class SessionTotals:
-    """The counters of one session, in the order of the table's columns."""
+    """The counters of one session, in the order of the columns of the table `session_counters`."""
 
     session_id: str
     parent_session_id: str | None = None
@@ -197,7 +200,8 @@ class SessionTotals:
     num_rewards: int = 0
     reward_sum: float = 0.0
     first_group_id: str = ""
-    """The first group that is no side request, or the first group if all are side requests."""
+    """Id of the session's first group that is not a side request. If all groups are side requests:
+    id of the first group."""
     first_is_side: bool = True
     first_at: float = math.inf
 
@@ -236,11 +240,11 @@ class Deltas:
     """The changes of the counters that one transaction causes."""
 
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """By (subject, name)."""
+    """Changes of the table `counters`, by (subject, name)."""
     steps: defaultdict[tuple[str, int], StepSums] = field(
         default_factory=lambda: defaultdict[tuple[str, int], StepSums](StepSums)
     )
-    """By (run, step)."""
+    """Changes of the sums of the learning curves, by (run, step)."""
     digests: Counter[tuple[str, int, str, str]] = field(
         default_factory=Counter[tuple[str, int, str, str]]
     )
@@ -259,12 +263,12 @@ class Deltas:
     changed. `before` is the group's contribution before the transaction, or None if the group has
     joined the session."""
     recounted_sessions: set[str] = field(default_factory=set[str])
-    """Sessions whose totals must be counted again from all groups: a group has left the session, or
-    a group's values for the session's facts have changed."""
+    """Sessions whose totals must be counted again from all groups, because a group has left the
+    session, or because the `session_facts` of a group have changed."""
 
     def change(self, before: Contribution | None, after: Contribution | None) -> None:
-        """Add the difference between a group's parts of the counters before and after the
-        transaction. None means that the group does not exist."""
+        """Add the difference between the amounts that a group adds to the counters before and after
+        the transaction. `before` or `after` is None if the group does not exist at that time."""
         if before == after:
             return
         for group, sign in ((before, -1), (after, 1)):
@@ -314,8 +318,8 @@ class Deltas:
 
 @contextmanager
 def counted(db: Connection) -> Generator[None]:
-    """Count the changes that the `with` block makes to groups. The block is a part of a
-    transaction, and calls `watch` before it changes a group."""
+    """Update the counters for the changes that the `with` block makes to groups. The block must be
+    a part of a transaction, and must call `watch` before it changes a group."""
     before: dict[str, Contribution | None] = {}
     db.info[_KEY] = before
     try:

@@ -1,8 +1,9 @@
 """Reads of the learning curve from the ledger's counters: the whole curve, or its two ends.
 
-A curve has a row per step, so a large ledger has long curves. Users compare the two ends. Reading
-the ends takes the same time in every ledger. There is one exception: if the hooks or the job
-changed during the run, the digests of all steps are read too, to find the last change.
+A curve has a row per step, so a large ledger has long curves. Usually, only the two ends of a curve
+are compared. Reading the ends takes the same time in every ledger. There is one exception: if the
+hooks or the job changed during the run, the digests of all steps are read too, to find the last
+change.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fakevllm.ledger.records import StepRow
 from fakevllm_adapters.protocol.reward_changes import RewardChanges
 
 MIN_END_GROUPS = 40
-"""Number of groups that an end of a curve has at least. The mean of a single step would not be
-enough, because a step may have only one group."""
+"""Minimum number of groups in each end of a curve. A single step would not be enough for a
+meaningful mean, because a step may have only one group."""
 MAX_END_STEPS = 500
-"""Maximum number of steps of an end. An end becomes so long only if most of its steps have no group
-that counts towards MIN_END_GROUPS."""
+"""Maximum number of steps in each end of a curve. An end becomes so long only if most of the end's
+steps have no group that counts towards MIN_END_GROUPS."""
 
 _Digests = defaultdict[int, dict[str, list[str]]]
 
@@ -49,9 +50,14 @@ def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
 
 
 def curve_ends(db: Connection, run_id: str) -> CurveEnds:
-    """Return the first and the last steps of a run's curve. Each of the two parts has at least
-    MIN_END_GROUPS groups with a mean reward, and at least as many groups whose best answer was
-    served. In a short run, the parts are smaller."""
+    """Return the first and the last steps of a run's curve, since the last change of the hooks or
+    the job. Each of these two parts has enough steps for two conditions:
+
+    * The steps that have a `policy_mean` have at least MIN_END_GROUPS groups in total.
+    * The steps that have a `returned_best` have at least MIN_END_GROUPS groups in total.
+
+    The parts are smaller in a short run, or if a part would have more than MAX_END_STEPS steps.
+    """
     num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
     start, changed = _last_change(db, run_id)
     num_before = 0
@@ -89,8 +95,7 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return rows from the beginning of `rows`. Stop when these rows have enough groups with a
-    policy mean, and enough groups with a returned best."""
+    """Return the first rows of `rows`. Stop when the rows have enough groups (see `curve_ends`)."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -80,15 +80,15 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls that produced the answer that an app received, with the tokens of these
+    """The model calls that produced an answer which an app received, with the tokens of these
     calls."""
 
     run_id: str | None
     calls: list[CapturedCall]
     is_unshaped: bool
-    """Whether the sampling distribution of all tokens can be reproduced by the trainer. True if it
-    is known that each token was sampled from the whole vocabulary, or from a subset of tokens that
-    the trainer can apply too."""
+    """Whether the trainer can reproduce the distribution from which each token was sampled. False
+    if a token was sampled from a restricted part of the vocabulary (`CapturedCall.shaped`), or if
+    this is not known."""
 
 
 def sample_id(row: FeedbackRecord) -> str:
@@ -168,7 +168,7 @@ class FeedbackRows:
         hook_hash: str | None = None,
     ) -> WriteReceipt:
         """Set the state and the reason of one item of feedback. Also set the columns `value`,
-        `baseline`, `amount` and `hook_hash`, as far as an argument is given for them.
+        `baseline`, `amount` and `hook_hash` for which an argument is given.
 
         The state and the reason stay unchanged in two cases:
 
@@ -216,8 +216,8 @@ class FeedbackRows:
         """Return the feedback in the state `waiting` for which a baseline can be computed, oldest
         first. An app must have at least `num` feedback values for a baseline.
 
-        Each item is a triple (group id, feedback id, is settled). "Is settled" is False if the
-        server has not acknowledged the group's rewards yet. The group is then in the state
+        Each item is a triple (group id, feedback id, is_settled). `is_settled` is False if the
+        server has not acknowledged the group's rewards yet. In this case, the group is in the state
         `scored`.
         """
         with self._read_engine.connect() as db:

@@ -32,7 +32,8 @@ def m004_place(db: Connection) -> None:
     for column in (*(f"{name} VARCHAR" for name in names), "turn INTEGER"):
         db.exec_driver_sql(f"ALTER TABLE groups ADD COLUMN {column}")
     db.exec_driver_sql("CREATE INDEX ix_groups_session_id ON groups (session_id)")
-    # Holds all that a proxy reads at its start: a row's own columns lie behind a whole request.
+    # This index contains all columns that a proxy reads at its start. In the table, these columns
+    # are stored after the whole request, so that reading them is slow.
     db.exec_driver_sql(
         "CREATE INDEX ix_groups_place ON groups (received_at, group_id, app_key, session_id, "
         "parent_session_id, parent_id, turn, kind, evidence, asked_key, response_id)"
@@ -131,11 +132,12 @@ def fill_counters(db: Connection) -> None:
 
 
 def m013_pieces(db: Connection) -> None:
-    """Store requests and prompts as slices of pieces, and store messages without their text and
-    tool calls.
+    """Store requests and prompts as lists of slices of shared pieces (see contents.py of
+    fakevllm_runtime). Store messages without their text and tool calls, which have columns of their
+    own.
 
-    The views `groups`, `siblings` and `calls` replace the tables of the same names, and have the
-    same columns.
+    Views with the names `groups`, `siblings` and `calls` replace the tables with these names. Each
+    view has the columns of the table that it replaces.
     """
     for statement in _M013_TABLES:
         db.exec_driver_sql(statement)
@@ -146,13 +148,13 @@ def m013_pieces(db: Connection) -> None:
 
 
 def m014_evaluations(db: Connection) -> None:
-    """Add the columns for evaluations to the view `groups` and to the table below it."""
+    """Add the columns for evaluations to the table `group_rows` and to its view `groups`."""
     for statement in _M014:
         db.exec_driver_sql(statement)
 
 
 def m015_arms(db: Connection) -> None:
-    """Add the columns for arms to the view `groups` and to the table below it."""
+    """Add the columns for arms to the table `group_rows` and to its view `groups`."""
     for statement in _M015:
         db.exec_driver_sql(statement)
 

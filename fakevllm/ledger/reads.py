@@ -1,7 +1,7 @@
 """SQL queries for reading the ledger, and the class CallReads, which reads the recorded model
 calls.
 
-The constants with queries are used by the methods of the class `Ledger` in store.py.
+The methods of the class `Ledger` in store.py use the queries.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ TRAINED = """
 
 
 MAX_MATCHES = 2
-"""Maximum number of group ids that are returned for the beginning of an id. Two ids are enough to
-show that the beginning is ambiguous."""
+"""Maximum number of group ids that are returned for a prefix. Two ids are enough to show that the
+prefix is ambiguous."""
 _WITH_PREFIX = """
     SELECT group_id FROM groups WHERE group_id >= ?1 AND substr(group_id, 1, length(?1)) = ?1
     AND group_id < ?3 ORDER BY group_id <> ?1, received_at DESC LIMIT ?2
@@ -92,8 +92,9 @@ EVAL_REWARDS = f"""
     AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
-"""Query for the rewards of an evaluation's rows at temperature 1, one reward per line of the
-result. A row without rewards has one line, in which the reward is NULL."""
+"""Query for the rewards of the samples at temperature 1 in an evaluation. The result has one line
+for each reward. An evaluated dataset row without rewards has one line, in which the reward is
+NULL."""
 
 
 _VERSIONS = """
@@ -110,7 +111,8 @@ class CallVersions:
     sibling: int
     temperature: float
     weight_versions: list[list[int]]
-    """Spans [version, start, end) over the response's tokens."""
+    """Spans [version, start, end]. Each version sampled the response's tokens from index `start` to
+    index `end` - 1."""
     untrainable: str | None
 
 

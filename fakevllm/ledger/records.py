@@ -20,7 +20,7 @@ INDEXED = {"index": True}
 NOT_A_COLUMN = {"is_column": False}
 """Metadata of a field that has no column, because its value is stored in rows of another table."""
 EVAL_KIND = "eval"
-"""Value of the column `kind` for rows that were sampled for an evaluation. Such rows are no
+"""Value of the column `kind` for groups that were sampled for an evaluation. Such groups are not
 requests of apps, so they are left out of all counts and lists of the apps' requests."""
 
 
@@ -81,8 +81,8 @@ class SiblingRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is kept for a retry of its request. The app disconnected before it had
-    received the whole answer.
+    """An answer that is kept for a retry of its request, because the app disconnected before the
+    app had received the whole answer.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
     200
@@ -110,7 +110,8 @@ class StoredResponse:
 
     response_id: str
     app_key: str | None
-    """Fingerprint of the API key that made the response; None if the request had no key."""
+    """Fingerprint of the API key with which the response was requested; None if the request had no
+    key."""
     group_id: str | None
     """Id of the group (request) to which the response belongs. None only in old ledgers, for a
     deleted response that was never stored."""
@@ -161,8 +162,7 @@ class GroupRecord:
     """Rule by which the served sibling was chosen: best, random, lead or greedy. NULL if no sibling
     was chosen."""
     propensity: float | None = None
-    """Probability with which this sibling was chosen to be served, given the answers and
-    rewards."""
+    """Probability with which the served sibling was chosen, given the answers and rewards."""
     cut: str | None = None
     """Reason why the group has fewer siblings than configured; NULL if it has all of them."""
     session_id: str | None = field(default=None, metadata=INDEXED)
@@ -172,8 +172,8 @@ class GroupRecord:
     parent_id: str | None = None
     """Id of the group whose served answer this request continues."""
     kind: str | None = None
-    """Role of the request in its session: a `Kind` of sessions/types.py. `eval` for a row that was
-    sampled for an evaluation, and belongs to no session."""
+    """Role of the request in its session: a `Kind` of sessions/types.py. `eval` for a group that
+    was sampled for an evaluation. Such a group belongs to no session."""
     evidence: str | None = None
     """How the session of the request was recognised: an `Evidence` of sessions/types.py."""
     asked_key: str | None = None
@@ -193,16 +193,17 @@ class GroupRecord:
     """Digest of the training job that the server had when it collected the group. NULL if the job
     is unknown."""
     eval_id: str | None = None
-    """Id of the evaluation for which the row was sampled. NULL for a request of an app."""
+    """Id of the evaluation for which the group was sampled. NULL for a request of an app."""
     eval_version: int | None = None
-    """Version of the weights that sampled an evaluated row. NULL for a request of an app, and if
-    the weights changed while the row was sampled."""
+    """Version of the weights that sampled the group for an evaluation. NULL for a request of an
+    app. Also NULL if the weights changed while the group was sampled."""
     arm: str | None = None
     """Arm whose weights answered the request: an `Arm` of release/arms.py. NULL if sessions are not
     assigned to arms, or if the request could not be assigned."""
     arm_propensity: float | None = None
-    """Probability with which the request's session got this arm. NULL without an arm, and if the
-    version of the session's own arm could not be sampled."""
+    """Probability with which the request's session was assigned to this arm. NULL if `arm` is NULL.
+    Also NULL if another arm answered, because the version of the session's own arm could not be
+    sampled."""
     kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 
@@ -211,7 +212,8 @@ class FeedbackState(StrEnum):
 
     received  The feedback is stored. Its value is not known yet.
     kept      The feedback has no value, or cannot be trained. Its column `reason` has the cause.
-    joined    The value was added to the reward of the answer before the group was sent.
+    joined    The value was added to the answer's reward before the group's rewards were sent to
+              the server.
     waiting   The feedback will become a training sample of its own. It waits until the server has
               acknowledged the group, and until the app has enough values for a baseline.
     pooled    The server has acknowledged the sample. The sample waits to be trained.
@@ -321,7 +323,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRewards:
-    """The rewards of a row that was sampled once for an evaluation."""
+    """The rewards of one dataset row in an evaluation."""
 
     version: int
     """Version of the weights that sampled the row."""
@@ -343,11 +345,11 @@ class StepRow:
     groups: int
     """Number of groups with at least one reward."""
     policy_mean: float | None
-    """Mean reward of all scored siblings (sampled answers), without those that were sampled
-    greedily. It estimates the expected reward of the policy. None if all were sampled greedily."""
+    """Mean reward of all scored siblings (sampled answers) that were not sampled greedily. This
+    mean estimates the expected reward of the policy. None if there is no such sibling."""
     returned_best: float | None
-    """Mean reward of the served siblings. Groups in which the served sibling was chosen at random
-    are left out. None if no such sibling was scored."""
+    """Mean reward of the served siblings that were not chosen at random. None if no such sibling
+    has a reward."""
     without_signal: int
     """Number of groups whose rewards are all equal, so that nothing could be learned from them."""
     returned_random: float | None = None

@@ -94,7 +94,7 @@ _END_UNTRAINED = """
 
 def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     """Write groups (requests) and their siblings (sampled answers). If a group is already stored,
-    the new record replaces it, and its recorded model calls are deleted."""
+    the new record replaces the old one, and the group's recorded model calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
     counters.watch(db, [record.group_id for record in latest])
     _many(db, _PUT_GROUP, [_group_row(db, record) for record in latest])
@@ -267,7 +267,7 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             _many(db, _END_UNTRAINED, rows)
             _unmark(db, list(entry.reasons))
         case "restored":
-            # The server trains again, as planned, the groups that it trained after this step.
+            # The server will train the groups of the steps after this one a second time.
             undone = db.exec_driver_sql(_TRAINED_SINCE, (run_id, entry.step)).scalars()
             counters.watch(db, [*undone, *entry.lost])
             for undo in (_UNMARK_SIBLINGS_SINCE, _UNTRAIN_GROUPS_SINCE):

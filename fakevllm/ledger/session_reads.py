@@ -72,8 +72,8 @@ class SessionRow:
     question: str
     """The first question of the session."""
     arm: str | None = None
-    """Arm that the session was assigned to. None without arms, and if the arm's version could not
-    answer the first request."""
+    """Arm that the session was assigned to. None if sessions are not assigned to arms. Also None if
+    the arm's version of the weights could not answer the first request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class SessionGroup:
     app_key: str | None
     parent_session_id: str | None
     arm: str | None = None
-    """Arm whose version answered. None without arms."""
+    """Arm whose version of the weights answered. None if sessions are not assigned to arms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class FollowUp:
     group_id: str
     kind: str
     is_new_turn: bool
-    """Whether the request begins a new turn, with a new message of the user. False if it only adds
-    a tool's result."""
+    """Whether the request begins a new turn, with a new message of the user. False if the request
+    adds only a tool's result, or regenerates the answer."""
     question: str
     received_at: float
 

@@ -184,8 +184,8 @@ class Ledger:
         self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until every change that is now in the queue is written or dropped. Return True when
-        this is the case, and False at the timeout.
+        """Wait until every change that was queued before this call is written or dropped. Return
+        True when this is the case. Return False at the timeout, or at once if the queue is full.
 
         After the result True, the receipt of each of these changes shows whether the change was
         written or dropped. This method does not block the thread.
@@ -202,8 +202,8 @@ class Ledger:
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Block the calling thread until every change that is now in the queue is written or
-        dropped. Return True when this is the case, and False at the timeout."""
+        """Block the calling thread until every change that was queued before this call is written
+        or dropped. Return True when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
@@ -352,11 +352,12 @@ class Ledger:
         return found_questions, found_ids
 
     def evaluated_rows(self, eval_id: str, hook_hash: str) -> list[EvaluatedRewards]:
-        """Return the rows that were sampled for an evaluation with a known version of the weights,
-        in the order of their requests.
+        """Return the rewards of the dataset rows that were sampled for an evaluation, in the order
+        in which the rows were requested. A row that was sampled several times is returned several
+        times. The method reads all groups.
 
-        Only rows whose hooks had this content hash are returned. The same row may have been sampled
-        several times. The method reads all groups.
+        A row is left out if the version of the weights is unknown, or if hooks with another content
+        hash than `hook_hash` scored the row.
         """
         with self._read_engine.connect() as db:
             lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id, hook_hash)).all()
@@ -367,8 +368,8 @@ class Ledger:
         return rows
 
     def latest_group(self) -> RecordedGroup | None:
-        """Return the newest request with at least two sampled answers, in the form in which the
-        user's hooks get it. Return None if there is no such request."""
+        """Return the newest request with at least two sampled answers, as a RecordedGroup on which
+        the user's hooks can be run. Return None if there is no such request."""
         with self._read_engine.connect() as db:
             group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)

@@ -6,8 +6,8 @@ A request usually repeats most of one of two earlier requests:
 * the request whose answer it continues
 * the latest request of the same app and route, which often has the same system prompt and tools
 
-A prompt is equal to the other prompts of its group. It usually begins with the prompt of the
-previous group and the answer that was served.
+The calls of a group usually all have the same prompt. This prompt usually begins with the prompt of
+the previous group, followed by the served answer of the previous group.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sqlalchemy import Connection
 from fakevllm_runtime.contents import MIN_BYTES, Content, content_store, dbapi_connection
 
 StoredContent = tuple[str | None, bytes | None]
-"""The values of the columns for the slices and the digest. Both are None if the content is stored
-in its row."""
+"""The values of the two columns `request_slices` and `request_digest`. Both values are None if the
+whole request is stored in its row."""
 IN_ROW: StoredContent = (None, None)
 
 _REQUEST = "SELECT request_slices FROM group_rows WHERE group_id = ?"
@@ -31,8 +31,8 @@ _CALL = """
     LEFT JOIN pieces AS p ON p.piece_id = c.response_piece
     WHERE c.group_id = ? ORDER BY c.response_piece DESC, c.sibling, c.seq LIMIT 1
 """
-"""Query for the prompt of one call of a group. If the response of at least one call is stored as a
-piece, it is the call with the newest of these pieces."""
+"""Query for the prompt and the response of one call of a group. The query prefers the calls whose
+response is stored as a piece. Among these, it selects the call with the newest piece."""
 _PLACE = "SELECT parent_id, app_key, route, served_index FROM group_rows WHERE group_id = ?"
 _INSERT_PROMPT = "INSERT INTO prompts (slices, digest) VALUES (?, ?)"
 _LONG_REQUESTS = """
@@ -64,7 +64,7 @@ def put_request(
     route: str,
     text: str,
 ) -> StoredContent:
-    """Store a request, and return the values of its row's columns."""
+    """Store a request, and return the values of the columns for its slices and its digest."""
     data = text.encode()
     if len(data) < MIN_BYTES:
         return IN_ROW
@@ -92,14 +92,14 @@ def _request_of(db: Connection, group_id: str | None) -> Content | None:
 
 class CallContents:
     """Stores the prompts of a group's calls, and the responses that the app got, in the order of
-    the calls. The group's row must be stored before."""
+    the calls. Store the group's row before you create this object."""
 
     def __init__(self, db: Connection, group_id: str) -> None:
         self._db = db
         self._group_id = group_id
         self._store = content_store(db)
         self._prompts: list[tuple[Content, int]] = []
-        """Latest prompt of the group, with its id."""
+        """The group's latest prompt with its id; empty before the first prompt."""
         self._driver = dbapi_connection(db)
         place = self._driver.execute(_PLACE, (group_id,)).fetchone()
         parent_id, app_key, route, served_index = place
@@ -137,7 +137,8 @@ class CallContents:
         return content, prompt_id
 
     def _bases(self) -> list[Content]:
-        """Return the app's latest prompt, and the prompt of the parent with its response."""
+        """Return the app's latest prompt, and the prompt of the parent group followed by the
+        response of the parent group. Prompts that are not found are left out."""
         bases = [self._store.find(self._of_app), self._parent()]
         return [base for base in bases if base is not None]
 

@@ -1,9 +1,9 @@
 """Store the message of a sibling without its text and its tool calls. These two parts have columns
 of their own. The view `siblings` adds both parts to the message again with SQL.
 
-A part is left out only if SQL can restore it byte by byte. The text must be encoded as SQLite's
-`json_quote` encodes it. The tool calls must be written as in their column. So the view returns each
-message exactly as it was recorded.
+A part is left out only if SQL can restore the part byte by byte. The text is left out only if the
+message encodes it as SQLite's `json_quote` does. The tool calls are left out only if the message
+and the column contain the same bytes. So the view returns each message exactly as it was recorded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import orjson
 from sqlalchemy import Connection
 
 StoredMessage = tuple[str | None, int | None, int | None]
-"""The message without its text and its tool calls, and the indexes at which these are inserted. An
-index is None if the part is not left out."""
+"""The message without its text and its tool calls, the index at which the text is inserted, and the
+index at which the tool calls are inserted. An index is None if its part stays in the message."""
 
 MIN_CHARS = 32
-"""Shorter parts stay in the message."""
+"""Minimum number of characters of a part that is left out. Shorter parts stay in the message."""
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Control characters that versions of SQLite may encode in different ways, or that end a text."""
+"""Control characters that different versions of SQLite may encode differently. One of them is NUL,
+at which SQLite may cut a text off."""
 
 _OLD_MESSAGES = """
     SELECT rowid, message_json, text, tool_calls_json FROM sibling_rows
@@ -34,7 +35,7 @@ _MOVE_MESSAGE = """
 def stored_message(
     message_json: str | None, text: str | None, tool_calls_json: str | None
 ) -> StoredMessage:
-    r"""Return the values of the columns for a message.
+    r"""Return the values of the columns in which a message is stored.
 
     >>> text = "a line\n" * 9
     >>> stored_message(orjson.dumps({"content": text}).decode(), text, None)

@@ -70,7 +70,7 @@ def _group_id() -> Column[str]:
 # `ix_groups_place` contains every column that a proxy reads at its start. Reading these columns
 # from the table is slow, because in a row of the table they are stored after the whole request.
 # Read requests from the view GROUPS: `request_json` is empty in this table if the request is stored
-# as slices of pieces (see contents.py).
+# as slices of pieces (see contents.py of fakevllm_runtime).
 GROUP_ROWS = Table(
     "group_rows",
     METADATA,
@@ -83,7 +83,7 @@ GROUP_ROWS = Table(
         *("received_at", "group_id", "app_key", "session_id", "parent_session_id", "parent_id"),
         *("turn", "kind", "evidence", "asked_key", "response_id"),
     ),
-    # It has only the groups of sessions that were assigned to arms, and is empty without arms.
+    # This index has only the groups of sessions that were assigned to arms.
     Index("ix_groups_arm", "received_at", sqlite_where=text("arm_propensity IS NOT NULL")),
 )
 
@@ -100,11 +100,12 @@ SIBLING_ROWS = Table(
 
 
 def _call_columns() -> list[Column[Any]]:
-    """Return the columns of one LLM call as the engine saw it, without its group.
+    """Return the columns of one LLM call as the engine saw it. The column for the group's id is not
+    among them.
 
     The blobs are arrays of little-endian int32 or float32. `weight_version` is the oldest weight
-    version that sampled a token of the call. `shaped` is true if tokens were chosen from a part of
-    the vocabulary that a mask alone does not explain. `shaped` is NULL if this is not known.
+    version that sampled a token of the call. `shaped` is true if tokens were sampled from a
+    restricted part of the vocabulary. `shaped` is NULL if this is not known.
     """
     return [
         Column("sibling", Integer, primary_key=True, autoincrement=False),
@@ -245,7 +246,7 @@ STEP_DIGESTS = Table(
     Column("num", Integer, nullable=False),
 )
 
-# The same for whole runs.
+# Number of groups of a run by the digest of their hooks or their job.
 RUN_DIGESTS = Table(
     "run_digests",
     METADATA,

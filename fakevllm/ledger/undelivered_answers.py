@@ -21,11 +21,11 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    An answer is stored in one of two ways.
+    An answer is stored in one of two ways:
 
-    * The app disconnected before the record of its request was written to the ledger. Then the
-      answer is written together with the record.
-    * The delivery fails later. Then `keep` stores the answer.
+    * If the app disconnects before the record of its request is written to the ledger, the answer
+      is written together with the record.
+    * If the delivery fails after the record was written, `keep` stores the answer.
     """
 
     def __init__(

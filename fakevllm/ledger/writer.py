@@ -123,19 +123,19 @@ class Writer(Generic[Change]):
         return receipt
 
     def drain(self, timeout_s: float) -> bool:
-        """Block the thread until every change that is now in the queue is written or dropped.
-        Return True if this happened within the timeout."""
+        """Block the calling thread until every change that was queued before this call is written
+        or dropped. Return True if this happened within the timeout."""
         done = threading.Event()
         self._queue.put(FlushMark(done.set))
         self._hurry.set()
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every change that is now in the queue is written or dropped. Return True if
-        the method did not reach the timeout.
+        """Wait until every change that was queued before this call is written or dropped. Return
+        True if this happened within the timeout. Return False at once if the queue is full.
 
-        Unlike `drain`, this method does not block the thread. It also does not hasten the writer:
-        the current batch is written at its usual time.
+        This method blocks no thread and does not hasten the writer. The current batch is written at
+        its usual time.
         """
         loop = asyncio.get_running_loop()
         is_reached = asyncio.Event()

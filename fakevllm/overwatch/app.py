@@ -110,9 +110,9 @@ class OverwatchApp(App[None]):
         action is running already, only show a message that says so, because an action must not run
         twice at the same time.
 
-        An example is a drain, which stops the engine after the last episode. A drain first pauses
-        claims, so that clients get no new episodes. Another user can cancel the drain by resuming
-        claims. A second drain would then pause claims again, against that user's wish.
+        A drain shows why. It pauses episode claims, so that clients get no new episodes, and stops
+        the engine after the last episode. Another user can cancel the drain by resuming claims. A
+        second drain would pause the claims once more, against that user's wish.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:
@@ -143,9 +143,9 @@ class OverwatchApp(App[None]):
             self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Quit the application. Quitting would end a running drain. Therefore, if a drain runs, ask
-        the user to confirm first. If the user quits again while this question is open, quit at
-        once."""
+        """Quit the application. If a drain is running, first ask the user to confirm, because
+        quitting ends the drain. If the user quits a second time while this question is open, quit
+        at once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = 8
-"""Heights that a block character can show within one row."""
+"""Number of different heights that a block character can show within one row."""
 
 
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
@@ -41,7 +41,7 @@ def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]
     """Distribute the values over the columns of a chart, and yield the mean of each column's finite
     values. For a column without finite values, yield None.
 
-    The columns' numbers of values differ by at most one.
+    Any two columns differ by at most one in their number of values.
     """
     num_columns = max(1, min(width, len(values)))
     for column in range(num_columns if values else 0):

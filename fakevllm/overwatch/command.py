@@ -21,9 +21,9 @@ class OverwatchSettings:
     url: str
     key: str | None
     is_once: bool
-    """Print one snapshot instead of the full screen."""
+    """Whether to print one snapshot instead of showing the full screen."""
     is_json: bool
-    """Print the snapshot as JSON. Requires `is_once`."""
+    """Whether to print the snapshot as JSON. Requires `is_once`."""
 
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:

@@ -15,7 +15,8 @@ from fakevllm.overwatch.formatting import format_groups
 from fakevllm_adapters.protocol.swarm import LogEntry
 
 MAX_STEPS = 5_000
-"""Maximum number of steps that are kept. The newest steps are kept. A chart has fewer columns."""
+"""Maximum number of steps that are kept. The newest steps are kept. This number is larger than the
+number of columns of any chart."""
 MAX_LINES = 50
 """Maximum number of log lines that are kept. The newest lines are kept."""
 
@@ -33,7 +34,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class EvaluationRewards:
     """Number, sum, minimum and maximum of the rewards of evaluation episodes. All these episodes
-    were sampled with the weights after one training step."""
+    were sampled with the weights that the training step `step` produced."""
 
     step: int
     """Number of the training step that produced the weights; 0 for the weights before the first
@@ -67,8 +68,8 @@ class History:
     """Sequence number of the last entry that was read."""
     steps: tuple[Step, ...] = ()
     evaluations: tuple[EvaluationRewards, ...] = ()
-    """Evaluations ordered by step. Evaluations of weights from before the first of `steps` are
-    removed, except for the weights with which this first step began."""
+    """Evaluations ordered by step. Evaluations of weights that are older than the weights with
+    which the first of `steps` began are removed."""
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:

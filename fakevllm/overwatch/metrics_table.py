@@ -1,7 +1,7 @@
 """The table below the charts. It shows rewards, speed, and the metrics of the last training step.
 
-It also counts the calls that did not continue an earlier call of their conversation, by cause. This
-module does no I/O.
+The table also shows, for each cause, the number of calls that did not continue an earlier call of
+their conversation. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fakevllm.overwatch.snapshot import Snapshot
 
 BRANCH_PREFIX = "branch_"
 NOT_A_BRANCH_CAUSE = ("branch_rate", "branch_first", "branch_extends")
-"""Metrics whose names begin with BRANCH_PREFIX but that count no branches. They are the rate of
-branches, the number of first calls of conversations, and the number of calls that extend an earlier
-call."""
+"""Metrics whose names begin with BRANCH_PREFIX, but which are not the number of branches with one
+cause. They are the rate of branches, the number of first calls of conversations, and the number of
+calls that extend an earlier call."""
 CLIENT_PREFIX = "train_"
 MAX_CLIENT_METRICS = 6
 STEP_ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -28,8 +28,8 @@ STEP_ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("forest", (("rho", "rho"), ("speedup", "forest_speedup"))),
     ("trained", (("coverage", "sample_coverage"), ("ties", "tie_rate"))),
 )
-"""Rows with metrics of the last step. Each row has a name, and pairs of a label and the name of a
-metric. A metric that was not measured is left out."""
+"""Rows with metrics of the last step. Each row has a name, and one pair (label, name of the metric)
+for each of its metrics. A metric that was not measured is left out."""
 
 
 def metrics_table(snapshot: Snapshot) -> Table:

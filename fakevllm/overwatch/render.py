@@ -31,7 +31,8 @@ MAX_BREAKS = 2
 """Maximum number of gaps in the curve that are explained below the chart. The newest gaps are
 explained."""
 SLOW_BOOT_S = 300.0
-"""Boot time after which the screen points to engine.log. A large model takes some minutes."""
+"""Seconds of booting after which the screen refers the user to engine.log. The engine of a large
+model needs some minutes to boot."""
 STATE_COLOURS = {
     "ROLLING": "green",
     "ROLLING_POST": "cyan",
@@ -49,8 +50,9 @@ STATE_MEANINGS = {
     "AWAY": "the server does not answer",
 }
 CLOSED_MEANINGS = {FINISHED: "has taken its last step and still serves requests"}
-"""Explanation of the state ROLLING for a run that takes no more steps, by the reason why it takes
-no more steps. Other reasons are errors, which the server describes itself."""
+"""Explanations of the state ROLLING for a run that takes no more training steps. Each key is a
+reason why the run takes no more steps. All other reasons are errors, which the server describes
+itself."""
 
 
 def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:

@@ -19,10 +19,10 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_number
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"
-"""State of a server whose last poll failed: it does not answer, or it refuses this client. No
-engine reports this state."""
+"""State of a server whose last poll failed, because the server does not answer or refuses this
+client. No engine reports this state."""
 SPEED_STEPS = 5
-"""Number of last steps over which a speed is averaged."""
+"""Number of training steps, up to the last one, over which a speed is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Batch:
     """Progress of the batch that the server is collecting for the next training step."""
 
     method: str
-    """The job's `swarm_mode_sample_collection_method`."""
+    """The job's `swarm_mode_sample_collection_method`, which decides when a batch is complete."""
     tasks: int
     tasks_wanted: int
     """Number of tasks in a batch; 0 if the method counts only episodes."""
@@ -133,18 +133,19 @@ class Snapshot:
     state: str
     """State of the engine, such as ROLLING; AWAY if the last poll failed."""
     trouble: str | None = None
-    """Reason why the last poll failed; None if the poll succeeded. After a failure, the data are
-    those of the last successful poll."""
+    """Reason why the last poll failed; None if the poll succeeded. After a failure, all data except
+    `at`, `state` and `trouble` are those of the last successful poll."""
     seen_at: float | None = None
-    """Unix time of the last successful poll; None before the first one."""
+    """Unix time of the last successful poll; None if no poll has succeeded yet."""
     detail: str | None = None
-    """Error that the server reports."""
+    """Error that the server reports; None if there is no error."""
     closed: str | None = None
     """Reason why the run takes no more training steps; None while the run takes steps."""
     step: int | None = None
     version: int = 0
     released: int | None = None
-    """The released version of the weights. None if no decision about a version was made."""
+    """Version of the weights that is released to answer apps; None if the server has not yet
+    decided about the release of any version."""
     model: str | None = None
     run_id: str = ""
     is_paused: bool = False
@@ -153,8 +154,8 @@ class Snapshot:
     batch: Batch | None = None
     """Progress of the batch for the next training step; None if the server does not report it."""
     tasks: tuple[TaskProgress, ...] = ()
-    """Tasks of the batch. Incomplete tasks come before complete tasks. Within both kinds, tasks
-    with more ended episodes come first."""
+    """Tasks of the batch. Incomplete tasks come before complete tasks. Among the incomplete tasks,
+    and among the complete tasks, those with more ended episodes come first."""
     running: tuple[RunningEpisode, ...] = ()
     """Running episodes, ordered by idle time, the longest first."""
     clients: tuple[ClientActivity, ...] = ()
@@ -185,9 +186,9 @@ class Snapshot:
 
 
 def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
-    """Return a snapshot for a server whose poll failed. It has the state AWAY and the reason
-    `trouble`. All other data are copied from `previous`, the snapshot of the last successful poll,
-    if there was one."""
+    """Return a snapshot for a server whose poll failed. The snapshot has the state AWAY and the
+    reason `trouble`. All other data are copied from `previous`, the snapshot of the last successful
+    poll. `previous` is None if no poll has succeeded."""
     known = previous or Snapshot(url, at, AWAY)
     return replace(known, at=at, state=AWAY, trouble=trouble)
 

@@ -1,5 +1,5 @@
-"""The actions that the release gate can have to do next. `controller` and `between_steps` choose
-the action, and `gate/release_gate` carries the action out."""
+"""The possible next actions of the release gate. `controller` and `between_steps` choose the
+action, and `gate/release_gate` carries the action out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Decide:
     """A decision that must be sent to the server."""
 
     id: str
-    """Id of the request. The id stays the same until the history changes, even if a new version
-    appears while the request is sent again."""
+    """Id of the request that sends the decision. The id changes only when the server's history of
+    releases changes. A retry of the request therefore has the same id, even if a new version has
+    appeared in the meantime."""
     decision: Decision
     version: int | None
     """Version that is released, rejected or left undecided. None if the decision makes the server's
-    newest version the candidate."""
+    newest version the candidate (the version that is evaluated next)."""
     evidence: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -37,33 +38,34 @@ class Decide:
 @dataclass(frozen=True, slots=True)
 class Evaluate:
     """Held-out rows that must be sampled for an evaluation. The candidate and the released version
-    answer the rows. If there is a reference, only the candidate answers, because the reference
-    already has the released version's answers."""
+    answer the rows. If there is a reference (stored answers of the released version), only the
+    candidate answers the rows."""
 
     candidate: int
     released: int
     draw: int
-    """Number of the first draw, from 0."""
+    """Number of the first drawn row. The draws of an evaluation are numbered from 0."""
     num_draws: int = 1
-    """Number of draws, which are sampled at the same time."""
+    """Number of drawn rows to sample at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleReference:
-    """Held-out rows that the served version must answer for the reference. The served version has
-    the released weights."""
+    """Held-out rows that the served version must answer. The served version has the released
+    weights. The answers become the reference, with which candidates are compared."""
 
     reference: str
     """Name of the reference."""
     draw: int
-    """Number of the first draw, from 0."""
+    """Number of the first drawn row. The draws of the reference are numbered from 0."""
     num_draws: int
+    """Number of drawn rows to sample at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitTraining:
-    """A limit of training that must be sent to the server: the newest version that training may
-    make."""
+    """A limit on training that must be sent to the server. `version` is the newest version that
+    training may make."""
 
     version: int
 

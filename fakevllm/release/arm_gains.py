@@ -1,23 +1,25 @@
-"""Estimate two gains from live sessions: the gain of learning, and the gain of choosing the best
-sibling. Siblings are the answers that are sampled for one request.
+"""Estimate two gains in reward from live sessions: the policy's gain by training, and the choice's
+gain by serving the best sibling. Siblings are the answers that are sampled for one request.
 
-* The policy's gain is the mean reward of the siblings in the training arm, minus the mean reward of
-  the siblings in the baseline arm.
+* The policy's gain is the mean reward of the siblings in the training arm (sessions that the newest
+  weights answer), minus the mean reward of the siblings in the baseline arm (sessions that one
+  fixed version answers).
 * The choice's gain is the reward of the served sibling, minus the mean reward of all siblings of
   the same request. The choice's gain is measured in the training arm.
 
-A session is one observation, because its turns are not independent. The observation is the mean
-over the session's groups. A session is counted once, when the session has had no group for
-SESSION_IDLE_S. Later groups of the session do not count. An observation therefore never changes
-after it was counted, and the intervals hold at all times (see `statistics`).
+A session is one observation, because its turns are not independent. The value of the observation is
+the mean over the session's groups (requests with their siblings). A session is counted once, when
+it has had no group for SESSION_IDLE_S seconds. Later groups of the session do not count. An
+observation therefore never changes after it was counted, and the confidence intervals hold at all
+times (see `statistics`).
 
 Live sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
-sessions without a pair, all these sessions form one pair. The pair has one session of one arm, and
-the other arm's sessions since the last pair.
+sessions without a pair, all these sessions form one pair. One part of the pair is a single session
+of one arm. The other part consists of the other arm's sessions since the last pair.
 
-The arms are drawn without regard to rewards. The order in which sessions are counted depends on how
-long sessions last, and the length may depend on the weights. The intervals are therefore only
-approximate if the mean reward and the length of sessions both change over time.
+The arms are drawn without regard to rewards. But the order in which sessions are counted depends on
+how long the sessions last, and their length may depend on the weights. The intervals are therefore
+only approximate if the mean reward and the length of sessions both change over time.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ no group for the longest time is counted."""
 MAX_UNPAIRED = 10_000
 """Maximum number of sessions in one part of a pair. Further sessions are in no pair."""
 MAX_COUNTED_SESSIONS = 100_000
-"""Maximum number of counted sessions that are recognized by later groups (about 15 MB)."""
+"""Maximum number of counted sessions that are remembered (about 15 MB). Later groups of a
+remembered session are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ class GroupOutcome:
     received_at: float
     """Unix seconds."""
     mean: float
-    """Mean reward of the siblings, without a greedy lead."""
+    """Mean reward of the siblings. A first sibling that was sampled greedily is left out."""
     served: float | None
-    """Reward of the served sibling; None if it has none."""
+    """Reward of the served sibling; None if the served sibling has no reward."""
     lowest: float
     highest: float
 
@@ -72,7 +75,8 @@ class Gain:
     """Low end of the interval; None if a reward was outside of the declared range."""
     high: float | None
     num: int
-    """Number of observations: pairs of sessions, or sessions."""
+    """Number of observations: pairs of sessions for the policy's gain, sessions for the choice's
+    gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class ArmSummary:
     sessions: Mapping[Arm, int]
     """Number of counted sessions by arm, for the arms that have any."""
     means: Mapping[Arm, float]
-    """Mean over the counted sessions of each session's mean reward."""
+    """By arm: the mean of the mean rewards of the counted sessions."""
     num_open: int
     """Number of sessions that are not counted yet."""
     policy: Gain | None
@@ -131,11 +135,11 @@ class ArmGains:
         alpha: float = ALPHA,
     ) -> None:
         """Create gains without sessions. `rewards` is the range of a single reward. The gain of the
-        policy is the mean reward of the arm `second` minus that of the arm `first`."""
+        policy is the mean reward of the arm `second` minus the mean reward of the arm `first`."""
         self._rewards = rewards
         self._first, self._second = first, second
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
-        """Sessions by root, the one without a group for the longest time first."""
+        """Sessions by root. The session that has had no group for the longest time comes first."""
         self._counted: OrderedDict[str, None] = OrderedDict()
         self._totals: dict[Arm, _ArmTotals] = {}
         self._policy = DifferenceSequence(rewards, alpha)

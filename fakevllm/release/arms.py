@@ -1,7 +1,7 @@
 """Assign each session to an arm. The arm decides which version of the weights answers the session.
 
-The assignment is a hash of the session's root and a salt, so no memory is needed. A session has the
-same arm in each process, also after a restart.
+The arm follows from a hash of a salt and the session's root (the first session of its tree), so no
+assignment is stored. A session therefore has the same arm in each process, also after a restart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _NUM_BITS = 53
-"""Bits of the hash that are used. A float represents each fraction of this many bits exactly."""
+"""Number of bits of the hash that are used. A float can represent each fraction with this many bits
+exactly."""
 _SUM_TOLERANCE = 1e-9
 
 
@@ -29,7 +30,7 @@ class Arm(StrEnum):
 
 
 OTHER_ARM = "other_arm"
-"""Reason slug of groups and feedback that are not trained, because their session is not of the
+"""Reason slug of groups and feedback that are not trained, because their session is not in the
 training arm."""
 ARM_UNAVAILABLE = "arm_unavailable"
 """Reason slug of groups that the newest version answered, because the version of their arm could
@@ -86,9 +87,9 @@ class ArmAssigner:
     The interval from 0 to 1 is divided among the arms. The baseline arm begins at 0, the training
     arm ends at 1, and the released arm is between the two. A session is a point of the interval.
 
-    A change of one share therefore moves only few sessions, if the released arm takes the
-    difference. A change of `baseline` moves no session into or out of the training arm. A change of
-    `training` moves no session into or out of the baseline arm.
+    Suppose that one share is changed, and that the released arm takes the difference. Only few
+    sessions then move to another arm. A change of `baseline` moves no session into or out of the
+    training arm. A change of `training` moves no session into or out of the baseline arm.
 
     >>> assigner = ArmAssigner(b"salt", Shares.continuous(baseline=0.5))
     >>> [assigner.assign(root).arm.value for root in ("a", "b", "c", "a")]

@@ -5,24 +5,25 @@ Such an engine samples only the version that it serves, and all sessions get thi
 therefore waits while a version is evaluated:
 
 1. After a release, the served weights are the released weights. The served version answers the
-   held-out rows that all candidates will answer. These answers are the reference.
+   held-out rows that all candidates will answer later. These answers are the reference.
 2. Training makes `evaluate_every` versions, and waits.
 3. The served version becomes the candidate, and answers the same rows. The test in `controller`
    decides from the paired differences between the candidate and the reference.
 4. After a rejection, training goes back, and the released weights are served again. The released
    weights make a new reference.
 
-A candidate does not depend on the reference before the two are compared. The bounds of `controller`
-therefore hold for each candidate. (The bounds hold on average over all references. Candidates that
-share a reference share its luck, so their errors are not independent.)
+A candidate does not depend on the reference before the two are compared. The error bounds of
+`controller` therefore hold for each candidate. (The bounds hold on average over all references.
+Candidates that are compared with one reference share its chance errors, so the errors of their
+tests are not independent.)
 
 For this independence, a new reference is made after each release and after each rejection. After a
-release, the candidate's answers cannot become the reference, because the answers were good enough
-for a release, and are therefore too good in the mean. After a rejection, the old reference cannot
-be used again. A reference that rejected a candidate is also too good in the mean.
+release, the candidate's answers cannot become the reference. They were good enough for a release,
+so their mean reward is biased upwards. After a rejection, the old reference cannot be used again.
+It was good enough for a rejection, so its mean reward is biased upwards too.
 
-The served weights may be neither the released weights nor trained under the gate. An example is a
-gate that was turned on in the middle of a run. Training then waits for an operator.
+If the gate is turned on in the middle of a run, the served weights may be neither the released
+weights nor weights that were trained under the gate. Training then waits for an operator.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ from fakevllm.release.controller import GateController, GateRules, ScoredPair
 from fakevllm_adapters.protocol.releases import Decision, ReleasesReply
 
 ROWS_AT_ONCE = 8
-"""Number of rows that are sampled at the same time. Training waits for them, so they use the whole
-engine."""
+"""Number of rows that are sampled at the same time. Training waits for these rows, so they may use
+the whole engine."""
 
 
 class BetweenStepsController(GateController):
-    """Makes the decisions of one proxy's gate about one run, if the engine holds one set of
-    weights."""
+    """Makes the decisions of one proxy's release gate about the versions of one training run, if
+    the engine holds one set of weights."""
 
     def __init__(self, rules: GateRules) -> None:
         super().__init__(rules)
         self._num_reference_draws: int | None = None
-        """Number of draws that the reference has answered; None until it has been read."""
+        """Number of drawn rows for which the reference has an answer; None until this number has
+        been read from the ledger."""
 
     def history_read(self, history: ReleasesReply) -> None:
         before = self.reference
@@ -70,8 +72,9 @@ class BetweenStepsController(GateController):
 
     @property
     def reference(self) -> str | None:
-        """Name of the reference. The name changes with each release, and each time training goes
-        back to an earlier version. None if the history is not known."""
+        """Name of the reference (the released version's answers to the held-out rows). The name
+        changes with each release, and each time training goes back to an earlier version. None if
+        the server's history of releases is not known."""
         history = self._history
         if history is None:
             return None
@@ -99,12 +102,13 @@ class BetweenStepsController(GateController):
     @property
     def _base(self) -> int:
         """The version after which training makes `evaluate_every` versions before the next
-        evaluation. The base is the newest of these versions:
+        evaluation. The base is the newest of the versions in this list. A copy of a version is a
+        version with the same weights.
 
-        * the version of the newest verdict
+        * the newest version with a verdict (released, rejected or undecided)
         * the copies of the released version
         * the copies of the newest version, if the oldest of these copies is not newer than the
-          version of the newest verdict
+          newest version with a verdict
         """
         base = super()._base
         same = self.newest_copies if min(self.newest_copies, default=base + 1) <= base else []
@@ -112,11 +116,12 @@ class BetweenStepsController(GateController):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference's answers in the ledger must be read."""
+        """Whether the caller must read the reference's answers from the ledger, the proxy's
+        database."""
         return self._history is not None and self._num_reference_draws is None
 
     def reference_answered(self, reference: str, num_draws: int) -> None:
-        """Record the number of draws that the reference has answered, counted from the first
+        """Record for how many drawn rows the reference has an answer, counted from the first
         draw."""
         if reference == self.reference:
             self._num_reference_draws = num_draws

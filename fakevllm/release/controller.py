@@ -1,30 +1,33 @@
-"""Make the release gate's decisions. The controller decides which version becomes a candidate, and
-when the candidate is released, rejected or undecided. This module does no I/O, and has no clock.
+"""Make the release gate's decisions. The controller decides which version becomes a candidate (the
+version to evaluate), and when the candidate is released, rejected or left undecided. This module
+does no I/O, and has no clock.
 
 The decisions depend only on this input:
 
 * the server's history of releases
 * the newest version
-* the scored pairs of the candidate's evaluation, in the order of their draws
+* the scored pairs of the candidate's evaluation (the rewards of two versions for one held-out row),
+  in the order in which the rows were drawn
 * the sessions that were scored since the latest verdict
 
 `next_action` returns the action that is due. A decision stays due until the history contains the
-decision. The process may therefore die at any time, and a decision may be sent twice.
+decision. It therefore does no harm if the process dies at any time, or if a decision is sent twice.
 
-A verdict is the decision that a version is released, rejected or undecided. Each verdict ends a
-cycle. Two tests run during each cycle.
+A verdict is the decision that a version is released, rejected or left undecided. Each verdict ends
+a cycle. Two tests run during each cycle.
 
-* Held-out rows: the candidate and the released version answer the same rows. The paired difference
-  has the confidence sequence (low, high). low > -margin releases the candidate, and high < -margin
-  rejects the candidate.
+* Held-out rows: the candidate and the released version answer the same rows. The mean of the paired
+  differences (candidate minus released version) has the confidence interval (low, high). The
+  candidate is released if low > -margin, and rejected if high < -margin.
 * Live sessions: the training arm is compared with the released arm. The versions since the latest
-  verdict answer the training arm. This test judges the mean of these versions. The test can only
-  reject, and does not test the candidate alone.
+  verdict answer the sessions of the training arm. This test judges the mean of these versions. The
+  test can only reject, and does not test the candidate alone.
 
-Suppose that no version is worse by more than `margin`. Each test then rejects a version with a
-probability of at most alpha / 2, however often the test is looked at. Both tests together reject
-with a probability of at most alpha. The bound does not cover one case: the comparison of live
-sessions begins anew with each GateController, and after a rejection that the server has refused.
+Suppose that no version is worse than the released version by more than `margin`. Each test then
+rejects a version with a probability of at most alpha / 2, however often the test is looked at. Both
+tests together reject with a probability of at most alpha. The bound covers only one comparison of
+live sessions. A new comparison begins with each GateController, and after each rejection that the
+server has refused.
 
 The bounds hold only for rewards in their declared range. After a reward outside of the range,
 nothing is evaluated and no version is released.
@@ -52,15 +55,15 @@ class GateRules:
     """Range of a single reward. A reward outside of the range counts as the nearest end of the
     range. After such a reward, no version is released."""
     num_samples: int = 4
-    """Samples of a held-out row with each of the two versions."""
+    """Number of answers that each of the two versions samples for a held-out row."""
     evaluate_every: int = 20
-    """Versions after which the newest one becomes a candidate."""
+    """Number of new versions after which the newest version becomes a candidate."""
     margin: float = 0.05
-    """Loss of mean reward that is acceptable."""
+    """Largest acceptable loss of mean reward, compared with the released version."""
     alpha: float = 0.05
-    """Probability with which an acceptable candidate is rejected, at most."""
+    """Maximum probability with which an acceptable candidate is rejected."""
     max_samples: int = 2000
-    """Number of the candidate's samples after which it is undecided."""
+    """Number of the candidate's samples after which the candidate is left undecided."""
 
     @property
     def max_draws(self) -> int:
@@ -75,8 +78,8 @@ class ScoredPair:
 
     A reward that only one version lacks counts against the candidate. If the candidate lacks the
     reward, the reward counts as the lowest possible reward. If the released version lacks the
-    reward, the reward counts as the highest possible reward. If both versions have no reward, the
-    pair counts only as a draw.
+    reward, the reward counts as the highest possible reward. If neither version has a reward, the
+    row is not compared, and is only counted as drawn.
     """
 
     released: Sequence[float]
@@ -95,7 +98,7 @@ class ScoredSession:
 
 
 class GateController:
-    """Makes the decisions of one proxy's gate about one run of the server."""
+    """Makes the decisions of one proxy's release gate about the versions of one training run."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
@@ -108,7 +111,7 @@ class GateController:
         self._unusable: str | None = None
 
     def history_read(self, history: ReleasesReply) -> None:
-        """Replace the known history by the history that the server has now."""
+        """Replace the known history of releases by the server's present history."""
         if self._verdict_number(history) != self._verdict_number(self._history):
             self._live = _LiveTest(self._rules)
         self._history = history
@@ -126,8 +129,8 @@ class GateController:
         self._newest = version
 
     def scorer_changed(self, scorer: str) -> None:
-        """Record which hook scores the rows. If the hook has changed, the evaluation begins again,
-        because the rewards of two hooks cannot be compared."""
+        """Record which hook scores the rows. If the hook has changed, the evaluation begins again
+        with its first row, because the rewards of two hooks cannot be compared."""
         if scorer != self._scorer and self._evaluation is not None:
             self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
         self._scorer = scorer
@@ -141,8 +144,8 @@ class GateController:
                 self._outside = reward
 
     def rows_unusable(self, reason: str) -> None:
-        """Record that the held-out rows cannot measure a version. From then on, no version is
-        evaluated or released. Live sessions can still reject a version."""
+        """Record that the held-out rows cannot be used for an evaluation, and the reason. From then
+        on, no version is evaluated or released. Live sessions can still reject a version."""
         self._unusable = reason
 
     def give_up(self, candidate: int, reason: str) -> None:
@@ -172,8 +175,9 @@ class GateController:
             self._live.candidate = candidate
 
     def session_scored(self, session: ScoredSession) -> None:
-        """Add a session that an app had since the latest verdict. A session of the training arm
-        counts only if the session's version is newer than all versions that had a verdict."""
+        """Add a session that an app had since the latest verdict (release, rejection or undecided).
+        A session of the training arm counts only if the session's version is newer than all
+        versions that had a verdict."""
         if session.version is None or session.version > self._base:
             self._live.add(session)
 
@@ -221,14 +225,14 @@ class GateController:
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs (held-out rows that both versions answered) in the current evaluation. It
-        is 0 without a candidate."""
+        """Number of pairs (held-out rows that both versions answered) in the current evaluation.
+        The number is 0 without a candidate."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The figures of the current evaluation. Empty without a candidate. After a new pair, this
-        property computes the interval. This may take 50 ms."""
+        """The figures of the current evaluation. The dict is empty without a candidate. After a new
+        pair, this property computes the confidence interval, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
@@ -256,7 +260,7 @@ class GateController:
     @property
     def _base(self) -> int:
         """The newest version that had a verdict: it was released, rejected or left undecided. A
-        version that was rejected as a descendant of another version counts, too."""
+        version that was rejected as a descendant of another rejected version counts, too."""
         history = self._history
         if history is None:
             return 0
@@ -285,7 +289,8 @@ class _Difference:
         self._width = width
         self._sequence = BettingSequence(differences, rules.alpha)
         self._test: BettingTest | None = None
-        """Test of the margin; None if the margin is the whole range, so that nothing is decided."""
+        """Test of the margin. None if the margin is as large as the whole range. Nothing is decided
+        then."""
         if rules.margin < width:
             self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
@@ -303,12 +308,12 @@ class _Difference:
 
     @property
     def is_acceptable(self) -> bool:
-        """Whether the loss is certainly below the margin."""
+        """Whether the test has shown that the loss of mean reward is below the margin."""
         return self._test is not None and self._test.is_above
 
     @property
     def is_worse(self) -> bool:
-        """Whether the loss is certainly above the margin."""
+        """Whether the test has shown that the loss of mean reward is above the margin."""
         return self._test is not None and self._test.is_below
 
     def evidence(self, source: str) -> dict[str, Any]:
@@ -331,7 +336,7 @@ class _Evaluation:
         self.versions = (candidate, released)
         self.num_draws = 0
         self.verdict: Decision | None = None
-        """The decision about the candidate; None while rows must be sampled."""
+        """The decision about the candidate; None while more rows must be sampled."""
         self._rules = rules
         self._difference = _Difference(rules)
         self._trouble: str | None = None
@@ -396,8 +401,8 @@ class _LiveTest:
     """The comparison of live sessions between the training arm and the released arm.
 
     Sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
-    sessions without a pair, all these sessions form one pair. The pair has one session of one arm,
-    and the other arm's sessions since the last pair.
+    sessions without a pair, all these sessions form one pair. One part of the pair is a single
+    session of one arm. The other part consists of the other arm's sessions since the last pair.
 
     Sessions are added in the order in which their first groups end. Arms are drawn without regard
     to rewards. A long answer ends late, so the pairs are not quite independent of rewards.
@@ -405,7 +410,7 @@ class _LiveTest:
 
     def __init__(self, rules: GateRules) -> None:
         self.candidate: int | None = None
-        """Version that is evaluated meanwhile; None if there is none."""
+        """Version that is being evaluated on held-out rows; None if there is no such version."""
         self.rejected: int | None = None
         """Version to reject, if the training arm is worse; None otherwise."""
         self._rules = rules
@@ -416,10 +421,12 @@ class _LiveTest:
         """Sums over the sessions of the training arm since the last pair. Sessions whose version is
         newer than the candidate are in `_newer`, and all others in `_older`."""
         self._older_differences = _Sum()
-        """Differences of the older sessions to the released ones of their pairs."""
+        """Sum over the sessions that were in `_older`. For each session, its mean reward minus the
+        mean reward of the released arm in its pair is added."""
         self._oldest: int | None = None
         self._oldest_newer: int | None = None
-        """The oldest version that took part and is newer than the candidate."""
+        """The oldest of the versions that took part in the comparison and are newer than the
+        candidate."""
 
     def add(self, session: ScoredSession) -> None:
         if self.rejected is not None:
@@ -447,9 +454,9 @@ class _LiveTest:
             self.rejected = self._first_worse()
 
     def _first_worse(self) -> int | None:
-        """Return the version to reject. The result is usually the oldest version that took part. If
-        the candidate and older versions did not lose more than the margin, the result is the oldest
-        version that took part and is newer than the candidate."""
+        """Return the version to reject. The result is usually the oldest version that took part in
+        the comparison. If the candidate and older versions did not lose more than the margin, the
+        result is the oldest version that took part and is newer than the candidate."""
         differences = self._older_differences
         if differences.num and differences.mean >= -self._rules.margin:
             return self._oldest if self._oldest_newer is None else self._oldest_newer

@@ -1,10 +1,11 @@
 """Draw the held-out rows of an evaluation of the release gate. This module does no I/O. The
 evaluation's id determines the draws.
 
-Each draw is a row of the held-out file, uniformly at random and with replacement. Given all earlier
-draws, the expected difference of a pair is therefore the mean difference over the whole file. The
-gate's confidence sequence needs this property. (Without replacement, the expectation would depend
-on the rows that are left.)
+Each draw chooses a row of the held-out file, uniformly at random and with replacement. The
+difference between the two versions on a drawn row therefore has the same expectation in each draw:
+the mean difference over the whole file, whatever rows were drawn before. The gate's confidence
+sequence needs this property. (Without replacement, the expectation would depend on the rows that
+are left in the file.)
 """
 
 from __future__ import annotations

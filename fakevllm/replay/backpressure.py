@@ -18,8 +18,8 @@ from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0
-"""Number of complete batches at the trainer from which on rows wait. One complete batch is enough
-to keep the trainer from waiting."""
+"""Backlog at which rows begin to wait, as a number of complete batches of groups. With a backlog of
+one complete batch, the trainer does not have to wait."""
 POLL_EVERY_S = 0.1
 POLL_TIMEOUT_S = 5.0
 
@@ -27,8 +27,8 @@ POLL_TIMEOUT_S = 5.0
 def has_capacity(status: EngineStatusReply | None) -> bool:
     """Return True if another row may be sent.
 
-    Also return True if the engine is off or its status is unknown. The backlog might then never
-    shrink, and the row would wait forever.
+    Also return True if the engine is off or its status is unknown. In these cases, the backlog
+    might never shrink, so a row that waits for the trainer might wait forever.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True
@@ -38,7 +38,7 @@ def has_capacity(status: EngineStatusReply | None) -> bool:
 @contextlib.asynccontextmanager
 async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
     """Yield an asyncio event that says when rows may be sent. The event is set while another row
-    may be sent. It is cleared while a full batch of groups waits for the trainer.
+    may be sent. The event is cleared while a full batch of groups waits for the trainer.
 
     Until the `async with` block ends, a background task polls the proxy at `url` and updates the
     event.
@@ -67,7 +67,7 @@ async def _follow(url: str, key: str | None, capacity: asyncio.Event) -> None:
 async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
     """Return the engine's status, or None if the proxy does not answer.
 
-    While the proxy does not answer, the trainer's backlog does not hold rows back. Each row is then
+    While the proxy does not answer, the trainer's backlog does not delay rows. Each row is then
     sent, fails to connect, and is retried.
     """
     try:

@@ -38,8 +38,8 @@ class ReplaySettings:
     app_command: str | None
     model: str | None
     concurrency: int | None
-    """Maximum number of rows that run at the same time. If it is None, the number is 1 in lockstep
-    and 8 otherwise."""
+    """Maximum number of rows that run at the same time. If this field is None, the number is 1 in
+    lockstep and 8 otherwise."""
     limit: int | None
     epochs: int
     max_tokens: int | None
@@ -53,7 +53,7 @@ class ReplaySettings:
     @property
     def num_concurrent(self) -> int:
         """The maximum number of rows that run at the same time. With `--lockstep` the number is 1.
-        Raises ConfigError if `--concurrency` sets another number together with `--lockstep`."""
+        Raises ConfigError if `--lockstep` is used together with a `--concurrency` other than 1."""
         if not self.lockstep:
             return self.concurrency or CONCURRENCY
         if self.concurrency not in (None, 1):

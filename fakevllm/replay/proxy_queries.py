@@ -1,5 +1,6 @@
-"""Requests to the proxy before a replay. These requests ask for an API key for each task and for
-the model's name. They also ask if the proxy trains requests, and if it runs in lockstep."""
+"""Requests that a replay sends to the proxy before the first row. They register the tasks and
+return an API key for each task. They also ask for the model's name, whether the proxy trains all
+rows, and whether the proxy runs in lockstep (the mode for reproducible runs)."""
 
 from __future__ import annotations
 
@@ -68,13 +69,14 @@ class TrainingNotice:
 
     text: str
     reason: str
-    """A reason without a full stop. If nothing trains, it begins with the same words that `fakevllm
-    status` prints in this case."""
+    """The reason, without a full stop at its end. If no row is trained, the reason begins with the
+    words that `fakevllm status` prints in this case."""
 
 
 async def training_notice(url: str, key: str | None = None) -> TrainingNotice | None:
-    """Return a notice if the proxy does not train all rows that are sent now. Return None if it
-    trains all of them. Raises ConfigError if the proxy does not answer or refuses the request."""
+    """Return a notice if the proxy does not train all rows that are sent now. Return None if the
+    proxy trains all of these rows. Raises ConfigError if the proxy does not answer or refuses the
+    request."""
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
         reason = f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"

@@ -1,5 +1,5 @@
-"""Send the rows of a replay with bounded concurrency. While the proxy is being restarted, retry
-them. Each row gets exactly one result."""
+"""Send the rows of a replay with bounded concurrency. While the proxy is being restarted, retry the
+rows. Each row gets exactly one result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def play(
 
     At most `concurrency` rows run at a time. `rows` may be endless, because the next row is taken
     from `rows` only when fewer than `concurrency` rows run. While the event `capacity` is cleared,
-    no row is sent. The event is cleared while the trainer has enough groups to train.
+    no row is sent. The caller clears this event while the trainer has enough groups to train.
     """
     attempts = (
         _play_one(epoch, task, player, key_of(task), capacity, RetryDeadline(retry_for_s))

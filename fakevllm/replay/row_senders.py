@@ -24,8 +24,8 @@ class RowFailed(Exception):
 
 
 class RowInterrupted(Exception):
-    """Raised if a row got no answer. The connection broke, or the server was overloaded or
-    unavailable. The row may be retried."""
+    """Raised if a row got no answer, because the connection broke, or because the server was
+    overloaded or unavailable. The row may be retried."""
 
 
 class Player(Protocol):

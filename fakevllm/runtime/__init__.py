@@ -1,5 +1,5 @@
-"""Helpers for processes, asyncio tasks and terminal output, used by the proxy and its commands.
-This folder does not depend on groups or training.
+"""Helpers for processes, asyncio tasks and terminal output, used by the proxy and its commands. The
+code in this folder does not depend on groups (requests with their sampled answers) or on training.
 
 * Commands: `admin_client` (HTTP calls to a running proxy), `supervisor` (child processes),
   `local_engines` (the engines that `demo` and `train` start).

@@ -21,9 +21,9 @@ FAN_OUT_NO_HOOKS = "off: without hooks each request is served once (fakevllm ser
 
 def set_paused(url: str, key: str | None, *, paused: bool) -> str:
     """Pause or resume the fan-out in a running proxy, and return a line for the user. Fan-out means
-    that the proxy samples several answers (siblings) for a request. While it is paused, each
-    request is served once. Raises ConfigError if the proxy does not answer or refuses the
-    request."""
+    that the proxy samples several answers (siblings) for a request. While the fan-out is paused,
+    the proxy samples only one answer for each request. Raises ConfigError if the proxy does not
+    answer or refuses the request."""
     reply = fetch_json(url, "/fakevllm/pause" if paused else "/fakevllm/resume", key, method="POST")
     state = FAN_OUT_PAUSED if paused else FAN_OUT_ON
     if reply.get("trouble"):

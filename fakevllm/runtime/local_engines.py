@@ -15,8 +15,8 @@ ENGINE_PAIRS = {
     "vllm": ("vllm", "embedded"),
     "verl": ("vllm", "verl"),
 }
-"""For each value of the server's flag `--backend`: the names of its rollout engine and of its
-trainer."""
+"""For each value of the server's flag `--backend`: the name of the rollout engine and the name of
+the trainer that this value selects."""
 
 READY_MARGIN_S = 60.0
 """Number of seconds by which a client waits longer than the server for an engine to start. If the
@@ -69,8 +69,8 @@ class EngineChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the rollout engine and of the trainer. If one engine does both, its name
-        occurs only once."""
+        """The names of the rollout engine and of the trainer. If one engine both samples and
+        trains, its name occurs only once."""
         return tuple(dict.fromkeys((self.rollout, self.trainer)))
 
     @property

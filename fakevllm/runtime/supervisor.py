@@ -121,8 +121,8 @@ async def supervise(
     """Keep the processes running while the `async with` block runs.
 
     At the end, the processes are stopped one after the other, the last process first. Therefore an
-    earlier process can still receive what a later process sends while it stops. If a process cannot
-    be kept running, the block is cancelled and a FakevllmError is raised.
+    earlier process can still receive what a later process sends while the later process stops. If a
+    process cannot be kept running, the block is cancelled and a FakevllmError is raised.
     """
     body = asyncio.current_task()
     assert body is not None

@@ -40,8 +40,8 @@ class SwarmClient:
             episode.end(reward=score(answer))
 
     Each method that contacts the server raises ServerUnreachable if no server answers. It raises
-    SwarmError with the server's message if the server refuses. Exceptions from these rules are
-    stated at the method.
+    SwarmError with the server's message if the server refuses the request. If a method does not
+    follow these rules, its docstring says so.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class SwarmClient:
     ) -> None:
         """Create a client of the server at `server_url`.
 
-        `api_key` is the API key for the server. If `api_key` is None, the environment variable
-        FAKEVLLM_SWARM_KEY is used. If this variable is not set either, the credentials in the URL
-        are used. If `verbose` is True, the client prints log lines to stderr. If
+        `api_key` is the API key for the server. If `api_key` is None, the value of the environment
+        variable FAKEVLLM_SWARM_KEY is used. If this variable is not set either, the credentials in
+        the URL are used. If `verbose` is True, the client prints log lines to stderr. If
         `auto_start_swarm_server` is True and no server answers at `server_url`, the client starts a
         server on this machine.
 
@@ -137,9 +137,10 @@ class SwarmClient:
     ) -> None:
         """Start the engine with this job, unless the engine is already running.
 
-        If the engine is running, it keeps its own job, and the differences between the two jobs are
-        logged. With `force_restart`, the running engine is stopped first, and then started with
-        this job. `timeout_s` is the maximum number of seconds for the start. None means no limit.
+        Without `force_restart`, an engine that is already running keeps its own job, and the
+        differences between its job and this job are logged. With `force_restart`, a running engine
+        is stopped first, and then started with this job. `timeout_s` is the maximum number of
+        seconds for the start. If `timeout_s` is None, there is no limit.
         """
         self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
@@ -161,7 +162,7 @@ class SwarmClient:
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
         server takes the episode back. Raises SwarmServerOfflineError if the engine is off and this
-        client has seen it running before.
+        client has seen the engine running before.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -217,8 +218,8 @@ class SwarmClient:
 
     def renew_episode(self, episode_uuid: str) -> None:
         """Ask the server to count the episode's idle time from 0 again. An agent calls this method
-        if it makes no LLM call for a long time. Otherwise the server would take the episode back.
-        Raises EpisodeLost if the episode is no longer claimed by this client."""
+        if it makes no LLM call for a long time. Without this call, the server would take the
+        episode back. Raises EpisodeLost if the episode is no longer claimed by this client."""
         self._run(episode_calls.renew(self.client_uuid, episode_uuid))
 
     @contextlib.contextmanager
@@ -234,8 +235,8 @@ class SwarmClient:
         The episode is aborted, and not trained, in three cases. The block raises, the block ends
         without a call of `Episode.end`, or the script ends while the block runs.
 
-        When the client is closed, it aborts the episodes of all running blocks. If such a block
-        raises after that, ClientClosed is raised.
+        When the client is closed, it aborts the episodes of all running blocks. If a block raises
+        an error after that, ClientClosed is raised in place of this error.
         """
         policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = self.open_claims.open(
@@ -267,8 +268,8 @@ class SwarmClient:
         print_pool(self.get_rollout_stat())
 
     def get_episode_buffer(self) -> list[EpisodeStatus]:
-        """Return the running episodes that this client's API key may see, or [] if the request
-        fails."""
+        """Return the running episodes that this client's API key may see, or [] if the request to
+        the server fails."""
         try:
             return self._run(engine_control.episode_buffer())
         except SwarmError:

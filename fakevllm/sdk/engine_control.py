@@ -50,7 +50,7 @@ AGREE_INTERVAL_S = 2.0
 MAX_REFUSED_S = 600.0
 """Seconds for which the server may refuse an agreement to the next step before the client raises an
 error. The server refuses the agreement until the client has ended an episode since the last step.
-Another thread of the client may still be running such an episode."""
+During these seconds, another thread of the client may end such an episode."""
 
 
 class ControlReply(BaseModel):
@@ -105,7 +105,7 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
     """Start the engine, and return its status once the engine serves requests.
 
     Raises SwarmError with the reason if the engine cannot be started. Raises ServerUnreachable if
-    the start takes longer than `timeout_s` seconds. None means no limit.
+    the start takes longer than `timeout_s` seconds. If `timeout_s` is None, there is no limit.
     """
     backoff = Backoff(timeout_s)
     # The server replies once the engine boots: an engine that is off after that was refused.
@@ -176,11 +176,11 @@ def wait_for_engine(
 def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
     """Start the engine with this job, unless the engine is already running.
 
-    If the engine is running, it keeps its own job, and the differences between the two jobs are
-    logged. With `force_restart`, the running engine is stopped first, and then started with this
-    job. Raises SwarmError if the engine cannot be started with this job. Also raises SwarmError if
-    another client replaced the job before the start, and the engine therefore trains another
-    experiment or model.
+    Without `force_restart`, an engine that is already running keeps its own job, and the
+    differences between its job and this job are logged. With `force_restart`, a running engine is
+    stopped first, and then started with this job. Raises SwarmError if the engine cannot be started
+    with this job. Also raises SwarmError if another client replaced the job before the start, and
+    the engine therefore trains another experiment or model.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -219,8 +219,8 @@ def _warn_if_closed(reply: EngineStatusReply) -> None:
 
 
 def _check_started_job(job: TrainJob) -> ServerCall[None]:
-    """Compare two jobs, and log the differences: the job that this client has sent, and the job
-    that the engine was started with.
+    """Compare the job that this client has sent with the job that the engine was started with, and
+    log the differences.
 
     The jobs differ if another client sent a job after this client and before the start. Raises
     SwarmError if the engine therefore trains another experiment or another model.
@@ -257,8 +257,8 @@ def _log_differences(job: TrainJob, reply: ServerReply) -> None:
 
 
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
-    """Return one text for each setting of this client's job that has another value in the server's
-    job.
+    """Return a list with one text for each setting whose value in the server's job differs from its
+    value in this client's job.
 
     `reply` is the server's reply to `/get_train_config`. Settings that this client has not set are
     ignored.

@@ -151,8 +151,8 @@ class AsyncEpisode(_ClaimedEpisode):
 
 
 class OpenClaims:
-    """The claims of all `with client.episode(…)` blocks that are running now. They are aborted when
-    the client is closed or the script ends.
+    """The claims of all `with client.episode(…)` blocks that are running now. The episodes of these
+    claims are aborted when the client is closed or the script ends.
 
     Claims that `begin_episode` made outside such a block are not included, because another process
     may continue their episodes.
@@ -196,8 +196,8 @@ class OpenClaims:
         """Abort the episodes of all open claims, and refuse new claims. This method raises no
         SwarmError.
 
-        Without the abort, the server would wait for these episodes until the claims expire. A user
-        who restarts the script would have to wait as well.
+        Without these aborts, the server would wait for the episodes until the claims expire. A user
+        who restarts the script would have to wait until then, too.
         """
         if os.getpid() != self._pid:  # the end of a forked process is not its parent's
             return

@@ -37,15 +37,16 @@ from fakevllm_adapters.protocol.swarm import (
 EpisodeType = Literal["train", "eval"]
 
 END_RETRY_S = 600.0
-"""Seconds for which the end of an episode is sent again. A server needs much less time to restart
-and to connect to its engine."""
+"""Time limit in seconds for retries of the request that ends an episode. A server needs much less
+time to restart and to connect to its engine."""
 ABORT_RETRY_S = 60.0
-"""Seconds for which an abort is sent again. If an agent fails because the server crashed, the abort
-must reach the restarted server, because the claim of the episode survives the crash. Otherwise each
-training step would wait up to a minute for this episode, until the claim expires."""
+"""Time limit in seconds for retries of the request that aborts an episode. If an agent fails
+because the server crashed, the abort must reach the restarted server, because the claim of the
+episode survives the crash. Otherwise each training step would wait up to a minute for this episode,
+until the claim expires."""
 RENEW_RETRY_S = 10.0
-"""Seconds for which a renewal is sent again. A short loss of the connection then does not end an
-agent run that uses several servers."""
+"""Time limit in seconds for retries of the request that renews an episode. Because of these
+retries, a short loss of the connection does not end an agent run that uses several servers."""
 _LOST_STATUSES = (400, 404, 409, 410)
 """HTTP statuses that mean that the episode is no longer claimed by this client."""
 
@@ -75,9 +76,10 @@ def begin(
     the claim.
 
     The server grants a claim when the engine is ready and the number of running episodes is below
-    its limit. A claim may have a throttle policy, which limits the share of one kind of tasks in a
-    batch. The server then grants the claim only when the policy allows it. Each claim has an
-    idempotency key. If the reply was lost, the request can therefore be sent again safely.
+    the server's limit. A claim may have a throttle policy, which limits the share of one kind of
+    tasks in a batch. The server grants such a claim only when the policy allows the episode, too.
+    Each claim has an idempotency key. If the reply to a claim was lost, the same request can
+    therefore be sent again safely.
 
     Raises SwarmServerOfflineError if somebody has stopped the engine. The engine counts as stopped
     if it is off now and was running earlier, either before this call (`has_seen_engine`) or during
@@ -108,7 +110,7 @@ def begin(
 
 def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
     """Return a copy of the throttle policy that contains the task's id. If `policy` is None or has
-    a task id already, return it unchanged."""
+    a task id already, return `policy` unchanged."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -170,8 +172,8 @@ def abort(
     client_uuid: str, episode_uuid: str, declare_client_active: bool = True
 ) -> ServerCall[None]:
     """Abort the episode, so that it is not trained. Transient errors are retried. Raises SwarmError
-    if the server does not accept the abort. In this case the server aborts the episode itself when
-    the claim expires."""
+    if the server does not accept the abort. If the abort fails, the server aborts the episode
+    itself when the claim expires."""
     request = _abort_request(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
     yield from fetch_with_retries(request, SuccessReply, Backoff(ABORT_RETRY_S))
 

@@ -126,8 +126,8 @@ class PeriodicDrainThreadPoolExecutor:
         """Wait until all calls of the current window (batch of calls) have ended. Return the
         results of the calls that succeeded.
 
-        Errors of the other calls are logged. If an error has ended the executor, such as a stopped
-        engine, this error is raised.
+        Errors of the other calls are logged. If an error such as a stopped engine has ended the
+        executor, that error is raised.
         """
         window, self._window = self._window, []
         self._wait_for(window)
@@ -180,8 +180,8 @@ def auto_train_with_dataset(
     WorkflowOutput.
 
     The episodes run in batches of `remote_batch_size` tasks. A batch begins when all episodes of
-    the previous batch have ended. Raises SwarmServerOfflineError if the engine is stopped
-    meanwhile.
+    the previous batch have ended. Raises SwarmServerOfflineError if the engine is stopped while the
+    episodes run.
     """
 
     def rollout(task: Task) -> None:
@@ -286,9 +286,9 @@ class Retrier:
     """A wrapper that retries a function with exponential backoff until the function succeeds.
 
     Log lines are rate-limited, because hundreds of threads may fail with the same error. The first
-    failure is logged with its traceback. After that, at most one line per LOG_INTERVAL_S seconds is
-    logged, with the number of failures. Errors of a type in `final_errors`, such as a stopped
-    engine, are raised at once.
+    failure of a kind is logged with its traceback. After that, at most one line per LOG_INTERVAL_S
+    seconds is logged for this kind, with the number of further failures. Errors of a type in
+    `final_errors`, such as a stopped engine, are raised at once.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Wait at the end of a script until all calls that the script has submitted have ended."""
+"""Wait at the end of a script until all calls that the script has submitted to thread pools have
+ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ os.register_at_fork(after_in_child=_pools.clear)  # a forked process has no thre
 
 
 def finish_at_exit(pool: WorkingPool) -> None:
-    """Let the script wait for the calls of a pool when it ends. A script that ends with an
+    """When the script ends, let it wait for the calls of `pool`. A script that ends with an
     unhandled exception, such as KeyboardInterrupt, does not wait."""
     _pools.add(pool)
 

@@ -40,8 +40,8 @@ Step = ServerRequest | Pause | ThrottledWarning
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
 MIN_LOGGED_WAIT_S = 5.0
-"""Shortest wait, in seconds, that is logged. Every episode waits during a training step, and a step
-of a small model takes less time than this."""
+"""Shortest wait, in seconds, that is logged. Every episode waits during a training step, and a
+training step of a small model takes less than MIN_LOGGED_WAIT_S seconds."""
 LOG_INTERVAL_S = 30.0
 """Seconds between log lines about the same wait."""
 MAX_IDLE_S = 5.0
@@ -182,9 +182,9 @@ class ConnectionPool(Generic[C]):
     """A pool of idle HTTP clients. A request takes a client, uses it and puts it back. Any thread
     may use the pool.
 
-    The client that was put back last is taken first. Clients that are not needed therefore stay
-    idle, and are closed after MAX_IDLE_S seconds. A forked process starts with an empty pool,
-    because two processes cannot share a connection.
+    The client that was put back last is taken first. Surplus clients therefore stay idle, and are
+    closed after MAX_IDLE_S seconds. A forked process starts with an empty pool, because two
+    processes cannot share a connection.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,8 @@ class ConnectionPool(Generic[C]):
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._idle: list[tuple[C, float]] = []
-        """Pairs of a client and the time when it was put back, the longest idle client first."""
+        """Pairs of a client and the time when it was put back. The client that has been idle
+        longest comes first."""
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
@@ -265,7 +266,7 @@ class WaitLog:
 
 
 def bare_url(url: str) -> str:
-    """Return a server's URL without the credentials in it.
+    """Return a server's URL without credentials (the user name and the key before the host).
 
     The result can be given to agents, because they use the API key of their episode. It can be
     quoted in error messages, because the people who read these messages must not learn the client's
@@ -276,9 +277,9 @@ def bare_url(url: str) -> str:
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the TLS context that all HTTP clients share. The context is created only once.
-    Creating it means reading the certificates, which takes 20 ms of CPU time. Without a shared
-    context, this would be most of the cost of an HTTP client."""
+    """Return the TLS context that all HTTP clients share. The context is created only once. To
+    create a context, the certificates must be read, which takes 20 ms of CPU time. Without a shared
+    context, this time would be most of the cost of an HTTP client."""
     return httpx.create_ssl_context()
 
 

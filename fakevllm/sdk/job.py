@@ -4,9 +4,9 @@ from YAML files.
     job = TrainJob(project_name="p", experiment_name="e", n_gpu=8, batch_size=32, num_repeat=4)
     job.dump_job_as_yaml("job.yaml")
 
-The value of a setting is the constructor's argument. If there is no argument, it is the value in
-the file `base_yaml_config`. If the file has no value, it is the default. A file may have fakevllm's
-format (with a section `job:`) or AgentJet's (with a section `ajet:`).
+The value of a setting is the constructor's argument. If the argument was not given, the value in
+the file `base_yaml_config` is used. If the file has no value for the setting, the default is used.
+A file may have fakevllm's format (with a section `job:`) or AgentJet's (with a section `ajet:`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from fakevllm_adapters.job.yaml_reader import (
 log = logging.getLogger("fakevllm.sdk")
 
 _NULLABLE = frozenset({"max_mismatch_k3"})
-"""Settings that may be set to None. For any other setting, None means that it was not set."""
+"""Settings for which None is a value. For any other setting, the argument None means that the
+setting was not given."""
 _CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
 """Settings that only the constructor uses."""
 

@@ -1,5 +1,5 @@
-"""Executors with a limit on the submitted calls or groups. If too many of them wait, a new
-submission blocks.
+"""Executors with a limit on the submitted calls or groups. When the limit is reached, a new
+submission blocks until a call or a group has ended.
 
 A script can therefore submit an endless stream of tasks, and no queue grows without limit.
 """
@@ -49,8 +49,8 @@ class BoundedThreadPoolExecutor:
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """Let the threads end after all submitted calls have run. With `wait`, return only when all
-        calls have ended."""
+        """Let the threads end after all submitted calls have run. If `wait` is True, return only
+        when all calls have ended. If `wait` is False, return at once."""
         try:
             while wait and self._unfinished:  # a call may have submitted another one
                 wait_for(tuple(self._unfinished))
@@ -130,7 +130,7 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """From now on, groups that were submitted before this call no longer count towards
+        """Stop counting the groups that were submitted before this call towards
         `max_parallel_groups`. The calls of these groups continue."""
         with self._lock:
             groups = tuple(self._counted)
@@ -138,9 +138,9 @@ class TaskCountLimitedThreadPoolExecutor:
             self._stop_counting(group)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Let the threads end after all submitted calls have run. With `wait`, return only when all
-        calls have ended. If an error has ended the executor, such as a stopped engine, this error
-        is raised."""
+        """Let the threads end after all submitted calls have run. If `wait` is True, return only
+        when all calls have ended. If `wait` is False, return at once. If an error such as a stopped
+        engine has ended the executor, that error is raised."""
         try:
             while wait and self._unfinished:
                 wait_for(tuple(self._unfinished))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def start_engines(
     clients: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
 ) -> None:
-    """Start the engine of each server with its job. The engines start in parallel, because a large
-    model needs minutes.
+    """Start the engine of each server with its job. `clients` contains pairs of a client and the
+    job for its server. The engines start in parallel, because a large model needs minutes to start.
 
-    Raises SwarmError if any start failed. The message contains the error of each server that
-    failed.
+    Raises SwarmError if any start failed. The message contains the error of each server whose
+    engine did not start.
     """
 
     def start(client: SwarmClient, job: TrainJob) -> str | None:

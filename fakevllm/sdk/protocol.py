@@ -1,5 +1,5 @@
-"""Server calls: what a client sends to the server, and when it retries. They are generators without
-I/O, so that threads and event loops can share the code.
+"""Server calls: what a client sends to the server, and when the client retries. Server calls are
+generators without I/O, so that threads and event loops can share the code.
 
 A `ServerCall` is a generator. It yields requests, pauses and warnings. It receives the server's
 replies, and finally returns its result. `SwarmClient` runs a call in the caller's thread, and
@@ -38,10 +38,10 @@ NO_SWARM_SERVER = (
     "the program at this URL is no swarm server; perhaps it is a proxy, which has another port"
 )
 REPLY_CHARS = 300
-"""Maximum number of characters of a reply to quote in an error."""
+"""Maximum number of characters of a reply that an error message quotes."""
 TRANSIENT_STATUSES = (429, 502, 503, 504)
 """HTTP statuses of a server that is overloaded, or of a gateway that got no answer from the server.
-A later attempt may succeed. The server may have processed the request nevertheless."""
+A later attempt may succeed. The server may have processed the failed request nevertheless."""
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
@@ -113,7 +113,8 @@ ServerCall = Generator[ServerRequest | Pause | ThrottledWarning, ServerReply | N
 """A generator that communicates with the server through a driver. When the generator yields a
 ServerRequest, the driver sends the request and resumes the generator with the ServerReply. If no
 server answers, the driver raises ServerUnreachable inside the generator. When the generator yields
-another value, the driver resumes it with None."""
+a Pause or a ThrottledWarning, the driver waits or logs the warning, and then resumes the generator
+with None."""
 
 
 def normalized_server_url(text: str) -> str:
@@ -192,7 +193,8 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Make the driver wait for the next pause. `reason` is logged if the wait is long."""
+        """Make the driver wait for the next pause. `reason` says what the client waits for, and is
+        logged if the wait is long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

@@ -27,9 +27,9 @@ LOG_LINES = 5
 def start_server(url: str) -> None:
     """Start a server at `url`, unless a server answers there already.
 
-    The server goes on running after the script has ended, and the next run of the script uses it
-    again. Raises ValueError if `url` names another machine, and ServerUnreachable if the started
-    server does not answer.
+    The server goes on running after the script has ended, and the next run of the script uses this
+    server again. Raises ValueError if `url` names another machine, and ServerUnreachable if the
+    started server does not answer.
     """
     url = bare_url(url)
     parts = urlsplit(url)

@@ -48,18 +48,18 @@ class ServerUnreachable(SwarmError):
 
 
 class SwarmServerOfflineError(SwarmError):
-    """The engine is off, but a client needs it. Somebody stopped the engine, or it could not be
-    started."""
+    """The engine is off, but a client needs the engine. Somebody stopped the engine, or the engine
+    could not be started."""
 
 
 class EpisodeLost(SwarmError):
     """The episode is no longer claimed by this client. The server took the episode back because it
-    was idle for too long. Another client may have claimed it.
+    was idle for too long. Another client may have claimed the episode since then.
 
     This run of the episode will not be trained. The agent can run the task again in a new episode.
     """
 
 
 class ClientClosed(SwarmError):
-    """The client was closed or its script ended. Therefore a method of the client cannot begin, or
-    cannot go on waiting."""
+    """The client was closed or its script ended. Therefore the called method of the client cannot
+    begin, or cannot go on waiting."""

@@ -19,7 +19,8 @@ class SyncDetector:
     """A detector of weight syncs (training steps with the publication of their weights), without
     I/O. The detector gets the server's statuses in the order in which they were polled.
 
-    A sync that began and ended between two polls is detected by the higher number of the step.
+    If a sync began and ended between two polls, it is detected because the number of the training
+    step is higher in the later status.
     """
 
     def __init__(self) -> None:
@@ -40,8 +41,8 @@ class SyncDetector:
 
 
 class SyncWatcher:
-    """A thread that polls the server's status. When a weight sync (a training step) begins, it
-    calls `callbacks`."""
+    """A thread that polls the server's status. When a weight sync (a training step) begins, the
+    thread calls each function in `callbacks`."""
 
     def __init__(self, status: Callable[[], EngineStatusReply]) -> None:
         self.callbacks: list[Callable[[], None]] = []

@@ -37,8 +37,8 @@ class HistoryMatch(NamedTuple):
 
     group: GroupNode
     at: int
-    """Index of the message in the new request's history that is the group's answer or, if only the
-    question was found, the group's question."""
+    """Index of the found message in the new request's history. The message is the group's answer.
+    If only the group's question was found, the message is this question."""
 
 
 class LookupResult(NamedTuple):
@@ -66,8 +66,8 @@ class SessionLookup:
         """Return the session of a request, and the request's parent. The parent is the earlier
         group (a request with its answers) whose answer the request continues.
 
-        `named` is the session that the request's headers or body name. `named` is None if they
-        contain no name, or if the index has no session of this name.
+        `named` is the session that is named in the request's headers or body. `named` is None if
+        the request contains no name, or if the index has no session of this name.
         """
         is_named = request.hints.session is not None
         issued, evidence = self._by_issued_id(request)
@@ -93,13 +93,13 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Find the session from the beginning of the request's history. This beginning may repeat
-        the messages of earlier groups. Return None if the beginning repeats no messages of an
+        """Find the session from the beginning of the request's history, which may repeat the
+        messages of an earlier group. Return None if the beginning repeats the messages of no
         earlier group.
 
-        `answered` is the match with an earlier answer, if there is one. `within` is the only
-        session that is searched. If it is None, all sessions are searched. `evidence` is the
-        evidence found so far.
+        `answered` is the match with an earlier answer, if such a match was found. If `within` is
+        not None, only this session is searched. `evidence` is the evidence that was found before
+        this call.
         """
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
@@ -141,8 +141,8 @@ class SessionLookup:
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
         """Return (match, evidence) for the earlier answer whose response id or tool call id occurs
-        in the request. If several ids occur, the last id in the history counts. If no id occurs,
-        the match is None."""
+        in the request. A response id counts before all tool call ids. Of several tool call ids, the
+        last in the history counts. If no id belongs to an earlier answer, the match is None."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -161,8 +161,9 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Find an earlier group whose history and served answer are the beginning of this request's
-        history. Return the match with the longest beginning, or None if no group matches."""
+        """Find an earlier group whose history, followed by its served answer, is the beginning of
+        this request's history. Return the match with the longest beginning, or None if no group
+        matches."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -180,7 +181,8 @@ class SessionLookup:
     ) -> HistoryMatch | None:
         """Find an earlier group whose history is the beginning of this request's history. A group's
         history does not include the group's answer. Return the match with the longest beginning, or
-        None if no group matches. The beginning must end after the message with the index `after`.
+        None if no group matches. The last message of the beginning must have an index above
+        `after`.
 
         If `session` is None, the match must fulfil three more conditions:
 
@@ -224,8 +226,8 @@ class SessionLookup:
     def _distinctive_answer(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return the match with the last distinctive answer in the history that was served in
-        exactly one session. An answer is distinctive if it is long or calls tools. Return None if
+        """Find the last answer in the request's history that is distinctive (long, or with tool
+        calls) and was served in exactly one session. Return the match with this answer, or None if
         there is no such answer."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
@@ -274,7 +276,7 @@ def padded(text: str) -> str:
     expects texts in this form.
 
     The beginning has at most MAX_QUOTING_CHARS characters. The text is searched once for each
-    session, so this limits the search time.
+    session, so the maximum length limits the search time.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 

@@ -7,8 +7,9 @@ they are sent. A key does not depend on parts that change between requests. Thes
 system prompts (they contain the date), reasoning, `cache_control`, reminders that coding agents
 insert, and empty messages.
 
-The prompt of a completions request has no messages, but is treated as a history too. A prompt
-continues an earlier prompt if it begins with the earlier prompt and the answer to it.
+A completions request has a prompt and no messages. The prompt is treated as a history too. A new
+prompt continues an earlier prompt if the new prompt begins with the earlier prompt, followed by the
+answer to the earlier prompt.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ Json = dict[str, Any]
 
 KEY_BYTES = 16
 SYSTEM_CHARS = 256
-"""Number of characters at the beginning of a system prompt from which its key is computed. They are
-enough to distinguish apps, and mostly do not contain the date, which comes later."""
+"""Number of characters at the beginning of a system prompt from which its key is computed. These
+characters are enough to distinguish apps. They mostly do not contain the date, because the date
+comes later in the prompt."""
 LONG_ANSWER = 40
-"""Number of characters from which on an answer is distinctive, which means that it is unlikely to
-occur in two sessions. An answer with tool calls is always distinctive."""
+"""Minimum number of characters of a distinctive answer without tool calls. A distinctive answer is
+unlikely to occur in two sessions. An answer with tool calls is always distinctive."""
 NUM_ENDS = 256
 """Maximum number of earlier prompts of completions requests with which a new prompt is compared.
 Each comparison computes one hash."""
@@ -309,8 +311,8 @@ def canonical_arguments(arguments: object) -> bytes:
 
 
 def _with_integers(value: object) -> object:
-    """Return a JSON value in which each float without a fraction, such as 1.0, is replaced by an
-    integer. Clients in JavaScript write 1.0 as 1."""
+    """Return a JSON value in which each float without a fractional part, such as 1.0, is replaced
+    by an integer. Clients in JavaScript write 1.0 as 1."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER:
         return int(value)
     if isinstance(value, dict):
@@ -333,7 +335,8 @@ class PromptEnds:
     prompt together with its answer.
 
     A completions request has a prompt and no messages. To find the earlier prompt that a new prompt
-    continues, the new prompt is cut at these lengths. The hash of the part is then looked up.
+    continues, the new prompt is cut off at each of these lengths. The hash of each part is then
+    looked up among the hashes of the earlier prompts with their answers.
     """
 
     def __init__(self) -> None:
@@ -343,9 +346,9 @@ class PromptEnds:
         """Return the prompt of a completions request as a message history.
 
         The history has one message for each stored length that is not longer than the prompt. The
-        key of this message is the hash of the prompt's beginning with this length. A later lookup
-        of the key shows whether this beginning is an earlier prompt with its answer. One more
-        message at the end of the history represents the whole prompt.
+        key of this message is the hash of the prompt's beginning of this length. When the key is
+        looked up later, the lookup shows whether this beginning is an earlier prompt with its
+        answer. One more message at the end of the history represents the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -367,7 +370,7 @@ class PromptEnds:
 
 class PromptHash:
     """The hash of a prompt that has no answer yet. When the answer is known, `with_answer` returns
-    the hash of both. The text itself is not stored."""
+    the hash of the prompt followed by the answer. The texts themselves are not stored."""
 
     def __init__(self, prompt: str, scope: str) -> None:
         self._digest = _new_digest(scope_key(scope))

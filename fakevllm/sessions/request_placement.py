@@ -52,8 +52,8 @@ class Placement:
         A main call is any call that the app does not make for itself. For example, a request for a
         title is not a main call.
 
-        Call `place` soon after this method. `place` uses the session that this method has found,
-        and other requests may evict this session from the tree in the meantime.
+        Call `place` soon after this method. `place` uses the session that this method has found.
+        Between the two calls, other requests may evict this session from the tree.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -83,8 +83,8 @@ class Placement:
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
         """Store the answer that the app gets. Later requests that continue the answer are then
-        recognized. After a retry, several answers may be reported. Only the first call of this
-        method has an effect.
+        recognized. After a retry, this method may be called several times for one request. Only the
+        first call has an effect.
 
         `at` is the time on the same monotonic clock as `received_at`.
         """

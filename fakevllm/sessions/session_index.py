@@ -20,14 +20,14 @@ from fakevllm.sessions.types import Kind
 Key = TypeVar("Key")
 
 MAX_GROUPS = 20_000
-"""Maximum number of groups (requests with their answers) in the index. They need about 25 MB, and
-are days of traffic of a busy team."""
+"""Maximum number of groups (requests with their answers) in the index. They need about 25 MB. A
+busy team needs several days to make so many requests."""
 NUM_RESTORED = 5_000
 """Maximum number of groups that the proxy reads from the ledger when it starts. This takes a
 fraction of a second."""
 MAX_MATCHES = 16
-"""Maximum number of groups with the same key that are considered, the latest first. There may be
-very many, because a health probe, for example, sends the same request again and again."""
+"""Maximum number of groups with the same key that a lookup considers, the latest first. Very many
+groups may have the same key: for example, a health probe sends the same request again and again."""
 EXCERPT_CHARS = 200
 """Maximum length of the stored excerpts of questions and answers, in characters."""
 
@@ -52,9 +52,10 @@ class SessionNode:
     """Number of the turn of the latest main call; 0 before the first main call. A main call is any
     request that the app does not make for itself (a side call, for example for a title)."""
     last_served: str | None = None
-    """Id of the latest group whose answer was served. Side calls do not count."""
+    """Id of the latest main call whose answer was served. Calls that the app makes for itself do
+    not count."""
     last_main: str | None = None
-    """Id of the latest group. Side calls do not count."""
+    """Id of the latest main call. Calls that the app makes for itself do not count."""
     user: str = ""
     cache_key: str = ""
     first_question: str = ""
@@ -77,8 +78,8 @@ class GroupNode:
     turn: int
     kind: Kind
     history_key: bytes
-    """Key (hash) of the request's message history; b"" if later requests cannot be recognized by
-    it."""
+    """Key (hash) of the request's message history. The key is b"" if later requests cannot be
+    recognized by the history."""
     system_key: bytes
     """Key (hash) of the system prompt."""
     size: int
@@ -86,8 +87,8 @@ class GroupNode:
     """Time of a monotonic clock in seconds."""
     status: GroupStatus = GroupStatus.OPEN
     ended_at: float = 0.0
-    """Time on the same clock at which the answer was complete or failed. It has no meaning while
-    the group is open."""
+    """Time at which the answer was complete or failed, on the same clock as `received_at`. While
+    the group is open, this time has no meaning."""
     is_repeated: bool = False
     """Whether a later request was recognized as a repetition of this request."""
     prompt_hash: PromptHash | None = None
@@ -121,7 +122,7 @@ class GroupIndex(Generic[Key]):
         return len(self._entries)
 
     def add(self, key: Key, group: GroupNode) -> None:
-        """Add a group under a key. It counts as the latest group with this key."""
+        """Add a group under a key. The group counts as the latest group with this key."""
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = group
@@ -183,8 +184,9 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, and link it to its parent. The parent is the group whose answer it
-        continues. If there are now too many groups, evict the least recently used groups."""
+        """Add a group, and link it to its parent. The parent is the earlier group whose answer the
+        added group continues. If there are now too many groups, evict the least recently used
+        groups."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:
@@ -209,8 +211,8 @@ class SessionIndex:
         call_ids: tuple[str, ...],
         response_id: str | None,
     ) -> None:
-        """Mark a group as served, and index the group by its answer. Later requests that repeat the
-        answer or refer to it can then be recognized."""
+        """Mark a group as served, and index the group by its answer. Later requests that repeat
+        this answer or refer to this answer can then be recognized."""
         group.status, group.prompt_hash = GroupStatus.SERVED, None
         group.answered_key, group.message_key = answered_key, message_key
         group.call_ids, group.response_id = call_ids, response_id

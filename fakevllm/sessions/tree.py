@@ -1,5 +1,6 @@
-"""The session tree, which finds the place of every request and stores every served answer. A later
-request of the same conversation is recognized by the message history that it repeats."""
+"""The session tree, which finds the place of each request in its session, and stores each served
+answer. A later request of the same conversation is recognized by the message history that it
+repeats."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ ORPHAN_WINDOW_S = 60.0
 call of its session. An app may request the title of a conversation before it sends the first
 question."""
 MAX_DEPTH = 64
-"""Maximum number of ancestors of a session. A client that names sessions may name a cycle."""
+"""Maximum number of ancestors that are followed from a session to its root. Without this limit, the
+search would not end if a client named sessions that started each other."""
 NUM_ORPHANS = 32
 """Maximum number of side calls that wait for the first main call of their session."""
 _ORPHAN_CHARS = 4_000
@@ -194,7 +196,7 @@ class SessionTree:
 
         `now` is the current time on the tree's clock, and `unix_now` is the current time in Unix
         seconds. The recorded time of a request can be in the future if the system clock was set
-        back. Such a request counts as received now.
+        back. Such a request counts as received at `now`.
         """
         for placed in requests:
             place = placed.place
@@ -219,7 +221,7 @@ class SessionTree:
 
         The first of these rules that applies decides:
 
-        1. If the request contains the name of a session, it gets the session of that name.
+        1. If the request contains the name of a session, the request gets the session of that name.
         2. If an earlier side call quotes the question of this main call, the request gets the
            session of the side call. A side call is a call that the app makes for itself, for
            example for a title.
@@ -239,7 +241,7 @@ class SessionTree:
         """Return the id of the session that this main call should join, or None.
 
         Such a session was opened by a side call (for example a request for a title) that quotes
-        this request's question, and has no main call yet.
+        this request's question, and the session has no main call yet.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -289,8 +291,10 @@ class SessionTree:
 
         * PARALLEL: at least one of them was not answered yet when this request arrived.
         * EDITS: all of them were answered or failed, and at least one was answered.
-        * CONTINUES: in all other cases. The kind is also CONTINUES if `base` is not the parent.
-          `base` is the group that was found in the request's history.
+        * CONTINUES: in all other cases.
+
+        `base` is the match with an earlier group in the request's history. If this group is not
+        `parent`, the kind is always CONTINUES.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES

@@ -16,14 +16,14 @@ class Kind(StrEnum):
     continues.
 
     new          The request opens the session.
-    sub_agent    The request opens the session, and another session started this session.
+    sub_agent    The request opens the session. Another session has started this session.
     continues    The request continues the parent's answer.
     regenerates  The request has the same history as an earlier request that was answered.
     repeats      The request has the same history as an earlier request that failed.
-    edits        The request has the same history as an earlier request, but another last message.
+    edits        Only the last message differs from the messages of an earlier request.
     compacted    The request continues the session with a shortened or rewritten history.
     parallel     The request arrived while another request of the session was not answered yet.
-    side         The app makes the call for itself, for a title or a summary. It begins no turn.
+    side         The app makes the call for itself, for example for a title. No turn begins.
     """
 
     NEW = "new"
@@ -45,12 +45,12 @@ class Evidence(StrEnum):
     response_id   `previous_response_id` names an answer of the session.
     tool_call_id  The history has the id of a tool call that an answer of the session made.
     prefix        The history begins with the history and the answer of an earlier request.
-    retry         The same history failed before, and the client marks the request as a retry.
-    question      The history begins with that of an earlier request, whose answer was reworded.
-    answer        The history contains an answer of the session, but begins differently.
-    cache_key     The session has the same `prompt_cache_key`. The history matches no session.
+    retry         A request with this history failed, and the client marks this one as a retry.
+    question      The history begins with an earlier request's history, then a reworded answer.
+    answer        The history has an answer of the session, but not the messages before it.
+    cache_key     The session has the request's `prompt_cache_key`. No history matches.
     quote         The text of the request quotes a question of the session.
-    none          There is no evidence, so the request usually opens a session.
+    none          There is no evidence. The request then usually opens a session.
     """
 
     HEADER = "header"
@@ -70,8 +70,8 @@ class Evidence(StrEnum):
 class IncomingRequest:
     """A request for which a place in the session tree is sought.
 
-    This class and `Place` are not frozen dataclasses. An object of each class is created for every
-    request, and creating frozen objects takes longer.
+    This class and `Place` are not frozen dataclasses, because frozen objects take longer to create.
+    An object of each of the two classes is created for every request.
     """
 
     group_id: str
@@ -105,8 +105,8 @@ class Place:
     evidence: Evidence = Evidence.NONE
     parent_session_id: str | None = None
     asked_key: str = ""
-    """Key (hash) of the request's message history, in hex; "" if later requests cannot be
-    recognized by it."""
+    """Key (hash) of the request's message history, in hex. The key is "" if later requests cannot
+    be recognized by the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """The service for feedback about answers.
 
 Each feedback is stored in the ledger, which is the proxy's database. The `on_feedback` hook
-computes its value. If the rewards of the answer's group have not been sent to the server yet, the
-value is added to the served answer's reward. Otherwise the feedback becomes a training sample of
-its own.
+computes the value of the feedback. If the rewards of the answer's group (the request with all its
+sampled answers) have not been sent to the server yet, the value is added to the served answer's
+reward. Otherwise the feedback becomes a training sample of its own.
 
-If the proxy stops before it has processed stored feedback, the next proxy process processes it.
+If the proxy stops before it has processed stored feedback, the next proxy process processes this
+feedback.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ FLUSH_S = 5.0
 """Maximum number of seconds to wait for queued ledger writes. After that, the app gets an error and
 must retry."""
 _IMPLICIT_KINDS = {Kind.REGENERATES: "regenerate"}
-"""Kind of the implicit feedback, by the kind of the new request. Requests of all other kinds are
-feedback of the kind `next_message`."""
+"""Kind of the implicit feedback, by the kind of the new request. If a request of any other kind is
+feedback, the feedback has the kind `next_message`."""
 _NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 
 class FeedbackService:
     """The service that accepts explicit feedback from apps and detects implicit feedback. The
     user's next message, or the request for another answer, is implicit feedback about an answer.
-    When the service is closed, the next proxy process processes the remaining feedback."""
+    Feedback that is not processed when the service is closed is processed by the next proxy
+    process."""
 
     def __init__(
         self,
@@ -77,17 +79,17 @@ class FeedbackService:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks by group id. The lock of a group is held while feedback about its answer is stored.
         Therefore the same feedback, sent twice at the same time, is stored only once. The lock is
-        also held while a value is added to the reward, because new feedback may take the earlier
-        feedback back."""
+        also held while a value is added to the reward, because new feedback may take back the
+        feedback that this value belongs to."""
         self._in_progress: dict[tuple[str, str], bool] = {}
-        """Feedback that is being processed, by group id and feedback id. The value is False once
-        the feedback was taken back or replaced."""
+        """Feedback that is being processed, by group id and feedback id. The dict's value is False
+        once the feedback was taken back or replaced."""
         self._background = TaskSet(log, "feedback could not be processed")
 
     def restore(self) -> None:
         """Process the feedback that an earlier proxy process stored but did not process. Call this
-        method before the groups of earlier processes are sent. The feedback can then still be added
-        to their rewards."""
+        method before the groups of earlier processes are sent. The value of the feedback can then
+        still be added to the rewards of these groups."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
             self._start(row)
 
@@ -95,8 +97,8 @@ class FeedbackService:
         await self._background.close()
 
     async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
-        """Store feedback. Return a pair: the feedback's row in the ledger, and True if this
-        feedback had been stored before.
+        """Store feedback. Return a pair: the feedback's row in the ledger, and whether this
+        feedback was already stored before the call.
 
         Raises WireError with status 404 if this app received no answer with the given id. The
         status is 400 if the `feedback_id` was used before for other feedback. The status is 503 if
@@ -116,10 +118,10 @@ class FeedbackService:
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
         """Treat a new request as implicit feedback about an earlier answer of its session. Some
-        kinds of requests say nothing about that answer, and are not feedback.
+        kinds of requests say nothing about that answer. For these kinds, this method does nothing.
 
-        Also release the groups of the session's earlier turns, so that they no longer wait for
-        feedback.
+        For all other kinds, also release the groups of the session's earlier turns, so that these
+        groups no longer wait for feedback.
 
         `text` is the request's last user message.
         """
@@ -153,7 +155,7 @@ class FeedbackService:
         self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
         """Store feedback if it is not stored yet. Return a pair: the feedback's row in the ledger,
-        and True if the feedback is new. Raises WireError with status 400 if the `feedback_id` was
+        and whether the feedback is new. Raises WireError with status 400 if the `feedback_id` was
         used for other feedback. Raises WireError with status 503 if the ledger cannot be written.
         """
         rows = self._ledger.feedback
@@ -206,7 +208,8 @@ class FeedbackService:
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
         """Run `process`, which processes one feedback and returns the amount to add to the group's
-        reward. Then pass this amount to `feedback_finished`. From then on, the group may be sent.
+        reward. Then pass this amount to `feedback_finished`. From then on, the group may be sent to
+        the server.
 
         If the proxy stops while `process` runs, this method is cancelled before it calls
         `feedback_finished`, and this proxy process does not send the group. Sending would be wrong:
@@ -250,7 +253,7 @@ class FeedbackService:
         """Record the feedback's value, and return the amount to add to the group's reward.
 
         Return None if the feedback has no value. Also return None if the group's reward can no
-        longer be changed. The feedback then becomes a training sample of its own.
+        longer be changed. In this second case, the feedback becomes a training sample of its own.
 
         The ledger stores the amount before this method returns it. Otherwise the feedback could be
         trained a second time after a restart. `recorded` is the receipt for the queued write of
@@ -299,7 +302,7 @@ class FeedbackService:
     ) -> None:
         """Process the request `group_id` as implicit feedback about an earlier answer. `preceding`
         is the id of the earlier answer's group, if the group has not been sent to the server yet.
-        If it is None, search the ledger for the group."""
+        If `preceding` is None, search the ledger for the group."""
         if preceding is None:
             preceding = await self._find_preceding(group_id, place)
             if preceding is None:

@@ -25,7 +25,7 @@ class FeedbackBody(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=300)
-    """Id of the answer that the feedback is about, as the app received it."""
+    """Id of the answer that the feedback is about. The app received this id with the answer."""
     score: float | None = Field(default=None, ge=-1, le=1, strict=True)
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = Field(default=None, min_length=1, max_length=1_000_000)
@@ -81,18 +81,19 @@ class FeedbackIdConflict(ValueError):
 def identify(
     body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
-    """Return a pair. The first element is the id of the feedback. The second element is the earlier
-    feedback of which it is a duplicate, or None if the feedback is new.
+    """Return a pair. The first element is the id of the feedback. The second element is the
+    original, or None if the feedback is new. The original is the earlier feedback of which the
+    feedback in `body` is a duplicate.
 
     `earlier` is all feedback about the same answer, oldest first.
 
     If the app sent a `feedback_id`, earlier feedback with the same `feedback_id` is the original.
     Raises FeedbackIdConflict if the original has other content. Without a `feedback_id`, earlier
-    feedback with the same content is the original, with two exceptions:
+    feedback with the same content is the original, except in two cases:
 
     * The earlier feedback was taken back or replaced.
-    * The feedback has a value, and other feedback with a value was sent in between. Therefore the
-      sequence thumbs up, down, up ends as up.
+    * The feedback has a value, and other feedback with a value was sent after the earlier feedback.
+      Therefore the sequence thumbs up, down, up ends as up.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
@@ -129,11 +130,11 @@ def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 def baseline_of(others: Sequence[float], num: int) -> float | None:
     """Return the baseline of a feedback: the mean of the latest values of the app's other feedback.
     `others` contains these values, the latest first. Return None if the app has sent fewer than
-    `num` feedbacks, including this one.
+    `num` feedbacks. The feedback that needs the baseline is included in this number.
 
-    The advantage of a sample is proportional to its value minus this baseline. If an app always
-    sends the same feedback, this feedback therefore trains nothing. If an app's feedback is mostly
-    negative, the model is not pushed away from all of the app's answers.
+    The advantage of a sample is proportional to the value of its feedback minus this baseline. If
+    an app always sends the same feedback, this feedback therefore has no effect on training. If an
+    app's feedback is mostly negative, the model is not pushed away from all of the app's answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

@@ -1,6 +1,7 @@
-"""Check recorded groups (requests with their sampled answers) for held-out rows.
+"""Find recorded groups (requests with their sampled answers) that quote a held-out row. Held-out
+rows are reserved for evaluation.
 
-A group may have been recorded before its row was held out. Such a group must not be trained later.
+A group may have been recorded before its row was held out. Such a group must not be trained.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class HeldOutGroups:
         self._ledger = ledger
 
     async def contains(self, group_id: str) -> bool:
-        """Return True if the group quotes a held-out row. Without held-out rows, nothing is read.
-        Raises LedgerError if the ledger cannot be read."""
+        """Return True if the group quotes a held-out row. If there are no held-out rows, return
+        False without reading the ledger. Raises LedgerError if the ledger cannot be read."""
         return bool(self._rows) and await asyncio.to_thread(self._quotes_row, group_id)
 
     def _quotes_row(self, group_id: str) -> bool:

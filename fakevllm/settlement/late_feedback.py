@@ -3,7 +3,7 @@ was sent to the server.
 
 Each late feedback becomes a sample of its own. The sample is the served answer, with the advantage
 `weight * (value - baseline)`. The baseline is the mean value of the app's other feedback. The
-server accepts each sample once.
+server accepts each sample at most once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LateSamples:
         link: SwarmLink,
         held_out: HeldOutGroups,
     ) -> None:
-        """Create the background task. `held_out` are the groups that must not be trained."""
+        """Create the background task. `held_out` finds the groups that quote a held-out row, which
+        must not be trained."""
         self._settings = settings
         self._held_out = held_out
         self._ledger = ledger
@@ -52,8 +53,8 @@ class LateSamples:
         self._woken = asyncio.Event()
         self._woken.set()  # an earlier proxy process may have left feedback
         self._blocked: set[str] = set()
-        """Groups that were not sent to the server yet. Feedback about such a group is sent after
-        the group."""
+        """Groups for which the server's decision is not known yet. Feedback about such a group is
+        sent only after this decision."""
         self._settled: set[str] | None = None
         """Groups whose outcome became known while the ledger was being read. None if the ledger is
         not being read at the moment."""
@@ -90,9 +91,9 @@ class LateSamples:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent now. The app must have
-        sent enough feedback for a baseline. The feedback's group must no longer have the state
-        `scored`, because a group in this state still waits to be sent to the server."""
+        """Return (group id, feedback id) for each feedback that can be sent now. Feedback can be
+        sent if its app has sent enough feedback for a baseline, and if its group no longer has the
+        state `scored`. (A group in this state still waits to be sent to the server.)"""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()
@@ -107,9 +108,9 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback to the server as a training sample, if a sample can be made from it.
-        Raises an error if a later attempt may succeed. After any other error, the feedback is
-        recorded as lost."""
+        """Send one feedback to the server as a training sample, if a sample can be made from the
+        feedback. Raises an error if a later attempt may succeed. After any other error, the
+        feedback is recorded as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
@@ -172,7 +173,8 @@ class LateSamples:
 
 
 def _untrainable_reason(served: ServedCalls) -> str | None:
-    """Return the reason why an answer cannot become a training sample, or None if it can."""
+    """Return the reason why an answer cannot become a training sample, or None if the answer
+    can."""
     if not served.calls:
         return "no_calls: the answer's tokens are not in the ledger"
     if len(served.calls) > MAX_SAMPLE_CALLS:

@@ -1,6 +1,6 @@
 """The groups (requests with all their sampled answers) whose rewards have not been sent to the
-server yet. Feedback about their answers can still be added to their rewards. This module does no
-I/O, and gets the time as an argument."""
+server yet. Feedback about the answer of such a group can still be added to the group's reward. This
+module does no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class _Group:
     num_in_progress: int = 0
     """Number of feedbacks about the answer that are being processed now."""
     added: float = 0.0
-    """Sum of the feedback's amounts so far, which are added to the reward of the served sibling."""
+    """Sum of the amounts of all feedback so far. This sum is added to the reward of the served
+    sibling."""
     is_released: bool = False
-    """Whether the group is sent before `send_at`, because it no longer waits for feedback."""
+    """Whether the group no longer waits for feedback, and may be sent before `send_at`."""
 
 
 class PendingGroups:
-    """The groups whose app has its answer, and whose rewards were not sent to the server yet."""
+    """The groups whose served answer the app has received, and whose rewards were not sent to the
+    server yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
         """Create an empty collection. `window_s` is the feedback window: a scored group waits this
@@ -64,7 +66,7 @@ class PendingGroups:
         """Record that the group is in the ledger with its rewards and can be sent.
 
         `accepts_feedback` is True if the served sibling has a reward to which feedback can be
-        added. If it is False, the group does not wait for feedback.
+        added. If `accepts_feedback` is False, the group does not wait for feedback.
         """
         restored = _Group(None, None, None, is_restored=True)
         group = self._groups.setdefault(group_id, restored)
@@ -96,11 +98,11 @@ class PendingGroups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. This feedback then no longer
-        holds the group.
+        """Record that one feedback about the group has been processed. From then on, this feedback
+        no longer delays the group.
 
-        If `amount` is not None, add it to the group's reward. The group may then be sent without
-        further delay.
+        If `amount` is not None, add it to the group's reward, and let the group be sent before the
+        end of the feedback window.
         """
         group = self._groups.get(group_id)
         if group is None:
@@ -154,8 +156,9 @@ class PendingGroups:
         return 0.0 if group.is_released else max(0.0, group.send_at - now)
 
     def remove(self, group_id: str) -> float:
-        """Remove a group that is about to be sent or is forgotten. Return the sum of the feedback's
-        amounts. The caller adds this sum to the reward of the served sibling."""
+        """Remove a group that is about to be sent or is forgotten. Return the sum of the amounts of
+        all feedback about the group. The caller adds this sum to the reward of the served
+        sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0

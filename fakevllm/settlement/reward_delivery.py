@@ -1,12 +1,12 @@
 """Delivery of a group (a request with all its sampled answers) after the app has been answered. The
 group is first written to the ledger (the proxy's database) and then sent to the server.
 
-Before the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
-state, it may be held for a time window. Feedback that arrives in this window is added to the
+Until the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
+state, the group may be held for a time window. Feedback that arrives in this window is added to the
 reward.
 
 A stop or a crash may prevent the group from being sent. The next proxy process then sends the group
-at once, without waiting for the end of the window. The server accepts each group once.
+at once, without waiting for the end of the window. The server accepts each group at most once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ CLOSE_GRACE_S = 10.0
 RESEND_PAUSE_S = 1.0
 """Seconds between two attempts to send a group after a temporary error."""
 ALREADY_ACCEPTED = 409
-"""HTTP status of the server's reply if it already has the group, with other rewards."""
+"""HTTP status of the server's reply if the server has already accepted the group with other
+rewards."""
 
 
 class Delivery:
@@ -58,15 +59,15 @@ class Delivery:
     ) -> None:
         """Create the delivery. `window_s` is the number of seconds for which a scored group is held
         for feedback about its answer. `on_settled` is called with a group's id when the group's
-        outcome is known and its write to the ledger is queued. `held_out` are the groups that must
-        not be sent again."""
+        outcome is known and its write to the ledger is queued. `held_out` finds the groups of
+        earlier proxy processes that must not be sent, because they quote a held-out row."""
         self._held_out = held_out
         self._ledger = ledger
         self._link = link
         self._pending = PendingGroups(window_s)
         self._change_events: dict[str, asyncio.Event] = {}
-        """Events by group id. An event is set when its group changes. It wakes the tasks that wait
-        for a change."""
+        """Events by group id. When a group changes, its event is set. The event wakes the tasks
+        that wait for a change of this group."""
         self._background = TaskSet(log, "a group could not be settled")
         self._waiting: set[asyncio.Task[None]] = set()
         """Background tasks that wait for feedback or for the server. They are cancelled when the
@@ -85,8 +86,8 @@ class Delivery:
     def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Record that the app gets its answer now. From now on the app may send feedback about
-        it."""
+        """Record that the app gets the answer of this group now. From now on, the app may send
+        feedback about this answer."""
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
@@ -115,15 +116,15 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. This feedback then no longer
-        holds the group. If `amount` is not None, it is added to the reward of the served sibling.
-        The amount must be in the ledger already."""
+        """Record that one feedback about the group has been processed. From then on, this feedback
+        no longer delays the group. If `amount` is not None, add it to the reward of the served
+        sibling. The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
-        this method when a new request at `place` has begun a later turn."""
+        """Let the groups of the session's earlier turns be sent to the server without waiting for
+        feedback. Call this method when a new request at `place` has begun a later turn."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -227,7 +228,7 @@ class Delivery:
         """Run a `with` block that only waits. When the proxy stops, the block is cancelled at once.
 
         A group whose wait was cancelled keeps the state `scored` in the ledger, and the next proxy
-        process sends it.
+        process sends the group.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -1,5 +1,5 @@
-"""Betting confidence sequences: intervals for the mean of bounded observations. They hold at all
-times at once, and they are narrower when the observations vary less.
+"""Betting confidence sequences: intervals for the mean of bounded observations. The intervals hold
+at all times at once, and are narrower when the observations vary less.
 
 Source: I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting",
 Journal of the Royal Statistical Society B 86 (2024), theorem 1 and section 4: capital processes,
@@ -7,16 +7,16 @@ here with a mixture of constant bets.
 
 Let X_1, X_2, ... be observations between `low` and `high`, and let each have the expectation mu
 given all earlier ones. For a candidate m of the mean, a gambler with the capital 1 bets that mu is
-above m:
+above m. After t observations, the gambler has the capital K_t(m):
 
     K_t(m) = average over the fractions g of  product over i <= t of (1 + g * (X_i - m) / (m - low))
 
 No factor is negative, because X_i is at least `low` and g is below 1. If mu = m, the expected
-factor is 1, so K_t(m) is a nonnegative martingale. By Ville's inequality, it reaches 2 / alpha at
-any time with a probability of at most alpha / 2. The lower end of the interval is the m above which
-no capital has reached 2 / alpha. K_t(m) falls as m rises, so bisection finds this m. The upper end
-is the same for the mirrored observations. Both ends together miss mu at some time with a
-probability of at most alpha.
+factor is 1, so K_t(m) is a nonnegative martingale. By Ville's inequality, the probability that
+K_t(m) ever reaches 2 / alpha is then at most alpha / 2. K_t(m) falls as m rises. The lower end of
+the interval is the m at which K_t(m) equals 2 / alpha, and bisection finds this m. The upper end is
+computed in the same way from the mirrored observations. The probability that the interval ever
+misses mu is at most alpha.
 
 The bound needs no independence and no large sample. For the lower end alone, it is enough that no
 conditional expectation is above m: the capital is then a supermartingale. Therefore a one-sided
@@ -24,9 +24,9 @@ statement also holds for expectations that change.
 
 `BettingTest` compares the mean with one value, and keeps only one number per fraction.
 `BettingSequence` has the whole interval. It keeps the observations on a grid. An observation
-between two grid points is split into a part at each of them, so that the mean stays the same. The
-logarithm is concave, so the grid can only lower the capital, and the interval stays valid. The grid
-widens the interval by less than a thousandth of the range.
+between two grid points is split into two parts, one at each of these points, so that the mean stays
+the same. The logarithm is concave, so the grid can only lower the capital, and the interval stays
+valid. The grid widens the interval by less than a thousandth of the range.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ for many observations that vary much. High fractions give narrow intervals for f
 for observations that vary little. In simulations with 50 to 2,000 pairs, more fractions or lower
 fractions made the intervals wider."""
 _HALVINGS = 16
-"""Steps of the bisection. They find an end of the interval to 1 / 65,536 of the range."""
+"""Number of steps of the bisection. The error of an end of the interval is at most 1 / 65,536 of
+the range."""
 NUM_CELLS = 256
 """Number of cells of the grid to which the observations of an interval are rounded. With this
-number, an interval costs about 50 ms in the worst case. Differences between means of 2, 4, 8, ...
-rewards of 0 or 1 are on the grid exactly."""
+number, the computation of an interval takes about 50 ms in the worst case. Differences between
+means of 2, 4, 8, ... rewards of 0 or 1 are on the grid exactly."""
 
 
 class BettingTest:
-    """Test whether the mean of observations between two known numbers is above or below one value.
-    Unlike `BettingSequence`, the test does not round observations to a grid. Otherwise its results
-    are the same. The time for an observation does not depend on the number of earlier observations.
+    """Test whether the mean of observations is above or below one value. The observations lie
+    between two known numbers. Unlike `BettingSequence`, the test does not round observations to a
+    grid. Apart from the effect of this rounding, both give the same results. The time for an
+    observation does not depend on the number of earlier observations.
 
     >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
     >>> for _ in range(200):
@@ -87,17 +89,17 @@ class BettingTest:
 
     @property
     def is_above(self) -> bool:
-        """Whether the mean is certainly above the value."""
+        """Whether the observations so far have shown that the mean is above the value."""
         return _log_mean(self._logs_above) >= self._log_limit
 
     @property
     def is_below(self) -> bool:
-        """Whether the mean is certainly below the value."""
+        """Whether the observations so far have shown that the mean is below the value."""
         return _log_mean(self._logs_below) >= self._log_limit
 
 
 class BettingSequence:
-    """Confidence sequence for the mean of observations between two known numbers.
+    """Confidence sequence for the mean of observations that lie between two known numbers.
 
     >>> rewards = BettingSequence(RewardRange(0.0, 1.0))
     >>> for _ in range(200):
@@ -153,7 +155,7 @@ class BettingSequence:
         return self._interval[1]
 
     def _end(self, outer: float, inner: float) -> float:
-        """Return one end of the interval. It lies between `outer`, an end of the range, and
+        """Return one end of the interval. This end lies between `outer`, an end of the range, and
         `inner`, the mean. The result is rounded outwards."""
         bound = outer
         for _ in range(_HALVINGS):
@@ -167,8 +169,9 @@ class BettingSequence:
         return outer
 
     def _log_capital(self, mean: float, bound: float) -> float:
-        """Return the logarithm of the capital of a bet against `mean`. `bound` is an end of the
-        range. The bet wins if observations lie on the other side of `mean`."""
+        """Return the logarithm of the capital of a gambler. If `bound` is the low end of the range,
+        the gambler bets that the true mean is above `mean`. If `bound` is the high end, the gambler
+        bets that the true mean is below `mean`."""
         assert self._range.low < mean < self._range.high, "the mean is inside the range"
         low, width = self._range.low, self._range.high - self._range.low
         points = [

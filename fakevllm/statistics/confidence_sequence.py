@@ -20,9 +20,9 @@ An ordinary 95 % interval holds only for one number of observations, chosen in a
 looks at an ordinary interval after each observation will almost surely see it miss the truth at
 some time.
 
-The bound needs no independence, no equal distributions and no large sample. It needs sigma. An
-observation between `low` and `high` is sub-Gaussian with sigma = (high - low) / 2 (Hoeffding's
-lemma).
+The bound needs no independence, no equal distributions and no large sample. It needs only the
+scales sigma_i. By Hoeffding's lemma, an observation between `low` and `high` is sub-Gaussian with
+sigma = (high - low) / 2.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from dataclasses import dataclass
 ALPHA = 0.05
 """Default probability with which an interval misses the truth at some time."""
 TUNED_FOR = 100
-"""Default number of observations at which the interval is as narrow as possible. With any other
-number of observations, the interval is valid too. From a quarter to five times TUNED_FOR
-observations, it is at most 20 % wider than an interval that is tuned for exactly this number."""
+"""Default number of observations for which the interval is made as narrow as possible. After any
+other number of observations, the interval is valid too. Between a quarter of TUNED_FOR and five
+times TUNED_FOR observations, the interval is at most 20 % wider than an interval that is tuned for
+the actual number of observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class Interval:
         return self.low <= value <= self.high
 
     def within(self, low: float, high: float) -> Interval:
-        """Return the part of the interval between `low` and `high`. These are the smallest and the
-        largest possible mean."""
+        """Return the part of the interval between `low` and `high`. `low` is the smallest possible
+        mean, and `high` is the largest possible mean."""
         return Interval(max(low, self.low), self.mean, min(high, self.high))
 
 
@@ -81,8 +82,8 @@ class RewardRange:
         return (self.high - self.low) / 2
 
     def variance(self, num: int) -> float:
-        """Return the square of the sub-Gaussian scale of the mean of `num` rewards that are
-        independent given the earlier observations."""
+        """Return sigma ** 2 / num, the squared sub-Gaussian scale of a mean of `num` rewards. Given
+        the earlier observations, these rewards must be independent of each other."""
         return self.sigma**2 / num
 
 
@@ -99,8 +100,8 @@ class ConfidenceSequence:
 
     def __init__(self, sigma: float, alpha: float = ALPHA, tuned_for: float = TUNED_FOR) -> None:
         """Create an empty sequence. `sigma` is the sub-Gaussian scale of an observation. The
-        interval is narrowest after `tuned_for` observations of this scale. Both numbers must be
-        chosen before the first observation."""
+        interval is made as narrow as possible for `tuned_for` observations of this scale. `sigma`
+        and `tuned_for` must be chosen before the first observation."""
         assert sigma > 0, "sigma is positive"
         self._variance_of_one = sigma**2
         self._alpha = alpha
@@ -132,10 +133,10 @@ class DifferenceSequence:
     the first part. The two parts of a pair are rewards for the same row, or rewards of two sessions
     that form a pair.
 
-    A pair is one observation. Its two parts are means of rewards. More rewards make the interval
-    narrower if the rewards of one part are independent given the pair. Samples for one row are
-    independent in this sense. Turns of a session are not independent, so pass their mean (see
-    `session_means`).
+    A pair is one observation: the difference between the mean rewards of its two parts. The rewards
+    of one part must be independent of each other given the pair. More rewards per part then make
+    the interval narrower. Samples for one row are independent in this sense. Turns of a session are
+    not independent, so pass their mean (see `session_means`).
 
     >>> gain = DifferenceSequence(RewardRange(0.0, 1.0))
     >>> for _ in range(400):
@@ -154,7 +155,7 @@ class DifferenceSequence:
     ) -> None:
         """Create an empty sequence. `rewards` is the range of a single reward. The choice of
         `tuned_for` and `num_per_part` does not affect whether the interval is valid. The interval
-        is narrowest when `tuned_for` pairs have been added, and each of the two parts of a pair has
+        is made as narrow as possible for `tuned_for` pairs, if each of the two parts of a pair has
         `num_per_part` rewards."""
         self._rewards = rewards
         sigma = math.sqrt(2 * rewards.variance(num_per_part))

@@ -5,6 +5,6 @@
 * `load_probe` reads how many requests wait in the engine's queue.
 * `errors` describes a failed request to the server, and decides whether a retry may help.
 
-If a request to the server fails, the background tasks of the connection go on, and the next poll
-tries again.
+A failed request to the server does not end the background tasks of the connection. They send the
+next request at the usual time.
 """

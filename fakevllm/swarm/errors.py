@@ -27,9 +27,9 @@ MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if this error is temporary, so that a later attempt of the same request may
-    succeed. The result is False for a refusal (4xx), because the server would refuse the request
-    again.
+    """Return True if `error` is a network error that may be temporary, so that the request may
+    succeed if it is sent again. The result is False for a refusal (4xx), because the server would
+    refuse the request again.
 
     >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)
@@ -39,9 +39,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: Exception, timeout_s: float = CALL_TIMEOUT_S) -> str:
-    """Return one line that names the problem with the server and its fix. The line has no subject,
-    because the caller writes the server's URL in front of it. `timeout_s` is the timeout of the
-    failed request.
+    """Return one line that names the problem with the server and says how to fix the problem. The
+    line has no subject, because the caller writes the server's URL in front of the line.
+    `timeout_s` is the timeout of the failed request.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'

@@ -10,7 +10,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 PROBE_EVERY_S = 1.0
-"""Seconds between two probes. A real engine needs some milliseconds to render its metrics."""
+"""Seconds between two probes. For each probe, the engine works for some milliseconds, in which it
+writes its metrics as text."""
 TIMEOUT_S = 2.0
 """Timeout of a probe, in seconds."""
 log = logging.getLogger("fakevllm.link")
@@ -18,7 +19,7 @@ _WAITING = "vllm:num_requests_waiting"
 
 
 class LoadProbe:
-    """Periodic probe of the length of the engine's queue. It stores the latest known length."""
+    """Periodic probe of the engine's queue. The object stores the latest known queue length."""
 
     def __init__(
         self,
@@ -26,23 +27,23 @@ class LoadProbe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a probe. `is_wanted` is a function that returns True while the queue length is
-        needed. When the engine becomes ready, one probe is made in any case, so that the queue
-        length is known when the first request arrives."""
+        needed. Each time the engine becomes ready, one probe is made even if `is_wanted` returns
+        False. Therefore the queue length is known when the first request arrives."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
         self._has_probed = False
-        """Whether the engine was probed since it became ready."""
+        """Whether the engine has been probed since the engine became ready."""
         self.num_waiting: int | None = None
         """Number of requests that wait in the engine's queue; None if it is unknown."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
         """Read the queue length from the engine if the next probe is due. Call this method often,
-        because the probe has no timer of its own. `is_serving` is True if the engine is ready.
+        because this object has no timer. `is_serving` is True if the engine is ready.
 
         If the probe fails, no error is raised, and `num_waiting` becomes None. While the queue
-        length is not needed, no probe is made. `num_waiting` is then 0 for an engine that reports
-        its queue.
+        length is not needed, no further probe is made. During this time, `num_waiting` is 0 if the
+        last probe succeeded, and None if the last probe failed.
         """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False
@@ -68,8 +69,8 @@ async def _fetch_queue_length(http: aiohttp.ClientSession) -> int | None:
 
 def parse_queue_length(metrics: str) -> int | None:
     """Return the number of requests that wait in the queues of all engines together. `metrics` is a
-    text of Prometheus metrics. Return None if it has no such number. Malformed text may raise an
-    exception of any type.
+    text of Prometheus metrics. Return None if the text does not contain the queue length of any
+    engine. Malformed text may raise an exception of any type.
 
     >>> parse_queue_length('vllm:num_requests_waiting{engine="0"} 2.0')
     2

@@ -57,24 +57,25 @@ M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 
 POLL_EVERY_S = 0.2
-"""Seconds between two status requests. The server answers them from memory. `fakevllm replay`
-adapts the rate of its requests to the status."""
+"""Seconds between two status requests. The interval is short, because `fakevllm replay` adapts the
+rate of its requests to the status. A status request is cheap: the server answers from memory."""
 LOAD_TIMEOUT_S = 600.0
-"""Timeout of the request to load a version of the weights, which starts a process that reads the
-checkpoint."""
+"""Timeout in seconds of the request to load a version of the weights. Loading takes long, because
+the server starts a process that reads the version's checkpoint."""
 RELEASE_TIMEOUT_S = 90.0
-"""Timeout of a decision about a version, which waits for the end of a training step and may save or
-restore a checkpoint. After 60 seconds, the server replies that the decision is not made yet."""
+"""Timeout in seconds of a request that sends a decision, such as the release of a version. Before
+the server replies, it waits for the end of the training step, and may save or restore a checkpoint.
+After 60 seconds, the server replies that the decision still waits."""
 LOG_EVERY_S = 1.0
-"""Seconds between two requests for the run log while the status stays the same. Nearly every new
-entry of the log changes the status, and a changed status is followed by a request at once."""
+"""Seconds between two requests for the run log while the status stays the same. If the status has
+changed, the run log is requested at once. Nearly every new entry of the log changes the status."""
 END_GROUP_RETRY_S = 60
-"""Seconds for which the end of a group is sent again if the server does not answer. A server needs
-much less time to restart."""
+"""Seconds for which the proxy tries again to send the rewards of a group if the server does not
+answer. A restart of the server takes much less time."""
 FIRST_RETRY_PAUSE_S = 0.1
 MAX_RETRY_PAUSE_S = 2.0
 PASSING_STATUSES = (429, 502, 503, 504)
-"""HTTP statuses by which a server says that it cannot start its engine now but may do so later."""
+"""HTTP statuses that mean: the server cannot start its engine now, but may be able to later."""
 FIRST_START_PAUSE_S = 1.0
 MAX_START_PAUSE_S = 10.0
 _PROXY_KEYS = frozenset({"num_repeat", "temperature"})
@@ -101,8 +102,8 @@ class StartBackoff:
         return self._due_at is None or now >= self._due_at
 
     def failed(self, now: float) -> None:
-        """Record that an attempt to start the engine failed at the time `now`. Each pause is twice
-        the previous pause, up to a maximum."""
+        """Record that an attempt to start the engine failed at the time `now`. The pause before the
+        next attempt is twice as long as the previous pause, up to a maximum."""
         self._due_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_START_PAUSE_S)
 
@@ -131,7 +132,7 @@ class SwarmLink:
         """Id of the server process whose engine this link has started or found running. The id
         changes when the server restarts."""
         self._reported_differences: list[str] = []
-        """Differences between the job of the engine and that of the proxy, as logged last."""
+        """The last logged differences between the engine's job and the proxy's job."""
         self._job_refusal: str | None = None
         """Reason why the server did not accept the proxy's job; None if the job was accepted."""
         self._start_backoff = StartBackoff()
@@ -139,10 +140,10 @@ class SwarmLink:
         self._reported_error: str | None = "not polled yet"
         """Type of the error that was logged last; None while the server answers."""
         self._cursor: tuple[str, int] | None = None
-        self._releases_run_id: str | None = None
-        """Run of the history of releases that was read last; None if it is unknown."""
         """Id of the run, and sequence number of the last log entry that was copied into the ledger;
         None if unknown."""
+        self._releases_run_id: str | None = None
+        """Id of the run whose history of releases was read last; None if no history was read."""
         self._log_fetched_at = -LOG_EVERY_S
         self._is_ledger_error_logged = False
         self.reached = asyncio.Event()
@@ -152,8 +153,8 @@ class SwarmLink:
         self._status: EngineStatusReply | None = None
         self.load_probe = load_probe or LoadProbe()
         self.is_silent = False
-        """Whether the last status request got no response at all. If the server sends an error or a
-        malformed status, or if its run log cannot be fetched, this is False."""
+        """Whether the last status request got no response at all. An error or a malformed status is
+        also a response, so the value is then False."""
 
     @property
     def status(self) -> EngineStatusReply | None:
@@ -181,14 +182,14 @@ class SwarmLink:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Number of groups that the server's current run has dropped without training them, by
-        reason."""
+        """Number of groups that the server's current run has dropped, by the reason. A dropped
+        group is not trained."""
         return self.status.dropped if self.status is not None else {}
 
     @property
     def server_shares_calls(self) -> bool:
-        """Whether one call may sample several siblings. The value is False for an older server, and
-        while the status is unknown."""
+        """Whether one call to the server may sample several siblings. The value is False for an
+        older server, and while the server's status is unknown."""
         return self.status is not None and self.status.shares_calls
 
     @property
@@ -217,9 +218,9 @@ class SwarmLink:
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Wait before a request is sent again: until the engine becomes ready, but at most
-        `limit_s` seconds. If the latest status says that the engine is ready, wait for the full
-        `limit_s` seconds."""
+        """Wait until the engine becomes ready, but at most `limit_s` seconds. The caller sends a
+        failed request again after this wait. If the latest status says that the engine is ready
+        already, wait for the full `limit_s` seconds, because the request failed all the same."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -228,8 +229,8 @@ class SwarmLink:
                 await self.serving.wait()
 
     async def run(self) -> None:
-        """Poll the server until this task is cancelled. When polls begin to fail, the error is
-        logged once. When the server answers again, this is logged once as well."""
+        """Poll the server until this task is cancelled. When polls begin to fail, log the error
+        once. When the server answers again, log this once as well."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_load())
             await self._follow_server()
@@ -268,7 +269,7 @@ class SwarmLink:
 
     async def abort_group(self, group_id: str) -> None:
         """Ask the server to drop a group. If the request fails, the error is only logged. The
-        server drops a group by itself if the group's end does not arrive in time."""
+        server drops a group by itself if the group's rewards do not arrive in time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
@@ -277,9 +278,10 @@ class SwarmLink:
             )
 
     async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
-        """Ask the server to make a version of the weights available for sampling. Return its reply,
-        which contains the model name of the version. `pinned` is True if the version answers apps.
-        The reply is a refusal if the proxy's key is not an admin's. Raises one of NETWORK_ERRORS if
+        """Ask the server to make a version of the weights available for sampling. Return the
+        server's reply, which contains the model name of the version. `pinned` is True if the
+        version answers apps, and False if only an evaluation samples the version. If the proxy's
+        key is not an admin's, return a reply with `success` False. Raises one of NETWORK_ERRORS if
         the request fails."""
         request, path = LoadPolicyRequest(version=version, pinned=pinned), "/load_policy"
         try:
@@ -291,9 +293,10 @@ class SwarmLink:
 
     async def unload_policy(self, version: int, *, pinned: bool = False) -> bool:
         """Report to the server that a version is no longer needed. `pinned` is True if the version
-        answered apps until now. Return True if the version is unloaded.
+        answered apps until now. Return True if the server has unloaded the version.
 
-        Errors are only logged, because the server unloads policies when it needs room.
+        If the request fails, log the error and return False. No retry is needed, because the server
+        unloads unused versions by itself when it needs room.
         """
         try:
             request = LoadPolicyRequest(version=version, pinned=pinned)
@@ -311,9 +314,9 @@ class SwarmLink:
         return reply
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
-        """Send a decision about a version to the server. Sending the same request twice has no
-        further effect. If `request` names no run, the run whose history was read last is meant. The
-        server refuses the decision if it now has another run.
+        """Send a decision about a version to the server. A repeated request has no further effect.
+        If `request` names no run, the decision is for the run whose history was read last. The
+        server refuses the decision if the server's current run is another one.
 
         Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
         valid.
@@ -323,16 +326,18 @@ class SwarmLink:
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
 
     async def limit_training(self, version: int | None) -> SuccessReply:
-        """Set the newest version that training may make, or remove the limit with None. The request
-        names the run whose history was read last. A server with another run refuses the request.
-        Raises one of NETWORK_ERRORS if the request fails, or if the server is too old to limit
-        training. Raises ValueError if the reply is not valid."""
+        """Limit training: `version` is the newest version that training may produce. None removes
+        the limit. The limit is for the run whose history was read last. The server refuses the
+        request if the server's current run is another one. Raises one of NETWORK_ERRORS if the
+        request fails, or if the server is too old to limit training. Raises ValueError if the reply
+        is not valid."""
         request = TrainingLimitRequest(version=version, run_id=self._releases_run_id)
         return await self._post("/training_limit", request, SuccessReply)
 
     async def fetch_weights(self, version: int) -> WeightsReply:
-        """Return what the server knows about a version of its run's weights. Raises one of
-        NETWORK_ERRORS if the request fails, or if the server is too old for this request."""
+        """Return what the server knows about one version of the weights of the server's current
+        run. Raises one of NETWORK_ERRORS if the request fails, or if the server is too old for this
+        request."""
         return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:
@@ -340,7 +345,7 @@ class SwarmLink:
 
     async def _follow(self) -> None:
         """Poll the server once. Update the status, and copy new entries of the run log into the
-        ledger. Start the engine if it is off and this server process is new."""
+        ledger. If the engine is off, start it, but only once for each server process."""
         before, was_serving = self.status, self.is_serving
         self.status = status = await self._poll_status()
         is_new_run = before is not None and before.run_id != status.run_id
@@ -481,9 +486,9 @@ class SwarmLink:
             return reply.model_validate_json(await response.read())
 
     async def _end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Send the end of a group, and return the reply. The request header PROMPTS_HEADER asks the
-        server to send each prompt only once. A server of an older version ignores this header, and
-        repeats the prompt in each call."""
+        """Send the rewards that end a group, and return the reply, which contains the captured
+        calls. The request header PROMPTS_HEADER asks the server to send each prompt only once. A
+        server of an older version ignores this header, and repeats the prompt in each call."""
         headers = {"Content-Type": "application/json", PROMPTS_HEADER: ASKED}
         body = request.model_dump_json().encode()
         async with self._http.post("/end_group", data=body, headers=headers) as response:
@@ -505,8 +510,8 @@ class SwarmLink:
 
 
 def _without_counts(status: EngineStatusReply) -> EngineStatusReply:
-    """Return a copy of a status without the counts that every group changes. A change of these
-    counts makes no entry in the run log, so it is no reason to read the run log."""
+    """Return a copy of a status without the counts that every group changes. If only these counts
+    have changed, the run log has no new entry, and need not be read."""
     return status.model_copy(update={"backlog": 0.0, "waiting": {}})
 
 
@@ -515,8 +520,9 @@ def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str
 
 
 def _with_retries(send: Callable[P, Awaitable[M]]) -> Callable[P, Awaitable[M]]:
-    """Return a function that calls `send`, and calls it again after each transient error, until
-    END_GROUP_RETRY_S seconds have passed. The pauses are random, and their maximum doubles."""
+    """Return a function that calls `send`. After a transient error, this function calls `send`
+    again, until END_GROUP_RETRY_S seconds have passed since the first call. The pauses between the
+    calls are random. Their upper bound doubles with each pause, up to MAX_RETRY_PAUSE_S."""
 
     async def send_with_retries(*args: P.args, **named: P.kwargs) -> M:
         last_at, max_pause_s = time.monotonic() + END_GROUP_RETRY_S, FIRST_RETRY_PAUSE_S

@@ -12,7 +12,7 @@ MIN_STRENGTH = 0.12
 """Strength of the colour for the smallest advantage. It is above 0, so that a trained token can be
 distinguished from a token that is not in the loss."""
 MAX_SURPRISE = 5.0
-"""Negative log-probability, in nats, from which on a token has a colour of full strength."""
+"""Surprise (negative log-probability, in nats) from which on a colour has its full strength."""
 
 
 class ColourBy(StrEnum):

@@ -1,5 +1,5 @@
-"""Run `fakevllm tokens`. The command loads the tokens and their texts. Then it prints them or
-writes them to an HTML file."""
+"""Run `fakevllm tokens`. The command loads the tokens and their texts. Then it prints the tokens
+with their texts, or writes them to an HTML file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fakevllm.tokens.terminal import render_page
 @dataclass(frozen=True, slots=True)
 class TokensSettings:
     episode: str | None
-    """Id of a group, a sibling or an episode. None selects the group that was trained last or, if
-    no group was trained, the last group with tokens."""
+    """Id of a group, a sibling or an episode. None selects the group that was trained last. If no
+    group was trained, None selects the last group with tokens."""
     ledger: Path
     swarm: str
     """URL of the swarm server."""
@@ -85,8 +85,8 @@ def _not_found(settings: TokensSettings) -> str:
 
 
 def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
-    """Return the texts of the page's tokens. If they cannot be loaded, return {} and add a note to
-    the page."""
+    """Return the texts of the page's tokens. If the texts cannot be loaded, return {} and add a
+    note to the page."""
     ids = {token.id for token in page.tokens}
     try:
         if settings.model is not None:
@@ -98,7 +98,7 @@ def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write `text` to a file that only its owner can read. The text contains what users wrote."""
+    """Write `text`, which contains what users wrote, to a file that only its owner can read."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as page:
             page.write(text)

@@ -51,8 +51,9 @@ body:has(#logprob:checked) .of-advantage {{ display: none; }}
 
 
 def render_html(page: Page, texts: TokenTexts, by: ColourBy) -> str:
-    """Return the page of tokens as HTML. `by` decides whether the colours first show advantages or
-    log-probabilities. The person who reads the page can switch between them."""
+    """Return the page of tokens as HTML. `by` decides whether the colours show advantages or
+    log-probabilities when the page is opened. The person who reads the page can switch between the
+    two."""
     return "".join(_parts(page, texts, by))
 
 

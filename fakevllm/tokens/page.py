@@ -1,9 +1,9 @@
 """The data of a page that shows the tokens of a group or an episode as the trainer sees them. This
 module does no I/O.
 
-The page shows one advantage per sibling or episode. The server reports it for the training step: it
-is the mean advantage of the trained tokens. With most algorithms, all trained tokens of a sibling
-have the same advantage. This package computes no advantages.
+The page shows one advantage per sibling or episode: the mean advantage of its trained tokens. The
+server reports this mean for the training step. With most algorithms, all trained tokens of a
+sibling have the same advantage. This package computes no advantages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Token:
     is_trained: bool
     """Whether the token is in the loss, as the loss mask says."""
     logprob: float | None = None
-    """Log-probability that the engine reported when it sampled the token; None in a prompt."""
+    """Log-probability that the engine reported for a sampled token; None for a prompt's token."""
     advantage: float | None = None
     """Advantage of the token; None if the token is not in the loss or the advantage is unknown."""
 

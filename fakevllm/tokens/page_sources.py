@@ -62,7 +62,7 @@ def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | 
 
 def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
     """Request an episode or a group from the server at `swarm`, and return the page that shows it.
-    Return None if the server does not know it.
+    Return None if the server does not know the episode or group.
 
     Raises UserError if the server cannot be reached or refuses the request.
     """
@@ -97,8 +97,8 @@ def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the error message in the server's response. If it contains none, return the standard
-    phrase of the HTTP status, such as "Not Found"."""
+    """Return the error message in the server's response. If the response has no error message,
+    return the standard phrase of the HTTP status, such as "Not Found"."""
     try:
         return json.load(error)["detail"]
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""Render the tokens of a group or an episode as coloured text for a terminal. A single sibling or
-episode also gets a table of its tokens."""
+"""Render the tokens of a group or an episode as coloured text for a terminal. If a single sibling
+or episode is shown, add a table of its tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BACKGROUND: Rgb = (0, 0, 0)
 BASIC_COLOURS = {GOOD: "green", BAD: "red", SURPRISING: "yellow"}
 """Colours for a terminal with 16 colours."""
 MIN_BASIC_STRENGTH = 0.1
-"""Strength of a colour below which a terminal with 16 colours shows no colour, because it cannot
-show shades."""
+"""Minimum strength of a colour on a terminal with 16 colours. Such a terminal cannot show shades,
+so a token with a weaker colour is shown without colour."""
 PROMPT_TOKENS = 40
-"""Number of tokens that are shown of a prompt: the last ones. The HTML page shows the whole
-prompt."""
+"""Maximum number of a prompt's tokens that are shown. The last tokens of the prompt are shown. The
+HTML page shows the whole prompt."""
 LEGEND = {
     ColourBy.ADVANTAGE: "green: made more likely; red: made less likely; dim: not in the loss",
     ColourBy.LOGPROB: "orange: surprising to the model; dim: not in the loss",

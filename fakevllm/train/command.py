@@ -14,13 +14,13 @@ from fakevllm.train.training_inputs import load_inputs
 from fakevllm.train.training_run import train
 
 NUM_SUMMARY_STEPS = 5
-"""Number of steps at the start and at the end of a run whose mean rewards are averaged for the
-summary. The mean reward of a single step is noisy."""
+"""The summary averages the mean rewards of this many steps at the start of a run, and of this many
+steps at the end. The mean reward of a single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Train with the settings in the YAML file `conf`, print a summary, and return the mean
-    rewards.
+    """Train with the settings in the YAML file `conf`, and print a summary. Return the mean rewards
+    of the training steps and of the evaluations.
 
     Mistakes in the file, the workflow or the dataset raise UserError before any process is started.
     """

@@ -36,7 +36,8 @@ class TrainSection(Section):
     """The tasks: a JSON Lines file, a CSV file, or a function that returns tasks, written as
     `agent.py:tasks`."""
     eval_dataset: str | None = None
-    """Dataset for evaluations, which run before and after training. It is not trained on."""
+    """Dataset for the evaluations before and after training. The model is never trained on this
+    dataset."""
     field: str = "question"
     """Column of the dataset that contains the text of the task."""
     epochs: int | None = Field(default=None, ge=1)
@@ -85,7 +86,7 @@ class Settings:
     train: TrainSection
     server: ServerSection
     warnings: list[str] = field(default_factory=list[str])
-    """Warnings about keys of the job that are ignored."""
+    """Warnings about ignored keys of the job."""
 
     @property
     def run_dir(self) -> Path | None:
@@ -116,8 +117,8 @@ def load(file: Path) -> Settings:
 
 
 def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
-    """Return the training job, and warnings about keys of the job that are ignored. Raises
-    ValueError if the job is invalid or cannot be trained by `fakevllm train`."""
+    """Return the training job, and warnings about ignored keys of the job. Raises ValueError if the
+    job is invalid, or if `fakevllm train` does not support the job."""
     try:
         warnings = parse_job(text).warnings
     except yaml.YAMLError as error:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressDisplay:
-    """Display of a run's progress. It is a progress bar or lines of text. Any thread may call its
+    """Display of a run's progress, as a progress bar or as lines of text. Any thread may call the
     methods."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
@@ -53,8 +53,8 @@ class ProgressDisplay:
         self._progress.update(self._bar, completed=steps_before, step=steps_before)
 
     def show_fraction(self, steps_done: float) -> None:
-        """Set the progress bar to a number of steps. The number may have a fraction, because each
-        ended episode counts as a fraction of its step."""
+        """Set the progress bar to a number of steps. The number need not be whole, because each
+        ended episode counts as a fraction of its training step."""
         self._progress.update(self._bar, completed=min(steps_done, self._num_steps))
 
     def show_step(self, steps_done: int, mean_reward: float, tokens_per_s: float) -> None:

@@ -35,15 +35,15 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Ta
 
 POLL_INTERVAL_S = 0.1
 MAX_BATCHES_WITHOUT_STEP = 10
-"""Number of consecutive batches of episodes without effect after which the run fails. A batch has
-no effect if it leads to no training step, and leaves no group that waits to be trained."""
+"""The run fails after this many consecutive batches of episodes without effect. A batch has no
+effect if no training step follows, and if no group waits for training after the batch."""
 FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
-"""Reasons for dropping groups that mean that the server takes no more training steps."""
+"""If the server drops groups for one of these reasons, the server trains no more steps."""
 
 
 class Stopped(SwarmServerOfflineError):
-    """Raised in the threads of the rollout loop after `stop` was called. Like its base class, this
-    error ends an episode for good: the episode is not retried."""
+    """Raised in the threads of the rollout loop after `stop` was called. An episode that this error
+    ends is not retried."""
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class RolloutLoop:
         self, url: str, inputs: TrainingInputs, display: ProgressDisplay, run_dir: Path | None
     ) -> None:
         """Create the loop. `run_dir` is the run directory of the server if this command has started
-        the server, else None. The results of evaluations are stored there, so that a resumed run
-        can read the result of the evaluation before training."""
+        the server, else None. The results of evaluations are stored in `run_dir`. A resumed run
+        reads from there what the evaluation before training has measured."""
         self._url = url
         self._inputs = inputs
         self._display = display
@@ -77,16 +77,18 @@ class RolloutLoop:
         self._retrier = Retrier(self._sleep, final_errors=(SwarmServerOfflineError, UserError))
         self._stop_requested = threading.Event()
         self._workflow_error: UserError | None = None
-        """Error because a workflow returned no valid reward. It ends all episodes."""
+        """Error of a workflow that returned no valid reward, else None. Such an error ends all
+        episodes."""
 
     def stop(self) -> None:
         self._stop_requested.set()
 
     def run(self) -> Outcome:
-        """Run episodes until the last step is trained, and return the mean rewards. Raises Stopped
-        if `stop` was called.
+        """Run episodes until the last step is trained. Return the mean rewards of the steps and of
+        the evaluations.
 
-        Raises UserError, FakevllmError or SwarmError if training cannot continue.
+        Raises Stopped if `stop` was called. Raises UserError, FakevllmError or SwarmError if
+        training cannot continue.
         """
         with SwarmClient(self._url) as self._client:
             try:
@@ -109,8 +111,8 @@ class RolloutLoop:
 
     def _ensure_engine_runs(self) -> None:
         """Start the engine with this run's job, unless an engine is running already. Raises
-        UserError if an engine runs with a job that does not fit this run: the job ends before this
-        run's last step, or its steps have another number of tasks or episodes."""
+        UserError if an engine runs with a job that does not fit this run: the engine's job ends
+        before this run's last step, or its steps have another number of tasks or episodes."""
         running, wanted = self._start_engine(), self._inputs.job
         if running is None:
             return
@@ -150,8 +152,8 @@ class RolloutLoop:
     def _has_old_job(self) -> bool:
         """Return True if the server's job differs from the job in the YAML file.
 
-        A server resumes the job with which its run began. Therefore the jobs differ if the YAML
-        file was edited after that.
+        A server resumes the job with which the server's run began. Therefore the jobs differ if the
+        YAML file was edited after the run had begun.
         """
         running, wanted = self._client.get_train_config(), self._inputs.job
         keys = wanted.model_fields_set
@@ -197,17 +199,17 @@ class RolloutLoop:
                 )
 
     def _evaluate_before(self, steps_before: int) -> float | None:
-        """Run the evaluation before the first training step, and return its mean reward. A resumed
-        run does not evaluate again. It returns the stored result, or None if there is no stored
-        result."""
+        """Run the evaluation before the first training step, and return its mean reward. In a
+        resumed run, do not evaluate. Return the stored mean reward instead, or None if none is
+        stored."""
         file = None if self._run_dir is None else self._run_dir / "eval_before.json"
         if file is not None and file.exists():
             return float(json.loads(file.read_text())["reward_mean"])
         return None if steps_before else self._evaluate("before")
 
     def _evaluate(self, name: str) -> float | None:
-        """Run the evaluation tasks, store their mean reward in the run directory, and return it.
-        Return None if there are no evaluation tasks."""
+        """Run the evaluation tasks. Store their mean reward in the run directory, and return the
+        mean reward. Return None if there are no evaluation tasks."""
         tasks = self._inputs.eval_tasks
         if not tasks:
             return None
@@ -269,8 +271,8 @@ class RolloutLoop:
             raise RuntimeError("the workflow cancelled itself") from error
 
     def _check_output(self, returned: object) -> WorkflowOutput:
-        """Return the result of a workflow as a WorkflowOutput. If it has no valid reward, stop all
-        other episodes and raise UserError."""
+        """Return the result of a workflow as a WorkflowOutput. If the result has no valid reward,
+        stop all other episodes and raise UserError."""
         try:
             return parse_workflow_output(returned, self._inputs.workflow_name)
         except UserError as error:
@@ -279,8 +281,8 @@ class RolloutLoop:
             raise
 
     def _wait_until_collecting(self) -> EngineStatusReply:
-        """Wait until the server collects episodes for the next training step, and no step is due or
-        running. Return the server's status.
+        """Wait until the server collects episodes for the next training step, and until no step is
+        due or running. Return the server's status.
 
         Raises FakevllmError if the engine is off, or if the server reports an error.
         """

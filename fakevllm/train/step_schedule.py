@@ -44,8 +44,9 @@ def step_tasks(
     dataset has a new random order. The first `steps_done` steps are skipped, so that a resumed run
     continues at its position in the dataset.
 
-    When a run is resumed, some episodes of its next step may have ended already. `played` maps task
-    ids to the numbers of these episodes. The first list does not contain them.
+    When a run is resumed, some episodes of the next step may have ended already. `played` maps each
+    task id to the number of the task's ended episodes. The first list leaves out the task that many
+    times.
 
     >>> job = TrainJob(batch_size=2, num_repeat=2)
     >>> sorted(task.task_id for task in next(step_tasks([Task(task_id=i) for i in "ab"], job, 0)))
@@ -62,8 +63,9 @@ def step_tasks(
 
 
 def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
-    """Return `tasks` without the episodes that have ended already. `played` maps task ids to the
-    number of these episodes."""
+    """Return `tasks`, which may contain a task several times, without the episodes that have ended
+    already. `played` maps each task id to the number of the task's ended episodes. The task is left
+    out that many times."""
     left, remaining = played.copy(), list[Task]()
     for task in tasks:
         if left[task.task_id]:
@@ -75,7 +77,7 @@ def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
 
 def explain_missing_step(dropped: Mapping[str, int]) -> str:
     """Return a text that says why a batch of episodes led to no training step. `dropped` maps each
-    reason for which the server dropped groups to the number of these groups.
+    reason for which the server dropped groups of the batch to the number of these groups.
 
     >>> explain_missing_step({"tied": 2})
     'no step: 2 groups tied'

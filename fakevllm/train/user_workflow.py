@@ -57,8 +57,8 @@ def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutpu
     """Return a workflow's result as a WorkflowOutput with a single finite reward.
 
     The result may be a WorkflowOutput or a number. A number is the reward. Raises UserError for any
-    other result. The episode is then not retried, because the workflow would return the same result
-    again.
+    other result. After this error, the episode is not retried, because the workflow would return
+    the same result again.
     """
     output = returned
     if isinstance(returned, int | float) and abs(returned) <= MAX_REWARD:
@@ -82,9 +82,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a Python file and return its module. If this file has been imported before, return
-    that module. The file's folder is added to `sys.path`, so that the file can import modules next
-    to it.
+    """Import a Python file and return its module. If the file was imported before, return the
+    existing module. The file's folder is added to `sys.path`, so that the file can import other
+    modules in this folder.
 
     Raises ConfigError if the file does not exist or cannot be imported.
     """

@@ -1,9 +1,9 @@
 """The response to the app. This module decides when the response starts, sends keep-alives while
 the app waits, and ends the response.
 
-The start is delayed for a short time. If an error occurs in this time, it can be sent with an HTTP
-status of its own. After the start, an error can only be sent inside the stream. A response that has
-started always ends with an answer or an error.
+The start is delayed for a short time. If an error occurs before the start, the error can be sent
+with an HTTP status of its own. After the start, an error can only be sent inside the body. A
+response that has started always ends with an answer or an error.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ KEEP_ALIVE_EVERY_S = 5.0
 closes a stream after 300 s without data."""
 WHITE_SPACE_AFTER_S = 50.0
 """Seconds after which white space is sent as a keep-alive, before an answer that is not streamed.
-The number is below the 60 s timeout of common reverse proxies. It is not smaller, because sending
-white space fixes the HTTP status at 200."""
+The number is below the 60 s timeout of common reverse proxies. It is not much lower, because the
+HTTP status is fixed at 200 as soon as white space is sent."""
 
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _JSON: Headers = [(b"content-type", b"application/json")]
@@ -51,8 +51,9 @@ _SPACE = b" "
 _NOT_VLLM = bad_request(
     "The model server did not answer as vLLM does: a stream was mixed up with JSON."
 )
-"""Error for a reply that is streamed although the app wants no stream, or the reverse. It has
-status 400, because clients do not retry a 400, and a retry would not help."""
+"""Error for a reply that is streamed although the app wants no stream, or that is not streamed
+although the app wants a stream. The error has status 400, so that clients do not retry. A retry
+would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class AppResponse:
         group_id: str | None = None,
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """Create the response. `exchange` is the parsed request. It is None if the proxy cannot
-        parse the request. The proxy then relays the answer of the engine's own route for the app's
-        format.
+        """Create the response. `exchange` is the parsed request, or None if the proxy cannot parse
+        the request. For such a request, the proxy relays the answer of the engine's own route for
+        the app's format.
 
-        `group_id` is the id of the request's group. The response has it as a header. If `group_id`
-        is None, the response has no header about how the answer was made.
+        `group_id` is the id of the request's group. A response header contains this id. If
+        `group_id` is None, the response has no header about how the answer was made.
 
         `on_stream_started` is called once, after the first part of a streamed answer has been sent.
         Its argument is the answer's id as the engine sent it, or None if the answer has no id.
@@ -149,8 +150,8 @@ class AppResponse:
 
     @property
     def complete_answer(self) -> SentResponse | None:
-        """The complete answer; None if the response is an error or has not ended. The answer counts
-        as complete even if the app disconnected before the end."""
+        """The complete answer, even if the app disconnected before the end. None if the response is
+        an error or has not ended."""
         if self._is_error or not self._send.is_ended:
             return None
         return SentResponse(200, self._headers, b"".join(self._answer_chunks))
@@ -198,8 +199,8 @@ class AppResponse:
     # --- answers and errors
 
     async def answer(self, reply: EngineResponse) -> None:
-        """Send an upstream response of status 200 to the app, in the app's format. The upstream
-        response has arrived completely. It may be a stream of events."""
+        """Send `reply` to the app, in the app's format. `reply` is a complete upstream response of
+        status 200, and may be a stream of events."""
         assert self._exchange is not None
         if reply.streamed != self._streamed:
             return await self.refuse(_NOT_VLLM)
@@ -218,8 +219,8 @@ class AppResponse:
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a body that is already in the app's format, and end the response. If the response
-        has started already, its status and headers can no longer change. In a stream that has
-        started, the body is sent as an error event."""
+        has started already, `status` and `headers` have no effect. If a stream has started already,
+        the body must be an error, and is sent as an error event."""
         self.has_answer_data = True
         self._is_error = status != 200
         if not self.is_started:
@@ -231,8 +232,8 @@ class AppResponse:
         await self.write(body, last=True)
 
     async def send_stored(self, stored: SentResponse) -> None:
-        """Send a stored answer. The app has sent the same request again, and the answer was stored
-        the first time."""
+        """Send a stored answer to an app that has repeated an earlier request. The answer was
+        stored when the earlier request was answered."""
         if not self._streamed:
             return await self.send_body(stored.status, stored.body, stored.headers)
         await self.open(stored.headers)
@@ -273,7 +274,7 @@ class AppResponse:
             self._last_write_at = asyncio.get_running_loop().time()
 
     async def end_with_error(self, error: WireError) -> None:
-        """End the response with `error`, unless it has ended already."""
+        """End the response with `error`. If the response has ended already, do nothing."""
         if not self._send.is_ended:
             await self.refuse(error)
 
@@ -285,12 +286,12 @@ class AppResponse:
             self._keep_alive_timer.cancel()
 
     def postpone_start(self) -> None:
-        """Delay the start of a response that has not started. A keep-alive then starts the response
-        only WHITE_SPACE_AFTER_S seconds after the request arrived.
+        """Delay the start of a response that has not started. After this call, keep-alives do not
+        start the response before WHITE_SPACE_AFTER_S seconds after the request arrived.
 
         Call this method while the request is held for a retry. Before the start, a temporary error
-        can be sent as a 503 with `Retry-After`. Clients then retry by themselves. An error inside a
-        stream cannot ask clients to retry.
+        can be sent as a 503 with `Retry-After`, which makes clients retry by themselves. An error
+        inside a stream cannot ask clients to retry.
         """
         if self._exchange is None or self.is_started or self._is_postponed or self._is_closed:
             return

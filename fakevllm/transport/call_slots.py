@@ -1,8 +1,8 @@
-"""A limit on the proxy's open calls at the server, and the queues of calls that wait for a free
-slot.
+"""A limit on the proxy's open calls at the server. Each open call holds a slot, and further calls
+wait in queues for a free slot.
 
-Leads get free slots before siblings. Leads are the apps' own requests, and the proxy adds the
-siblings. This module does no I/O. Waiting calls wait on asyncio futures.
+Leads (the apps' own requests) get free slots before siblings (the calls that the proxy adds). This
+module does no I/O. Waiting calls wait on asyncio futures.
 
 Without a limit, many apps together could make the proxy open tens of thousands of connections at
 once. The event loop would then be too busy to finish opening them, and a healthy server would seem
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 SIBLINGS_PER_SLOT = 3
 """Maximum number of siblings per slot, including siblings that wait for a slot. When this number is
-reached, groups get fewer siblings. This limits the memory and the waiting times under heavy
+reached, groups get fewer siblings. Therefore memory and waiting times stay bounded under heavy
 load."""
 LEAD_SHARE = 0.25
 """Share of the slots that siblings may not use. Therefore a lead (an app's own request) need not
@@ -32,7 +32,7 @@ class CallSlots:
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling that has waited longest. A call that samples several siblings needs
-    a slot for each of them, and gets all its slots at once.
+    a slot for each of these siblings, and gets all its slots at once.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -66,8 +66,8 @@ class CallSlots:
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead, num)
 
     def slot(self, *, is_lead: bool, num: int = 1) -> HeldSlots:
-        """Return a context manager that holds the slots for one call. If not enough slots are free,
-        the context manager waits, without a time limit.
+        """Return a context manager that holds the slots for one call. If too few slots are free,
+        entering the context manager waits for slots, without a time limit.
 
         `num` is the number of siblings that the call samples. It is at most `max_per_call`.
         """
@@ -132,9 +132,9 @@ class CallSlots:
 
 
 class HeldSlots:
-    """Context manager around one call that holds slots. The context manager yields a function that
-    gives one of the slots back before the block ends. This is a class and not a generator, to save
-    time for every request."""
+    """Context manager that holds slots while one call is open. The context manager yields a
+    function that gives one of the slots back before the block ends. This is a class and not a
+    generator, because a generator would cost more time for every request."""
 
     def __init__(self, slots: CallSlots, is_lead: bool, num: int) -> None:
         self._slots = slots

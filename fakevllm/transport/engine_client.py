@@ -33,21 +33,21 @@ from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 log = logging.getLogger("fakevllm.transport.engine_client")
 
 _CUT_OFF = encode(internal_error().body)
-"""Event with which the swarm server ends a stream if the engine died during the stream. Any other
-error at the end of a stream comes from an engine that is alive, and is part of the answer."""
+"""Event with which the swarm server ends a stream if the engine died during the stream. If a stream
+ends with another error, the engine is alive, and the error is part of the engine's answer."""
 
 CALL_TIMEOUT_S = 3600
 """Timeout of a whole call, in seconds."""
 CONNECT_TIMEOUT_S = 30
-"""Timeout for opening a connection, in seconds. It is far longer than usually needed, because it
-includes delays by the proxy's own event loop when that is busy. If the server is unavailable, the
-watchdog of the call ends the wait earlier."""
+"""Timeout for opening a connection, in seconds. A connection usually opens much faster. But if the
+proxy's own event loop is busy, its delays count too. If the server is unavailable, the watchdog of
+the call ends the wait earlier."""
 IDLE_CONNECTION_S = 30
-"""Seconds for which an idle connection is kept. The number is smaller than the server's keep-alive
-time, so that the proxy never sends a request on a connection that the server is closing."""
+"""Seconds for which an idle connection is kept. The server keeps idle connections for longer.
+Therefore the proxy never sends a request on a connection that the server is closing."""
 DRAIN_TIMEOUT_S = 0.1
-"""Maximum number of seconds for reading the rest of a stream after `[DONE]`. After that, the
-connection is closed instead of being reused."""
+"""Maximum number of seconds for reading the rest of a stream after `[DONE]`. If reading takes
+longer, the connection is closed and not reused."""
 EVENT_STREAM = "text/event-stream"
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -81,12 +81,12 @@ class EngineResponse:
         return SseDecoder().feed(self.body) if self.streamed else []
 
     def unwrap_early_error(self) -> EngineResponse:
-        """Return a plain response if this response is a stream that begins with a permanent error
-        (4xx). The plain response has this error and its status. Return any other response
-        unchanged.
+        """If this response is a stream that begins with a permanent error (4xx), return a plain
+        response. Its body is the error, and its HTTP status is the error's code. Return any other
+        response unchanged.
 
-        Some clients retry without end after an error inside a stream. They accept a 4xx status as
-        final.
+        Some clients retry without end after an error inside a stream. A 4xx status makes these
+        clients give up.
         """
         if not self.streamed or b'"error"' not in self.body:
             return self
@@ -179,8 +179,8 @@ class EngineClient:
         """Return a context manager that sends a call and yields the response. The body of the
         response arrives while the block runs.
 
-        If the connection fails, WireError (503) is raised. This happens when the block is entered,
-        or inside the block.
+        If the connection cannot be opened, WireError (503) is raised when the block is entered. If
+        the connection breaks later, WireError (503) is raised when the body is read.
         """
         return _Live(
             self._http.request(
@@ -266,7 +266,8 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
 class _Chunks(AsyncIterator[bytes]):
     """The body of a response as it arrives. Raises WireError (503) if the connection fails.
 
-    This is a class and not a generator, because asyncio registers every generator.
+    This is a class and not a generator, because asyncio registers every asynchronous generator,
+    which costs time.
     """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
@@ -296,8 +297,8 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return the WireError (503) for a failed connection to the server. The connection could not be
-    opened, or it broke."""
+    """Return the WireError (503) for a connection to the server that could not be opened, or that
+    broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__

@@ -23,15 +23,15 @@ from fakevllm_adapters.protocol.errors import WireError, unavailable
 MAX_SHOWN_CHARS = 300
 """Maximum number of characters of the fallback server's error message that are logged."""
 STREAM_BEGINS_S = 60.0
-"""Seconds within which the fallback server must begin a stream. A server that works begins a stream
-within this time even if it queues its requests."""
+"""Seconds within which the fallback server must begin a stream. A healthy server begins a stream
+within this time even if the request must wait in a queue first."""
 ANSWER_BEGINS_S = 600.0
 """Seconds within which the fallback server must begin an answer that is not streamed. A server
-begins such an answer only when the answer is complete. The limit is the default timeout of OpenAI's
-SDK."""
+sends the first byte of such an answer only when the whole answer is sampled. The limit equals the
+default timeout of OpenAI's SDK."""
 _VLLM_OPTION = "continuous_usage_stats"
-"""Stream option of vLLM that the proxy sets when it translates a request. Other servers may refuse
-it."""
+"""Stream option of vLLM that the proxy sets when it translates a request. Servers other than vLLM
+may refuse this option."""
 
 
 class Fallback:
@@ -47,16 +47,16 @@ class Fallback:
         stream_begins_s: float = STREAM_BEGINS_S,
         answer_begins_s: float = ANSWER_BEGINS_S,
     ) -> None:
-        """Create the client. `model` is the model that is requested from the fallback server. If it
-        is None, the model in the app's request is requested."""
+        """Create the client. `model` is the model that is requested from the fallback server. If
+        `model` is None, the model name in the app's request is used."""
         self._streaming = _FallbackClient(url, key, stream_begins_s)
         self._whole = _FallbackClient(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
     def from_settings(settings: FallbackSection) -> Fallback | None:
-        """Return the client for the fallback server in the configuration, or None if none is
-        configured."""
+        """Return the client for the configured fallback server. Return None if no fallback server
+        is configured."""
         if settings.url is None:
             return None
         return Fallback(settings.url, settings.key, settings.model)
@@ -65,7 +65,8 @@ class Fallback:
         """Relay the answer of the fallback server to the app, and return this answer.
 
         Raises WireError if the fallback server has no answer or refuses the request. The fallback
-        server's error messages are not sent to the app, because the app does not know that server.
+        server's error messages are not sent to the app, because the app does not know that there
+        is a fallback server.
         """
         model = self._model or request.model
         named = with_model(request, model) if model else request

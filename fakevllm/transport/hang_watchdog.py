@@ -33,8 +33,8 @@ class SentAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NothingSent:
-    """A stand-in for SentAnswer, with the same attributes, for a response that is sent only when it
-    is complete. Until then, nothing has been sent to the app."""
+    """Implementation of SentAnswer for a response that is sent to the app only when the whole
+    response has arrived. Until then, nothing has been sent."""
 
     num_answer_chunks: int = 0
     has_answer_data: bool = False
@@ -46,11 +46,11 @@ class HangWatchdog:
 
     * The server has disappeared: for `limit_s` seconds, it has not answered the proxy's status
       requests, and no new data of the answer has been sent to the app.
-    * A fallback server can answer instead: it is configured (`has_fallback`), the engine has not
-      been ready for `limit_s` seconds, and no answer data has been sent to the app.
+    * A fallback server can answer instead: a fallback server is configured (`has_fallback`), the
+      engine has not been ready for `limit_s` seconds, and no answer data has been sent to the app.
 
-    Without a fallback server, a call to an engine that is not ready continues. The server itself
-    waits for its engine, for longer than `limit_s`.
+    Without a fallback server, the watchdog does not end a call because the engine is not ready. The
+    server itself waits for its engine, for longer than `limit_s`.
     """
 
     def __init__(

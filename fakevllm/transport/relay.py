@@ -21,8 +21,8 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """The call to the engine for a lead of a group with further siblings. The lead is sibling 0,
-    the app's own request."""
+    """The call to the engine that samples the lead of a group, if the group has further siblings.
+    The lead is sibling 0, the app's own request."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -44,13 +44,13 @@ async def relay(
 ) -> EngineResponse:
     """Relay the upstream server's answer to the app while it arrives, and return the answer.
 
-    The siblings that this proxy adds to requests may cause a 429 (too many requests). The function
-    `is_caused_by_siblings` returns True in this case. The 429 is then treated as an outage and not
-    relayed.
+    The siblings that this proxy adds to requests may have caused a 429 (too many requests). If
+    `is_caused_by_siblings` returns True, a 429 is treated as an outage and not relayed.
 
     If an outage occurs before answer data has been sent to the app, WireError is raised. A later
-    outage ends the stream to the app with an error event. If the engine does not hold the policy
-    that the call names, nothing is sent to the app, and PolicyGone is raised.
+    outage ends the stream to the app with an error event. The call may name a policy (weights that
+    the engine holds beside the served weights). If the engine does not hold this policy, nothing is
+    sent to the app, and PolicyGone is raised.
     """
     if request.exchange is None:
         return await relay_native(
@@ -76,11 +76,12 @@ async def pass_on(
     upstream: EngineClient, request: Request, app: AppResponse, reply: EngineResponse
 ) -> EngineResponse:
     """Send a complete reply of the upstream server to the app, in the app's format. Return the
-    reply that was sent.
+    reply that the app got.
 
-    The engine may refuse a request that the proxy has translated. The app's original request is
-    then sent to the engine's own route for the app's format, and the reply of that route is
-    relayed. If there is no such route, the app gets the refusal in its own format.
+    If `reply` is the engine's refusal of a request that the proxy has translated, the app's
+    original request is sent to the engine's own route for the app's format. The reply of that route
+    is relayed instead. If the engine has no such route, the app gets the refusal in the app's
+    format.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -210,25 +211,26 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if the events of a stream surely contain a token: if there are at least two
-    events. The first event alone is no proof. It may contain only the role, and is then sent before
-    the engine has processed the prompt."""
+    """Return True if there are at least two events. In this case, the events surely contain a
+    token. The first event alone is no proof. It may contain only the role, which the engine sends
+    before it has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
 async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
-    """Raise WireError if the response's status reports an outage. A 429 also counts as an outage,
-    if it may have been caused by the siblings that this proxy has added."""
+    """Raise WireError if the response's status reports an outage. A 429 (too many requests) is also
+    an outage if `is_caused_by_siblings` returns True: the siblings that this proxy adds may have
+    caused the 429."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = await live.read()
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
-    """Send an error of the upstream server to the app, in the app's format. The error is in
-    `reply`. Return `reply`."""
+    """Send `reply`, an error of the upstream server, to the app in the app's format. Return
+    `reply`."""
     if request.is_translated:
         error_body = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, error_body))

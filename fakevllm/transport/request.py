@@ -1,5 +1,5 @@
-"""One request of an app, the plan for its siblings, and the result of each sibling. The plan says
-how many answers are sampled, and how their requests differ."""
+"""One request of an app, the plan for the request's siblings, and the result of each sibling. The
+plan says how many siblings (answers) are sampled, and how the calls that sample them differ."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from fakevllm_adapters.protocol.swarm import ARM_HEADER, SIBLING_HEADER, Sibling
 
 _REQUEST_ID = "X-Request-Id"
 _MAX_SHARED_SEED = 2**62
-"""Maximum seed of a lead whose siblings may share a call. Engines count a call's seeds up without
-wrapping around."""
+"""Maximum seed of a lead whose siblings may share a call. For each further choice of a call, the
+engine adds 1 to the seed, and the sum must not become too large for the engine."""
 _UNSHARED_OVERRIDES = frozenset({"seed", "n", "request_id", "stream", "stream_options"})
-"""Fields with which equal bodies do not have equal siblings."""
+"""If a plan replaces one of these fields of the body for a sibling, the sibling cannot share a call
+with siblings that have an equal body. In a shared call, the field would have another effect."""
 
 
 class SiblingOutcome(StrEnum):
@@ -51,33 +52,33 @@ class Request:
     raw: bytes
     """Body in the app's own format. Only the model's name may have been changed."""
     upstream_body: bytes
-    """Body that is sent to the engine. If the route of the upstream server has the app's format, it
-    equals `raw`."""
+    """Body that is sent to the engine. If the route of the upstream server has the app's format,
+    this body equals `raw`."""
     exchange: Exchange | None
-    """The parsed request. It is None if the proxy cannot parse or translate the request, so that
+    """The parsed request, or None if the proxy cannot parse or translate the request. Without it,
     only the engine's own route for the app's format can answer."""
     headers: dict[str, str]
     """The app's headers that may be sent to the engine."""
     no_exchange_reason: str | None = None
-    """Reason why `exchange` is None; None if it is set."""
+    """Reason why `exchange` is None; None if `exchange` is set."""
     model: str = ""
     """Model name as the app sent it."""
     alias: str | None = None
-    """Model name that the answer must contain, if it is not the served model's own name; else
-    None."""
+    """Alias by which the app requested the served model, and which the answer must contain as the
+    model's name. None if the app sent no alias."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All headers of the app, with names in lower case."""
     has_native_route: bool = True
     """Whether the request may be sent to the engine's own route for the app's format. False if the
-    request continues a response in the proxy's ledger: the engine may have a response of another
-    app with the same id."""
+    request continues a response that the proxy's ledger has. The engine may have a response of
+    another app with the same id, and would continue that response."""
     ruling: Ruling = TRAIN
-    """Admission decision: whether the request gets siblings and is trained. It is set once, before
-    it is first read. Only this field, `arm`, and for the arm's sake `exchange` change after the
-    request was created."""
+    """Admission decision: whether the request gets siblings and is trained. The decision is set
+    once, before it is first read. After the request was created, only this field and `arm` are set,
+    and the code that sets `arm` may replace `exchange`."""
     arm: RequestArm | None = None
-    """Arm of the request's session; None if sessions are not assigned to arms. It is set once,
-    before the first call."""
+    """Arm of the request's session, which decides which weights answer. None if sessions are not
+    assigned to arms. The arm is set once, before the first call."""
 
     @property
     def body(self) -> Json:
@@ -91,14 +92,15 @@ class Request:
 
     @property
     def is_captured(self) -> bool:
-        """True if the server captures the calls of this request's siblings. It captures only the
-        calls of the training arm. An arm decides which weights answer a session."""
+        """True if the server captures the calls of this request's siblings, so that the siblings
+        can be trained. The server captures only calls of the training arm. An arm decides which
+        weights answer a session."""
         return self.arm is None or self.arm.is_training
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers of calls for this request that do not belong to a sibling, so that the server
-        does not capture them."""
+        """The headers of calls for this request that name no sibling. The server does not capture
+        such calls for training."""
         if self.arm is None:
             return self.headers
         return self.headers | {ARM_HEADER: self.arm.answering.value}
@@ -119,14 +121,14 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """True if the request must be translated. This is the case if the route of the upstream
-        server has another format than the app."""
+        """True if the request must be translated, because the route of the upstream server has
+        another format than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
     def response_id(self) -> str | None:
         """Answer id that the proxy has chosen. Later requests can refer to the answer by this id.
-        It is None if answers of this format have no such id."""
+        None if the proxy chooses no ids for answers of this format."""
         return getattr(self.exchange, "response_id", None)
 
 
@@ -149,14 +151,15 @@ class SiblingResult:
 
     @property
     def outage(self) -> WireError | None:
-        """The error that the app gets if the engine was unavailable for this sibling, else None."""
+        """If the engine was unavailable for this sibling: the error that the app gets. In all other
+        cases: None."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
         return None if is_answer else self.upstream_error
 
     @property
     def upstream_error(self) -> WireError | None:
-        """The error that was received instead of an answer, or None if there is no error. If the
-        server sent a message, the error contains it."""
+        """The error that was received instead of an answer, with the server's message if the server
+        sent one. None if there is no error."""
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
@@ -170,7 +173,7 @@ class SiblingResult:
         return error is not None and error.reason is OutageReason.ENGINE_BUSY
 
     def answer_id(self, request: Request) -> str | None:
-        """Return the id of this answer that the app sees. Return None if the answer has no id."""
+        """Return the id that the app sees for this answer. Return None if the answer has no id."""
         engine_id = self.answer.id if self.answer is not None else None
         if request.response_id is not None or engine_id is None:
             return request.response_id
@@ -215,18 +218,19 @@ class SiblingPlan:
         return rewrite_body(body, **changed) if changed else body
 
     def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
-        """Return the body of the call that samples all these siblings. The engine samples choice i
-        with the seed of the first sibling + i. This is also the seed of sibling i in a call of its
-        own."""
+        """Return the body of the call that samples the siblings `indices`. If the request has a
+        seed, the engine samples choice i of the call with the seed of the first of these siblings
+        plus i. The same sibling would have the same seed in a call of its own."""
         body = self._sibling_body(request, indices[0], temperature)
         return orjson.dumps(body | {"n": len(indices)})
 
     def calls(
         self, request: Request, indices: Sequence[int], temperature: float, max_per_call: int
     ) -> list[tuple[int, ...]]:
-        """Divide the siblings `indices` into calls. Each element of the result is the list of
-        siblings that one call samples. The lead has a call of its own. The other siblings share a
-        call if their bodies are equal and the bodies allow a shared call."""
+        """Divide the siblings `indices` into calls. Each element of the result contains the indices
+        of the siblings that one call samples, at most `max_per_call`. The lead has a call of its
+        own. Consecutive other siblings share a call if their bodies are equal and allow a shared
+        call."""
         calls: list[tuple[int, ...]] = []
         for index in indices:
             last = calls[-1] if calls else (0,)
@@ -258,8 +262,8 @@ class SiblingPlan:
         return request.adapter.seed(request.body | self._seed_for(request))
 
     def lead_request(self, request: Request) -> Request:
-        """Return the request with the body that this plan gives to the lead (sibling 0). Use this
-        body if the lead is the only sibling that is sent."""
+        """Return the request with the body that this plan gives to the lead (sibling 0). Use the
+        returned request if no other sibling is sent."""
         body = self.body(request, 0, 0.0)
         is_same = body is request.upstream_body
         return request if is_same else replace(request, upstream_body=body)
@@ -279,10 +283,11 @@ class SiblingPlan:
 
 
 def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
-    """Return True if one call with `n` can sample several siblings of this body. Each sibling must
-    get the same answer as from a call of its own.
+    """Return True if one call with `n` can sample several siblings with this body. This is possible
+    only if each sibling's answer is the same as if the sibling had a call of its own.
 
-    `seed` is the lead's seed. `overrides` are the fields that each sibling changes.
+    `seed` is the lead's seed. `overrides` are the fields of the app's body that are replaced for
+    these siblings.
     """
     temperature: object = body.get("temperature")
     stream: object = body.get("stream")
@@ -297,13 +302,14 @@ def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
 
 
 def _differs_in_a_stream(body: Json) -> bool:
-    """Return True if vLLM may answer this body differently with and without a stream. Siblings of
-    such a request cannot share one call. A shared call is always streamed, even if the app wants a
-    whole answer.
+    """Return True if vLLM may answer this body differently with and without a stream. The siblings
+    of an app that wants a whole answer then cannot share a call, because shared calls are always
+    streamed.
 
-    vLLM's parsers read some tool calls of a stream differently. Without a generation prompt, a
-    whole answer has the role of the last message, and a stream has the role `assistant`. If tokens
-    are returned as ids, the text offsets of a streamed completion differ.
+    There are three differences. vLLM's parsers read some tool calls differently in a stream.
+    Without a generation prompt, a whole answer has the role of the last message, and a stream has
+    the role `assistant`. If tokens are returned as ids, the text offsets of a streamed completion
+    differ from those of a whole completion.
     """
     return (
         (bool(body.get("tools")) and body.get("tool_choice") != "none")
@@ -346,7 +352,7 @@ async def sample(
 
 
 def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
-    """Return the kind of result that a sibling had (see SiblingOutcome)."""
+    """Return the kind of a sibling's result."""
     if result.answer is not None:
         return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
     is_refused = 400 <= result.status < 500 and not result.is_busy
@@ -376,10 +382,10 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
 def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
     """Return a sibling's reply with the answer id that the app expects.
 
-    An engine makes the id of an answer from the id of its request. If the app chose a request id,
-    the proxy appends the sibling's index to this id, because request ids must be unique. This
-    function removes the index from the answer's id. If the app chose no request id, the reply is
-    returned unchanged.
+    An engine makes the id of an answer from the id of the request. If the app chose a request id,
+    the proxy appends each sibling's index to the request id, because request ids must be unique at
+    the engine. This function removes the index from the answer's id. If the app chose no request
+    id, the reply is returned unchanged.
     """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:

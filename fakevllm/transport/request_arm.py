@@ -1,11 +1,12 @@
-"""The arm of one request, and the policy (weights that the engine holds beside the served weights)
-that samples the request.
+"""The arm of one request. Each session is assigned to an arm, and the arm decides which weights
+answer the session.
 
-A call that names a policy does not belong to a sibling. Therefore the server does not capture the
-call.
+The weights of an arm may be a policy: weights that the engine holds beside the served weights. A
+call that names a policy is not sent as a sibling, so the server does not capture the call for
+training.
 
-If the engine does not hold the policy any more, the policy is loaded again. If the loading fails,
-the served weights answer.
+If the engine does not hold the policy any more, the proxy loads the policy again. If the load
+fails, the served weights answer.
 """
 
 from __future__ import annotations
@@ -33,24 +34,27 @@ class RequestArm:
     propensity: float
     """Probability with which the request's session gets this arm."""
     root: str
-    """Root of the session's tree, which has one arm."""
+    """Id of the root of the session's tree. All sessions of a tree have the same arm."""
     policy: str | None = None
     """Model name of the policy that samples the request; None for the served weights."""
     reload: Callable[[RequestArm], Awaitable[str | None]] | None = None
-    """Function that loads the arm's policy once more, and sets `policy` to its name, which changes
-    if the arm gets another version. It returns the reason if that fails, else None."""
+    """Function that loads the arm's policy once more. The function sets `policy` to the policy's
+    model name, which is a new one if the arm has got another version. It returns None, or the
+    reason if the load fails."""
     trouble: str | None = None
-    """Reason why the served weights answer in place of the arm's policy; None if they do not."""
+    """Reason why the served weights answer in place of the arm's policy; None if the weights of the
+    arm answer."""
 
     @property
     def is_training(self) -> bool:
-        """True if the request belongs to the training arm. Its group may then be trained."""
+        """True if the request belongs to the training arm. Only groups of this arm may be
+        trained."""
         return self.arm is Arm.TRAINING
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer the request. It differs from the assigned arm if the weights
-        of that arm cannot be sampled."""
+        """The arm whose weights answer the request. If the weights of the assigned arm cannot be
+        sampled, the training arm answers, which has the served weights."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:
@@ -71,8 +75,9 @@ class RequestArm:
 
 
 async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call and return its result. If the call raises PolicyGone, load the policy once more
-    and repeat the call. If loading fails, repeat the call with the served weights."""
+    """Make a call and return its result. If the call raises PolicyGone, load the arm's policy (its
+    weights) once more and repeat the call. If loading fails, repeat the call with the served
+    weights."""
     if arm is None or arm.policy is None:
         return await call()
     for may_reload in (True, False):

@@ -33,19 +33,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """The objects of a RetryHandler that a single attempt to get an answer uses."""
+    """The functions that a RetryHandler gives to a single attempt to get an answer."""
 
     is_caused_by_siblings: Callable[[], bool]
-    """Returns True if siblings of the proxy have been at the engine since the attempt began."""
+    """Function that returns True if the engine has sampled any sibling since the attempt began.
+    Siblings are the calls that the proxy adds to the apps' own requests."""
     give_back_slot: Callable[[], None]
-    """Gives back one of the slots of an attempt that samples several siblings."""
+    """Function that gives back one slot before the attempt ends. An attempt that samples several
+    siblings holds one slot for each of them."""
 
 
 Attempt = Callable[[Request, AttemptContext], Awaitable[T]]
 """Function that requests one answer, or the answers of several siblings.
 
-The attempt raises WireError for an outage. It also raises WireError for a 429 if siblings have been
-at the engine, because they may have caused the 429."""
+The attempt raises WireError for an outage. It also raises WireError for a 429 (too many requests)
+if the engine has sampled siblings meanwhile, because the siblings may have caused the 429."""
 
 LEAD_ONLY = SiblingPlan(1)
 
@@ -64,7 +66,7 @@ class RetryHandler:
         sibling_limit: SiblingLimit | None = None,
         slots: CallSlots | None = None,
     ) -> None:
-        """Create the handler. `link` polls the status of the server. If it is None, the handler
+        """Create the handler. `link` polls the status of the server. If `link` is None, the handler
         learns about outages only from failed calls. `limit_s` is the maximum number of seconds for
         which a request is held.
 
@@ -99,7 +101,7 @@ class RetryHandler:
     ) -> tuple[EngineResponse, OutageReason | None]:
         """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
         if the engine gave the answer. If the fallback server gave the answer, the reason says why
-        the engine could not.
+        the engine gave none.
 
         Raises WireError if no answer data has been sent to the app, and neither the engine nor the
         fallback server answers.
@@ -133,8 +135,9 @@ class RetryHandler:
         """Call `attempt` until it returns an answer, and return the answer. If the retry policy
         gives up, raise the WireError of the last attempt.
 
-        Each attempt first waits for `num_slots` of the slots that limit the open calls. The proxy
-        causes this wait, so the wait does not count as time in which the server was unavailable.
+        Each attempt first waits for `num_slots` slots. The slots limit the number of open calls. An
+        attempt may have to wait for slots even if the server is available. Therefore this wait does
+        not count against the time for which a request may be held.
         """
         schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
@@ -165,8 +168,9 @@ class RetryHandler:
         self, attempt: Callable[[], Awaitable[T]], app_headers: Mapping[bytes, bytes]
     ) -> T:
         """Call `attempt` until it returns the complete response of a small route, such as
-        /v1/models, and return the response. The request waits for the engine for the same time as a
-        model call. Unlike a model call, it needs no slot and is never sent to the fallback server.
+        /v1/models, and return the response. The request may wait for the engine for as long as a
+        model call may. Unlike a model call, the request needs no slot and is never sent to the
+        fallback server.
 
         `attempt` raises WireError for an outage. If the retry policy gives up, the WireError of the
         last attempt is raised.
@@ -186,8 +190,8 @@ class RetryHandler:
     async def use_fallback(
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
-        """Relay the answer of the fallback server after the engine failed with `error`. Return the
-        answer and the reason of `error`.
+        """Relay the answer of the fallback server to the app, after the engine failed with `error`.
+        Return the answer and the reason of `error`.
 
         Raises `error` itself in four cases:
 
@@ -227,8 +231,8 @@ class RetryHandler:
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
         """Wait up to `pause_s` seconds before the next attempt. If a busy engine refused the
-        request, a sibling that ends also ends the wait. After any other failure, an engine that
-        becomes ready ends the wait."""
+        request, stop waiting as soon as a sibling ends. After any other failure, stop waiting as
+        soon as the engine becomes ready."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
             sibling_ended = asyncio.Event()

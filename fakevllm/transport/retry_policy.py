@@ -1,10 +1,11 @@
 """Decide if a request is retried while the engine is unavailable, and after how many seconds. This
 module does no I/O, and gets the time as an argument.
 
-A request is first held and retried, because servers restart and engines boot. If the retries fail
-and a fallback server is configured, the fallback server answers the request. Otherwise the app gets
-an error with `Retry-After`. If the server died during a request, the request is sent again only
-MAX_RESENDS times. The request itself may have caused the crash.
+A request is first held and retried, because most outages end soon: a server restarts, or an engine
+boots. If the retries fail and a fallback server is configured, the fallback server answers the
+request. Without a fallback server, the app gets an error with `Retry-After`. If the server died
+during a request, the request is sent again only MAX_RESENDS times, because the request itself may
+have caused the crash.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Json = dict[str, Any]
 
 TOO_MANY_REQUESTS = 429
 OUTAGES = (502, 503, 504)
-"""HTTP statuses of a temporary failure. The server sends them, or a gateway in front of the
+"""HTTP statuses of a temporary failure, sent by the server or by a gateway in front of the
 server."""
 MAX_RESENDS = 1
 """Maximum number of times that a request is sent again after the connection to the server broke
@@ -74,9 +75,10 @@ class RetrySchedule:
         """Return the number of seconds to wait before the next attempt, or None to give up.
         `reason` is the reason why the last attempt failed.
 
-        `may_succeed` matters only if the engine is not ready or is busy. If it is False, waiting
-        cannot help, and the method returns None. The argument is False if the engine was stopped,
-        and also if the engine is busy, but not with siblings of this proxy.
+        `may_succeed` has an effect only if `reason` is that the engine is not ready or is busy. If
+        `may_succeed` is False, the method returns None, because waiting cannot help. Pass False in
+        two cases: the engine was stopped, or the engine is busy although it samples no siblings of
+        this proxy.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -109,8 +111,8 @@ class AbsenceTimer:
     """Clock time at which the server was last available."""
 
     def has_expired(self, now_s: float, *, is_available: bool) -> bool:
-        """Record whether the server is available now. Return True if it has been unavailable for at
-        least `limit_s` seconds."""
+        """Record whether the server is available at the time `now_s`. Return True if the server has
+        been unavailable for at least `limit_s` seconds."""
         if is_available:
             self.last_available_s = now_s
         return not is_available and now_s - self.last_available_s >= self.limit_s
@@ -136,8 +138,8 @@ def outage_reason(
     no outage and can be relayed to the app.
 
     `header_reason` is the reason in the response's header, or None. `message` is the error message
-    in the response's body, or "". `message` is used only if the header is missing, because older
-    servers and gateways do not send the header.
+    in the response's body, or "". If the header is missing, the reason is derived from `status` and
+    `message`, because older servers and gateways do not send the header.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
     <OutageReason.ENGINE_NOT_READY: 'engine_not_ready'>
@@ -165,8 +167,8 @@ def outage_error(
     """Return the WireError for an error response of the upstream server. If the response contains
     an error message, the WireError has the response's body. Otherwise it has a general message.
 
-    `header_reason` is the reason in the response's header. The WireError has the reason that
-    `outage_reason` returns. This reason is None if the response reports no outage.
+    `header_reason` is the reason in the response's header, or None. The WireError's field `reason`
+    is the result of `outage_reason`, which is None if the response reports no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)

@@ -24,15 +24,16 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 
 def broken_off() -> WireError:
-    """Return the error for a sibling whose shared call ended before the sibling's answer was
-    complete. A shared call samples several siblings."""
+    """Return the error for a sibling whose answer was not complete when its call broke off. The
+    call is a shared call, which samples several siblings."""
     return unavailable(
         "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
     )
 
 
 class NotShared(Exception):
-    """Error for a refused shared call. Each of its siblings needs a call of its own."""
+    """Error if the server refuses a call that would sample several siblings. Each sibling must then
+    be sampled by a call of its own."""
 
 
 async def sample_shared(
@@ -45,9 +46,10 @@ async def sample_shared(
     """Send one call to the engine that samples several siblings. `indices` are the siblings'
     indices, which must be consecutive. Yield the result of each sibling as soon as it is known.
 
-    If the engine breaks off, no result is yielded for the siblings without a complete answer. If
-    the engine answers with an error, each sibling has this error. Raises NotShared if the server
-    refuses the call. Raises WireError if the server cannot be reached, or breaks off.
+    If the engine fails during the call, no result is yielded for the siblings without a complete
+    answer. If the engine answers with an error, the result of each sibling contains this error.
+    Raises NotShared if the server refuses the call. Raises WireError if the server cannot be
+    reached, or if the connection breaks.
     """
     body = plan.shared_body(request, indices, temperature)
     headers = sibling_headers(request, indices[0], len(indices))
@@ -79,8 +81,8 @@ async def sample_shared(
 
 def _decoder(headers: Headers) -> PartDecoder:
     """Return the decoder for a response with one part per sibling. Raises NotShared if the headers
-    show that the response has no parts. This happens with servers that know the request field `n`,
-    but do not know the header with the range of siblings."""
+    show that the response has no parts. Responses of older servers have no parts: these servers
+    know the request field `n`, but not the request header that names the siblings."""
     content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
     try:
         return PartDecoder(content_type)

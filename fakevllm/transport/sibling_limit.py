@@ -1,9 +1,9 @@
 """Limit on the number of siblings in flight, summed over all requests. This module does no I/O.
 
 Each request has one lead. The lead is the call to the engine that the app would have made without
-the proxy. Here, siblings are only the further calls that the proxy adds. Leads do not count against
-the limit. The engine may refuse a lead because siblings keep it busy. The lead then waits in a
-queue until a sibling ends.
+the proxy. In this module, siblings are only the further calls that the proxy adds. Leads do not
+count against the limit. If siblings keep the engine busy, the engine may refuse a lead. The refused
+lead waits in a queue until a sibling ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 _MAX_ENGINE_LIMIT = 1024
-"""Number at which a limit that was derived from the engine's refusals is dropped. Each answered
-request raises such a limit by one."""
+"""A limit that was derived from the engine's refusals is dropped when it reaches this number. Each
+answered request raises the derived limit by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The number of siblings that a group may start. If this number is smaller than the requested
-    number, the grant also has the reason."""
+    """The number of siblings that a group may start, and the reason if fewer siblings are granted
+    than were requested."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -42,8 +42,8 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit` is the maximum number of siblings in flight.
-        `fixed_limit` 0 means that there is no configured limit."""
+        """Create the counter. `fixed_limit` is the configured maximum number of siblings in flight.
+        0 means that no limit is configured."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
@@ -61,17 +61,17 @@ class SiblingLimit:
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
         """Reserve capacity for a group's siblings. Return the number of siblings that may start.
-        The caller must call `release` when one of them ends.
+        Each time one of these siblings ends, the caller must call `release`.
 
-        `num_awaited` is the number of siblings in flight whose apps wait for them. It includes this
-        group's siblings if its app waits for them. `num_waiting` is the number of requests in the
-        engine's queue. If `num_waiting` is None (unknown), the number of siblings in flight is used
-        instead.
+        `num_awaited` is the number of siblings for which an app waits. It counts siblings in
+        flight, and also the requested siblings if the app of this group waits for them.
+        `num_waiting` is the number of requests in the engine's queue. If `num_waiting` is None
+        (unknown), the number of siblings in flight is used instead.
 
-        Siblings for which an app waits cannot pile up in the engine's queue. The app usually sends
-        no further request before they end. Siblings for which no app waits could pile up. Therefore
-        the group gets fewer siblings than requested. The reduction is the number of siblings for
-        which no app waits, including this group's siblings. It is at most `num_waiting`.
+        Siblings for which an app waits do not pile up in the engine's queue, because an app usually
+        sends no further request before it has its answer. Siblings for which no app waits could
+        pile up. Therefore the granted number is reduced by the number of siblings for which no app
+        waits, including the requested ones. This reduction is at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -102,8 +102,8 @@ class SiblingLimit:
         """While the block runs, count `num` siblings as siblings that the engine samples. When a
         sibling ends, wake the first lead in the queue of refused leads.
 
-        The block receives a function. A call of this function reports that one sibling has ended
-        before the block.
+        The block receives a function. The block calls this function each time a sibling ends while
+        the block is still running.
         """
         self._num_started += num
         num_running = num
@@ -121,8 +121,8 @@ class SiblingLimit:
                 end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function. It returns True if the engine has sampled any sibling since this call
-        of `watch_engine`."""
+        """Return a function that returns True if the engine has sampled any sibling since
+        `watch_engine` was called."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 
@@ -134,7 +134,7 @@ class SiblingLimit:
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
         If no sibling is at the engine when the block begins, the first lead in the queue is woken
-        immediately. If the block ends first, `wake` is not called.
+        immediately. After the block has ended, `wake` is not called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -146,9 +146,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the engine refused a request because of overload. The limit that is derived
-        from refusals becomes the number of siblings at the engine minus one. It stays unchanged if
-        it is lower already, or if no sibling is at the engine."""
+        """Record that the engine refused a request because of overload. Set the limit that is
+        derived from refusals to the number of siblings at the engine minus one. If this limit is
+        lower already, or if no sibling is at the engine, do not change the limit."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1

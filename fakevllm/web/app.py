@@ -71,8 +71,8 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
         return passthrough.error_response(unavailable("The proxy's ledger cannot be read."))
 
     def report_failure(_: Request, failure: Exception) -> Response:
-        """Return the error response for an exception that a route raised. It has the format of
-        vLLM's errors."""
+        """Return the error response for an exception that a route raised. The response has the
+        format of vLLM's errors."""
         return passthrough.error_response(error_of_failure(failure))
 
     app.add_exception_handler(DatabaseError, refuse_unread)
@@ -85,8 +85,8 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
 
 class FastPathRouter:
-    """Router that passes a POST request for a model call directly to its endpoint. All other
-    requests go to `app`, the FastAPI application.
+    """Router that passes a POST request for a model call directly to the endpoint for the request's
+    path. All other requests go to `app`, the FastAPI application.
 
     The direct call saves the cost of FastAPI's routing. `app` has routes for the paths of model
     calls too, but only to refuse other HTTP methods with 405.
@@ -145,10 +145,10 @@ def serve(
 ) -> None:
     """Run the proxy until a signal stops it.
 
-    If `until_stdin_closes` is True, the proxy also stops when its standard input closes. Its
+    If `until_stdin_closes` is True, the proxy also stops when its standard input closes. The
     standard input closes when the parent process ends. `listen_fd` is the file descriptor of a
-    listening socket that the parent process has opened. If it is None, the proxy opens a socket
-    itself. Raises UserError for mistakes that the user can fix.
+    listening socket that the parent process has opened. If `listen_fd` is None, the proxy opens a
+    socket itself. Raises UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()
@@ -179,8 +179,8 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Return the class of uvloop's event loop. If uvloop is not installed, return None. Asyncio's
-    standard event loop is then used."""
+    """Return the class of uvloop's event loop. If uvloop is not installed, return None, which
+    selects asyncio's standard event loop."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -21,12 +21,13 @@ class GainStats(BaseModel):
     """Low end of the interval. None if a reward was outside of `release.reward_range`."""
     high: float | None
     num: int
-    """Number of observations: pairs of sessions for the policy's gain, and sessions for the
-    choice's gain."""
+    """Number of observations. For the field `policy_gain` of ArmStats, an observation is a pair of
+    sessions. For the field `choice_gain`, an observation is one session."""
 
 
 class ArmStats(BaseModel):
-    """The sessions of each arm, and the two gains (differences of mean rewards)."""
+    """The sessions of each arm, and the two gains (differences of mean rewards). An arm decides
+    which weights answer a session."""
 
     sessions: dict[str, int]
     """Number of counted sessions by arm. A session is counted ten minutes after its last group."""
@@ -35,9 +36,10 @@ class ArmStats(BaseModel):
     open_sessions: int
     """Number of sessions that are not counted yet."""
     policy_gain: GainStats | None
-    """Mean reward of the training arm minus that of the baseline."""
+    """Mean reward of the training arm minus the mean reward of the baseline arm."""
     choice_gain: GainStats | None
-    """Reward of the served siblings minus the mean of all siblings, in the training arm."""
+    """Mean reward of the served siblings minus the mean reward of all siblings, in the training
+    arm."""
     reward_outside: float | None = None
     """A reward outside of `release.reward_range`; None if there was none."""
     trouble: dict[str, str] = {}

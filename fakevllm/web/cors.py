@@ -1,7 +1,7 @@
 """CORS: permission for web pages and desktop apps of other origins to use the routes below /v1/.
 
-By default, no other origin may use these routes, as in vLLM. The setting `proxy.allowed_origins`
-lists the origins that may.
+By default, no other origin may use these routes. The setting `proxy.allowed_origins` lists the
+origins that may use them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class AllowedOrigins:
         """Log that a request from this origin is refused. Return a text that tells the user how to
         allow the origin.
 
-        The text is empty for a path outside /v1/, because other origins cannot be allowed to use
-        it.
+        The text is empty for a path outside /v1/, because such a path cannot be opened to other
+        origins.
         """
         if not path.startswith(_PATHS):
             return ""
@@ -106,8 +106,8 @@ class CorsHeaders:
     """Middleware that adds the CORS headers. With them, a browser lets the pages of allowed origins
     read every response, including errors.
 
-    It is the outermost layer, around the access guard. Therefore a page can also read a 401 or a
-    429.
+    This middleware is the outermost layer, around the access guard. Therefore a page can also read
+    the guard's 401 and 429 responses.
     """
 
     def __init__(self, app: AsgiApp, allowed: AllowedOrigins) -> None:

@@ -64,8 +64,8 @@ from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 log = logging.getLogger("fakevllm.web.proxy_components")
 
 FIRST_READ_S = 3.0
-"""Seconds for which the start of the proxy waits for the server to say which version is released.
-If the server does not answer, apps get no answers either."""
+"""When the proxy starts, it waits for up to this many seconds until the server has said which
+version is released. A longer wait would not help: without the server, apps get no answers."""
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
 
@@ -131,12 +131,13 @@ class ProxyComponents:
     feedback: FeedbackService
     metrics: Metrics
     evaluator: Evaluator | None = None
-    """Object that samples and scores held-out rows; None without hooks."""
+    """Object that samples and scores held-out rows, which are never trained; None without hooks."""
     arms: RequestArms | None = None
-    """Object that assigns requests to arms; None if all sessions are of the training arm."""
+    """Object that assigns sessions to arms, which decide which weights answer. None if all sessions
+    are in the training arm."""
     gate: ReleaseGate | None = None
-    """Object that evaluates versions and decides about them; None unless `release.mode` is
-    `gated`."""
+    """Object that evaluates versions and decides which version is released. None unless
+    `release.mode` is `gated`."""
     hook_files: HookFileWatch | None = None
     """Object that notices changes of the hook files; None without hooks."""
 
@@ -278,8 +279,8 @@ def _open_arms(
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> RequestArms | None:
-    """Return the object that assigns requests to arms. Return None if all sessions are in the
-    training arm."""
+    """Return the object that assigns sessions to arms, which decide which weights answer. Return
+    None if all sessions are in the training arm."""
     release = config.release
     if release.is_gated and config.hooks.path is None:
         raise ConfigError(
@@ -334,8 +335,8 @@ async def _open_gate(
     arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
-    """Start the release gate, which decides about versions. Wait up to FIRST_READ_S seconds until
-    the gate knows the released version."""
+    """Start the release gate, which decides which version is released. Wait up to FIRST_READ_S
+    seconds until the gate knows the released version."""
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
 
@@ -438,8 +439,9 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
-    """Return the held-out rows. Raise ConfigError if the held-out file has no rows. Raise
-    ConfigError if the dataset contains a held-out row, because the dataset's rows are trained."""
+    """Return the held-out rows, which are used only for evaluations. Raise ConfigError if the
+    held-out file has no rows. Raise ConfigError if the training dataset contains a held-out row,
+    because a held-out row must not be trained."""
     file = config.release.eval_dataset
     if file is None:
         return HeldOutRows()
@@ -472,10 +474,10 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the cache of recent answers. An app may send the same request again, for example after
-    a lost connection. The app then gets the answer from the cache, and nothing is sampled.
+    """Return the cache of recent answers. If an app sends the same request again, for example after
+    a lost connection, the app gets the answer from the cache, and nothing is sampled.
 
-    Without hooks, the cache is switched off. A request then has no siblings, so a second answer
+    Without hooks, the cache is switched off. Requests then have no siblings, so a repeated request
     costs only one sample, as at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s

@@ -53,8 +53,8 @@ def _versions(view: GateView) -> Mapping[str, float]:
 
 
 def _bounds(evaluation: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the difference and the ends of its interval. These are unknown before the first
-    pair."""
+    """Return the difference of the mean rewards and both ends of its confidence interval. A number
+    that is not known yet is left out."""
     names = {"low": "low", "mean": "difference", "high": "high"}
     bounds = {bound: evaluation.get(name) for bound, name in names.items()}
     return {bound: value for bound, value in bounds.items() if value is not None}

@@ -1,4 +1,5 @@
-"""Find the rows that were trained. Trained rows cannot measure what the model has learnt."""
+"""Find the evaluation rows on which the model was trained. Such rows cannot measure what the model
+has learnt."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from fakevllm.ledger.store import Ledger
 def trained_rows(
     ledger: Ledger, tasks: TaskIndex, texts: Sequence[str], *, with_unsent: bool = True
 ) -> list[int]:
-    """Return the positions of the texts that were trained, or wait to be trained. A text was
-    trained in two cases: a trained request has this text as its question, or a trained request
-    belongs to a task with this text. If `with_unsent` is True, groups that were not sent to the
-    server yet count too. The function reads all trained groups, and blocks the thread."""
+    """Return the positions in `texts` of the texts that were trained, or that wait to be trained. A
+    text was trained if a trained request has this text as its question, or belongs to a task with
+    this text. If `with_unsent` is True, groups that were not sent to the server yet also wait to be
+    trained. The function reads all trained groups from the ledger, and blocks the thread meanwhile.
+    """
     keys = [normalised(text) for text in texts]
     known = tasks.texts_by_id(set(keys))
     questions, task_ids = ledger.trained(texts, list(known), with_unsent=with_unsent)

@@ -18,8 +18,8 @@ from fakevllm_adapters.protocol.errors import WireError
 
 Json = dict[str, Any]
 History = Sequence[tuple[Json, Json]]
-"""Earlier requests of a conversation, oldest first. Each is a pair: the request in the app's
-format, and the assistant message that answered it."""
+"""Earlier requests of a conversation, oldest first. Each entry is a pair: the request in the app's
+format, and the assistant message that answered this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about the engine. An adapter needs them to build the same response as the engine would.
+    """Facts about the engine that an adapter needs to build the same response as the engine would.
 
     A field is None if the fact is unknown.
     """
@@ -79,13 +79,13 @@ class Exchange(Protocol):
     """
 
     body: Json
-    """Request for the upstream, for the adapter's `upstream_path`."""
+    """Translated request, which is sent to the engine at the adapter's `upstream_path`."""
     streamed: bool
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Return the engine's response, translated to the app's format. The response is not a
-        stream, and has status 200.
+        """Return the engine's response, translated to the app's format. `raw` is the body of a
+        response that has status 200 and is not a stream.
 
         Raises ValueError if the response is malformed.
         """

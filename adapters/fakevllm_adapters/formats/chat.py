@@ -35,7 +35,7 @@ would allocate that many calls."""
 _NO_SEED = -1
 """The seed that means "no seed" in vLLM."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
-"""Range of the integers that vLLM accepts and a ledger can store."""
+"""Range of the integers that vLLM accepts and that SQLite can store."""
 
 PATH = "/v1/chat/completions"
 
@@ -72,7 +72,7 @@ def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
 
 
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
-    """Return "stop", the finish_reason for a complete stream in which no event has one.
+    """Return "stop", the finish_reason of a complete stream whose events have no finish_reason.
 
     Raises ValueError if the stream has no `[DONE]` or no choice, because such a stream is not
     complete.

@@ -51,8 +51,8 @@ class RenamingExchange:
 
     @property
     def response_id(self) -> str | None:
-        """Id of the answer that the inner exchange has chosen. The id is None if the app's format
-        has no such id."""
+        """Id that the inner exchange has chosen for the answer. It is None if the inner exchange
+        does not choose ids."""
         return getattr(self._inner, "response_id", None)
 
     def answer(self, raw: bytes) -> bytes:

@@ -14,8 +14,8 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment event. Every tested client ignores its content, and restarts the read timeout when it
-arrives."""
+"""A comment event. Every tested client ignores the content of this event, and restarts its read
+timeout when the event arrives."""
 
 _DATA, _NEXT_DATA = b"data: ", b"\n\ndata: "
 _SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")

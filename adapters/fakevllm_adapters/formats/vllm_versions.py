@@ -23,7 +23,7 @@ class Dialect:
     prefixes_streamed_ids: bool
     """Whether items in a stream have ids with the same prefixes as items in a whole response."""
     reasoning_part: str
-    """Name prefix of the events around the text of a reasoning item."""
+    """Prefix of the names of the events before and after the text of a reasoning item."""
     honours_parallel: bool
     """Whether `parallel_tool_calls: false` keeps only the first call. If not, the response merely
     repeats the field."""

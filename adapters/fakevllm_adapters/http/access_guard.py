@@ -55,8 +55,8 @@ class Guard:
     hosts_setting: str = "the allowed hosts"
     """Name of the setting with which the user adds a host. Error messages quote the name."""
     accepts_origin: Callable[[str, str], bool] = lambda _origin, _path: False
-    """Function of (origin, path). It returns True if web pages of this origin, which is not one of
-    `hosts`, may send requests to the path."""
+    """Function of (origin, path). It returns True if web pages of this origin may send requests to
+    the path. It is called only for origins that are not in `hosts`."""
     on_refused_origin: Callable[[str, str], str] = lambda _origin, _path: ""
     """Function of (origin, path) that is called for each request refused because of its origin. The
     function returns a remedy for the error message, or "" if there is no remedy."""
@@ -105,7 +105,8 @@ class Guard:
     def is_counted(self, method: str, path: str) -> bool:
         """Return True if a request counts towards the limit on open calls.
 
-        Only POST requests to paths that require a key count, because they cause work for an engine.
+        The result is True only for POST requests to paths that require a key, because these
+        requests cause work for an engine.
         """
         return method == "POST" and path not in self.open_paths
 
@@ -165,7 +166,7 @@ class GuardMiddleware:
         except ClientDisconnected:
             raise
         except Exception as failure:  # isolates: other requests go on
-            with contextlib.suppress(RuntimeError):  # the server has sent a response already
+            with contextlib.suppress(RuntimeError):  # a response has already begun
                 await send_error(send, error_of_failure(failure))
             raise
 

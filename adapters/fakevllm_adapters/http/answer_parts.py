@@ -1,9 +1,9 @@
 """Several answers in one response of type multipart/mixed. Each part is the answer to one sibling.
 The swarm server sends the part as soon as the answer is complete.
 
-A part has the headers and the bytes that the sibling would have got from a call of its own. The
-header PART_HEADER has the sibling's index. The length of a part is in its Content-Length, so that
-the decoder need not search for the boundary.
+A part has the headers and the bytes with which the server would have answered a separate call for
+this sibling. In addition, the part has the header PART_HEADER with the sibling's index, and the
+header `Content-Length`, so that the decoder need not search for the boundary.
 
 This module does no I/O.
 """
@@ -63,8 +63,8 @@ class PartEncoder:
 
 
 class PartDecoder:
-    """The reader of one response with several answers. The chunks of the response may have any
-    boundaries.
+    """The reader of one response with several answers. The response may be cut into chunks at any
+    byte.
 
     >>> encoder = PartEncoder("b")
     >>> decoder = PartDecoder("multipart/mixed; boundary=b")
@@ -83,7 +83,7 @@ class PartDecoder:
         """Chunks of an incomplete part. They are joined only when the part can be complete."""
         self._num_bytes = 0
         self._num_needed = 0
-        """Number of bytes below which the first part cannot be complete."""
+        """Lower bound on the number of bytes of the first part in `_chunks`."""
 
     def feed(self, chunk: bytes) -> list[AnswerPart]:
         """Return the parts that the new chunk completes.

@@ -22,7 +22,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Default limit of a request body; the limit of vLLM's Rust frontend."""
+"""Default limit on a request body, in bytes. vLLM's Rust frontend has the same limit."""
 
 _HOP_BY_HOP = (
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer "

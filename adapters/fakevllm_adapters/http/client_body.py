@@ -33,7 +33,7 @@ class CheckedBody:
     """The client's own bytes, or a rewritten body if a field was removed."""
     body: Json | None
     """The parsed body, or None if `orjson` cannot read the body as an object. In that case, the
-    engine decides whether to accept the body, and words the error."""
+    engine decides whether to accept the body, and writes the error if it does not."""
     removed: tuple[str, ...] = ()
     """Names of the removed fields."""
 

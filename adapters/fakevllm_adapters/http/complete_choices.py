@@ -1,9 +1,10 @@
-"""Send each choice of a call with `n` as one part of the response, as soon as the choice is
-complete.
+"""Send each choice of a call with several choices (`n` > 1) as one part of the response, as soon as
+the choice is complete.
 
-A stream has one event per token. The engine and the server would write, search and parse these
-events for each choice. The bundled engines avoid this work if the server asks for complete choices.
-A part then contains the choice's tokens, and the answer that a call with one choice would have got.
+An ordinary stream has one event per token and choice. The engine would write all these events, and
+the server would parse them. The bundled engines avoid this work if the server asks for complete
+choices. Each part of such a response contains a choice's tokens, and the answer that a call with
+only this choice would have got.
 
 Only the server asks for complete choices, with a header. Other clients of an engine get ordinary
 responses.
@@ -26,7 +27,7 @@ CHOICES_HEADER = "X-Fakevllm-Complete-Choices"
 """Request header with which the server asks for complete choices (value ASKED)."""
 ASKED = "1"
 _TOKENS_LENGTH = b"x-fakevllm-tokens-length"
-"""Header of a part. It has the number of bytes in front of the answer, which have the tokens."""
+"""Header of a part: the number of bytes of the tokens, which precede the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SentChoice:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the answer."""
+        """Size of `answer`, in bytes."""
         return len(self.answer)
 
     def to_part(self) -> AnswerPart:

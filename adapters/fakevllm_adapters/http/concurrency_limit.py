@@ -56,7 +56,7 @@ class OpenCalls:
         self._num -= 1
         self._by_key[name] -= 1
         if self._by_key[name] == 0:
-            del self._by_key[name]  # so that there are never more entries than calls
+            del self._by_key[name]  # so that the dict has no more entries than open calls
 
     @property
     def num(self) -> int:

@@ -1,4 +1,4 @@
-"""Limits on a request's headers, on its nesting, and on the fields that multiply work.
+"""Limits on a request's headers, on the nesting of its body, and on fields that multiply work.
 
 The limits stop small requests that cause much work. Each limit is a setting. The default values are
 far higher than apps need. A refused request gets an error in vLLM's form. This module does no I/O.
@@ -16,8 +16,8 @@ from fakevllm_adapters.http.json_depth import is_deeper
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body
 
 _SINGLE_HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"content-length"})
-"""Headers that may occur only once. If a header had two values, a proxy in front of this one might
-check one value, and this process might use the other."""
+"""Headers that may occur only once. If such a header had two values, a proxy in front of this
+process might check one value, and this process might use the other value."""
 
 _WORD_FIELDS = {"stop": "num_stop", "stop_sequences": "num_stop", "bad_words": "num_bad_words"}
 """Fields with a word or a list of words, and the limits on the number of words."""
@@ -28,7 +28,7 @@ _SIZED_FIELDS = {
     "stop_token_ids": "num_stop_token_ids",
     "allowed_token_ids": "num_allowed_token_ids",
 }
-"""Other fields with entries, and the limits on their number."""
+"""Other fields with entries, and the limits on the number of entries."""
 _LIMITED_FIELDS = frozenset(_WORD_FIELDS | _SIZED_FIELDS)
 
 MAX_REQUEST_ID_CHARS = 256
@@ -41,14 +41,14 @@ class Limits:
 
     body_bytes: int = MAX_BODY_BYTES
     num_headers: int = 256
-    """Number of headers; the limit of h11 under vLLM."""
+    """Number of headers. Under vLLM, the HTTP library h11 has the same limit."""
     header_bytes: int = 64 * 2**10
     """Size of all header names and values."""
     json_depth: int = 128
     """Nesting of the body. The limit is below the 254 levels that orjson can write, because a body
     may be written inside other objects."""
     num_choices: int = 64
-    """Product of `n`, the number of prompts, and the number of siblings sampled from the body."""
+    """Largest value of `n` × number of prompts × number of siblings sampled from the body."""
     num_stop: int = 64
     """Number of stop strings."""
     stop_chars: int = 1000
@@ -63,7 +63,7 @@ class Limits:
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
         """Return a 400 error if the headers exceed a limit, else None.
 
-        A repeated header that may occur only once is an error too.
+        A 400 error is also returned if a header in `_SINGLE_HEADERS` is repeated.
         """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")

@@ -25,7 +25,8 @@ _REQUEST_FIELDS = ("messages", "input", "system")
 """Fields of a request that contain messages or content parts."""
 _NESTED_FIELDS = ("content", "output")
 """Fields of a message or a content part that contain content parts. The field `input` is not
-included: in a part of type `tool_use` it has a tool's arguments, which no engine fetches."""
+included: in a part of type `tool_use`, it has a tool's arguments, and no engine fetches URLs in
+arguments."""
 
 
 def is_host_name(text: str) -> bool:

@@ -1,7 +1,7 @@
 """The routes of vLLM whose requests are relayed unchanged.
 
-vLLM's routes for development, scaling and administration are not relayed. They are not meant for
-apps.
+vLLM's routes for development, scaling and administration are not relayed. These routes are not
+meant for apps.
 """
 
 from __future__ import annotations

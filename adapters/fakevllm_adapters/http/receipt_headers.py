@@ -11,7 +11,7 @@ from typing import Any
 from fakevllm_adapters.http.asgi import Headers, Send
 
 GROUP_HEADER = b"x-fakevllm-group"
-"""Id of the request's group. `GET /fakevllm/groups/ID` returns its receipt."""
+"""Id of the request's group. `GET /fakevllm/groups/ID` shows how the group's answers were made."""
 VERSION_HEADER = b"x-fakevllm-version"
 """Version of the weights that sampled the first token of the answer. The header is absent if the
 version was not known when the headers were sent."""

@@ -53,8 +53,8 @@ def _request_object(raw: bytes, body: Json | None) -> Json | None:
 
 
 def watch_response_id(send: Send, on_response_id: Callable[[str], None]) -> Send:
-    """Return an ASGI `send` that finds the id of a response in the bytes sent to the client. It
-    calls `on_response_id` before the client gets the id.
+    """Return an ASGI `send` that finds the id of a response in the bytes sent to the client. The
+    returned function calls `on_response_id` with the id before the client gets the id.
 
     The callback is called at most once, and only if the status is 200.
     """

@@ -19,7 +19,7 @@ SHOWN_CHARS = 80
 """Maximum number of characters of a quoted value."""
 _BRANCH = re.compile(r"(float|int|str|bool|.+\[.*\])")
 """Pattern for names that pydantic adds to an error's location if the field has a union type. The
-user did not write them."""
+user did not write these names."""
 
 
 def one_line(problems: Iterable[Any]) -> str:

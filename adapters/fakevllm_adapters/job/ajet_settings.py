@@ -20,7 +20,7 @@ CollectionMethod = Literal[
 
 
 def _kl_penalty_name(value: object) -> object:
-    """Replace `k1`, the other name of the KL estimator `kl`, by `kl`. Return other values
+    """Return `kl` for `k1`, because both are names of the same KL estimator. Return other values
     unchanged."""
     return "kl" if value == "k1" else value
 
@@ -59,8 +59,9 @@ class LengthSection(BaseModel):
     max_response_length: int | None = Field(default=None, ge=1)
     """Length from the first sampled token to the end of the episode, over all its calls."""
     max_response_length_in_one_turn: int | None = Field(default=None, ge=1)
-    """Length of one answer. This limit applies to calls in episodes that clients have claimed. A
-    call without a token limit of its own gets this limit."""
+    """Length of the answer to one call. The limit applies only to episodes that clients run, and
+    not to calls through a proxy. A call without a token limit, or with a higher one, gets this
+    limit."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Length of the prompt and all answers together."""
 
@@ -79,7 +80,7 @@ class EngineSection(BaseModel):
 
     backbone: str | None = None
     n_gpu: int | None = Field(default=None, ge=1)
-    """Number of GPUs per node. It must divide the number of a step's episodes."""
+    """Number of GPUs per node. It must divide the number of episodes per training step."""
     nnodes: int = Field(default=1, ge=1)
     """Number of nodes."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
@@ -89,7 +90,7 @@ class EngineSection(BaseModel):
     """Number of GPUs over which each layer of an engine is split."""
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
     mini_batch_num: int = Field(default=1, ge=1)
-    """Number of mini-batches of a step, each with its own update."""
+    """Number of mini-batches per step. Each mini-batch has an update of its own."""
     kl_penalty_type: Annotated[str, BeforeValidator(_kl_penalty_name)] = "kl"
     """Estimator of the KL in the reward. `k1` is another name for `kl`."""
     lora_load_format: str = "auto"
@@ -106,7 +107,7 @@ class CollectionSection(BaseModel):
     """Approximate maximum number of concurrent episodes of all clients."""
     compute_madness_checklist: tuple[str, ...] = ()
     timeline_compare_level: Literal["token", "text"] = "token"
-    """Whether calls with the same beginning are recognized by its tokens or by its text."""
+    """What is compared to decide whether one call continues another: tokens or text."""
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):

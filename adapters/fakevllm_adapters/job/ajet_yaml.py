@@ -1,9 +1,9 @@
 """Read the settings of a training job from the YAML of AgentJet, a framework for training agents.
 
 An unmodified AgentJet client sends its whole configuration, with every default filled in. Only the
-section `ajet` is read, because verl's sections repeat its values. Some keys change training in
-AgentJet, but are not read here. Such a key causes a warning, unless its value describes what
-fakevllm does anyway. This module does no I/O.
+section `ajet` is read, because the sections for verl repeat the values of `ajet`. Some keys change
+training in AgentJet, but are not read here. Such a key causes a warning, unless its value is
+AgentJet's default or describes what fakevllm does anyway. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _NOT_SET = {
     "experiment_name": "read_yaml_name",
     "timeline_compare_level": "text",
 }
-"""For each setting, the value that counts as not set. With this value, AgentJet chooses the setting
-itself, or the value is AgentJet's default, which is in every job of AgentJet."""
+"""For some settings, a value that is treated as if the setting were absent. Either the value tells
+AgentJet to choose, or it is AgentJet's default, which every job of AgentJet contains."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
 _SHOWN_CHARS = 80
 _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")
-"""Settings that 0 or less switches off in AgentJet."""
+"""Settings that AgentJet switches off if their value is 0 or less."""
 
 
 class IgnoredKey(NamedTuple):
@@ -90,7 +90,7 @@ class IgnoredKey(NamedTuple):
     """Values that cause no warning: those that describe what fakevllm does anyway, and AgentJet's
     defaults."""
     instead: str
-    """Text for the warning, which says what applies instead of the key."""
+    """Text for the warning. It says what fakevllm does instead of reading the key."""
 
 
 IGNORED_KEYS = (
@@ -123,15 +123,16 @@ IGNORED_KEYS = (
         )
     ),
 )
-"""Keys for which TrainJob has no setting. They are ignored, usually with a warning."""
+"""Keys for which TrainJob has no setting. They are ignored, with a warning unless the value is in
+`silent`."""
 
 
 def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
     """Return the settings in AgentJet's YAML under the names of TrainJob's fields, and a list of
     warnings.
 
-    There is one warning for each key that would change training in AgentJet and is not read. Raises
-    ValueError with a one-line message if the YAML is not an AgentJet job.
+    There is one warning for each key that is not read although its value would change training in
+    AgentJet. Raises ValueError with a one-line message if the YAML is not an AgentJet job.
     """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
@@ -149,8 +150,8 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
     """Yield the names of settings whose value in the YAML must not be used.
 
-    There are four kinds of such values: null, a value that leaves the choice to AgentJet, a value
-    that switches the setting off, and a LoRA value while LoRA is off.
+    There are four kinds of such values: null, a value in `_NOT_SET`, a value that switches the
+    setting off, and any value of a LoRA setting while LoRA is off.
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1

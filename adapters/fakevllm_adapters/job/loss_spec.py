@@ -45,8 +45,8 @@ LOSS_DEFAULTS: dict[str, LossDefaults] = {
     "gpg": LossDefaults(0.0, 0.0, "token-mean"),
 }
 COUPLED = frozenset({"gspo", "geo_mean"})
-"""Losses in which all tokens of a unit (a call, a timeline or an episode) share one probability
-ratio."""
+"""Losses in which all tokens of a sequence (a call, a chain of calls or an episode) share one
+probability ratio."""
 WITHOUT_RATIO = frozenset({"gpg"})
 """Losses without a probability ratio."""
 WITHOUT_CLIP = frozenset({"sapo", "gpg"})
@@ -73,17 +73,18 @@ class LossSpec:
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.28
     clip_ratio_c: float = 3.0
-    """Bound of the ratio for negative advantages (dual-clip PPO)."""
+    """Bound on the probability ratio where the advantage is negative (dual-clip PPO)."""
     kl_loss_coef: float = 0.0
     kl_loss_type: str = "low_var_kl"
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus. A positive weight makes training raise the entropy."""
     loss_agg_mode: str = "token-mean"
     loss_unit: str = "episode"
-    """Unit that counts as one sequence: `call`, `timeline` or `episode`."""
+    """Unit that counts as one sequence: `call`, `episode`, or `timeline` (a chain of an episode's
+    calls, in which each call continues the previous one)."""
     loss_scale_factor: float | None = None
-    """Divisor of the aggregation `seq-mean-token-sum-norm`. None means the length of the longest
-    unit of the step, in tokens."""
+    """Divisor of the aggregation `seq-mean-token-sum-norm`. None means the number of tokens of the
+    step's longest sequence."""
     tau_pos: float = 1.0
     """sapo's temperature for advantages above 0."""
     tau_neg: float = 1.05
@@ -95,16 +96,18 @@ class LossSpec:
     """Importance sampling, which weights each `token` or `sequence` by the ratio of the trainer's
     probability to the engine's. None means no weights."""
     rollout_is_threshold: str = "2.0"
-    """Bounds of the importance weights. `HIGH` truncates larger weights. `LOW_HIGH` sets weights
-    outside these bounds to 0 (IcePop)."""
+    """Bounds of the importance weights. With the form `HIGH` (one number), larger weights are
+    reduced to this number. With the form `LOW_HIGH` (two numbers), weights outside these bounds are
+    set to 0 (IcePop)."""
     rollout_is_batch_normalize: bool = False
     """Whether the weights are divided by their mean over the step."""
     rollout_rs: str | None = None
-    """Rejection sampling: leave out tokens or sequences for which trainer and engine differ too
-    much. The value is a comma-separated list of REJECTIONS."""
+    """Rejection sampling: leave out tokens or sequences for which the probabilities of trainer and
+    engine differ too much. The value is a comma-separated list of names from REJECTIONS."""
     rollout_rs_threshold: str | None = None
-    """One threshold for all rejection rules, or a comma-separated list with one for each. A
-    threshold for k1 has the form `LOW_HIGH` or `HIGH`. A threshold for k2 and k3 is a maximum."""
+    """One threshold for all rejection rules, or a comma-separated list with one threshold for each
+    rule. A threshold for k1 has the form `LOW_HIGH` or `HIGH`. A threshold for k2 and k3 is a
+    maximum."""
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
@@ -254,8 +257,8 @@ def _rejection_bounds(name: str, text: str) -> Bounds:
 def _bounds(setting: str, text: str) -> Bounds:
     """Parse bounds from a text of the form `HIGH` or `LOW_HIGH`.
 
-    Raises ValueError if the text has another form, or unless 0 < LOW <= HIGH. `setting` is the name
-    of the setting for the error message.
+    The bounds must satisfy 0 < LOW <= HIGH, or 0 < HIGH. Raises ValueError if they do not, or if
+    the text has another form. `setting` is the name of the setting for the error message.
     """
     try:
         numbers = [float(part) for part in str(text).split("_")]

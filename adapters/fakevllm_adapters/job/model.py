@@ -22,7 +22,8 @@ Aggregation = Literal[
     "seq-mean-token-sum-norm",
 ]
 MAX_BATCH_SIZE = 10_000
-"""Largest batch, in groups. It is also the number of waiting groups that a server holds."""
+"""Largest `batch_size`. It is also the maximum number of groups that may wait on a server for a
+training step."""
 LossUnit = Literal["call", "timeline", "episode"]
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"]
 
@@ -49,8 +50,8 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 class TrainJob(SwarmSections):
     """All settings of a training job.
 
-    The section `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields.
-    `job/yaml_reader.py` reads the job's YAML.
+    The section `[job]` in fakevllm.toml, and the arguments of the SDK's class `AgentJetJob`, have
+    the same names as the fields of this class. `job/yaml_reader.py` reads the job's YAML.
     """
 
     model_config = ConfigDict(
@@ -65,8 +66,8 @@ class TrainJob(SwarmSections):
     batch_size: int = Field(default=8, ge=1, le=MAX_BATCH_SIZE)
     """Number of groups per training step."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of a request's siblings. Sibling 0 is the app's own request (the lead),
-    and keeps the request's temperature."""
+    """Sampling temperature of a request's siblings. Sibling 0 answers the app's own request, and
+    keeps that request's temperature."""
     algorithm: Literal[
         "grpo",
         "rloo",
@@ -79,7 +80,7 @@ class TrainJob(SwarmSections):
     ] = "grpo"
     """Estimator that computes advantages from rewards; see fakevllm_server.algorithms."""
     norm_adv_by_std_in_grpo: bool = True
-    """Whether advantages are divided by the standard deviation. False is Dr. GRPO."""
+    """Whether advantages are divided by the rewards' standard deviation. False is Dr. GRPO."""
     std_floor: float = Field(default=0.05, gt=0)
     """Smallest standard deviation by which a group's centred rewards are divided. Without the
     floor, the noise in a judge's nearly equal rewards would be amplified."""
@@ -90,18 +91,18 @@ class TrainJob(SwarmSections):
     token's reward."""
     kl_coef: float = Field(default=0.001, gt=0)
     overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """Number of tokens over which the length penalty grows from 0 to its full value. It has its
-    full value for an answer of `max_answer_length` tokens. None means no penalty."""
+    """Number of tokens over which the length penalty grows from 0 to its full value. The penalty
+    has its full value for an answer of `max_answer_length` tokens. None means no penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
     """Penalty subtracted from the reward of an answer of the maximum length."""
     filter_groups: FilterGroups = "keep"
     """Treatment of groups whose rewards are all equal. `keep` trains them. Normally their
-    advantages are 0, but they count in the denominators of the loss, as in verl. `drop` drops them,
-    and they count towards batch_size. `collect` drops them, and the step waits for others. False
-    means keep, True means collect."""
+    advantages are 0, but they count in the denominators of the loss, as in verl. `drop` does not
+    train them, but they still count towards `batch_size`. `collect` neither trains nor counts them,
+    so the step waits for other groups. The value False means `keep`, and True means `collect`."""
     max_num_gen_batches: int = Field(default=10, ge=1)
     """Limit for `filter_groups = collect`, as a number of batches. When this many batches of groups
-    were collected, the step no longer waits, and trains the groups whose rewards differ."""
+    have been collected, the step stops waiting. It trains only the groups whose rewards differ."""
     partial_tasks: Literal["train", "drop"] = "train"
     """Treatment of clients' tasks with missing episodes: train the episodes that arrived, or drop
     the task."""
@@ -111,15 +112,15 @@ class TrainJob(SwarmSections):
     loss_agg_mode: Aggregation | None = None
     """Aggregation of the losses of tokens into one number; None means the loss's default."""
     loss_unit: LossUnit = "episode"
-    """Unit that counts as one sequence."""
+    """Unit that the loss treats as one sequence. A `timeline` is a chain of calls in an episode."""
     loss_scale_factor: float | None = Field(default=None, gt=0)
-    """Divisor of seq-mean-token-sum-norm; None means the longest unit of the step, in tokens."""
+    """Divisor of seq-mean-token-sum-norm; None means the length of the step's longest sequence."""
     lr: float = Field(default=1e-6, gt=0)
     ppo_epochs: int = Field(default=1, ge=1)
     """Number of optimizer updates per step, each over the whole batch."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Maximum number of tokens in a forward pass. A call that is longer than this limit may share
-    its pass with up to this many tokens of other calls."""
+    """Maximum number of tokens in a forward pass. A call that is longer than this maximum is not
+    split. Its pass may also have tokens of other calls, up to this maximum."""
     gradient_checkpointing: bool = False
     """Whether the embedded trainer stores no activations of layers and recomputes them in the
     backward pass."""
@@ -139,12 +140,13 @@ class TrainJob(SwarmSections):
     clip_ratio_high: float | None = Field(default=None, gt=0)
     """Upper clip range; None means the loss's default."""
     clip_ratio_c: float = Field(default=3.0, gt=1)
-    """Bound of the ratio for negative advantages (dual-clip PPO)."""
+    """Bound on the probability ratio where the advantage is negative (dual-clip PPO)."""
     grad_clip: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     kl_loss_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the starting weights. AgentJet's switch `use_kl_loss` sets it to 0, or to
-    AgentJet's default if no weight is set."""
+    """Weight of the loss's KL term, which penalizes the distance from the starting weights. With
+    AgentJet's switch `use_kl_loss: false`, this weight is 0. With `use_kl_loss: true`, it is
+    AgentJet's default unless the job sets another weight."""
     kl_loss_type: KlType = "low_var_kl"
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
@@ -154,7 +156,8 @@ class TrainJob(SwarmSections):
     """Where the log-probabilities of the old policy come from. If True, the engine has reported
     them with the answers. If False, the trainer computes them."""
     rollout_is: Literal["token", "sequence"] | None = None
-    """Importance sampling between trainer and engine, per token or per sequence."""
+    """Importance weights for the difference between trainer and engine, per token or per sequence.
+    None means no weights."""
     rollout_is_threshold: Threshold = "2.0"
     rollout_is_batch_normalize: bool = False
     """Whether the importance weights are divided by their mean over the step."""
@@ -166,15 +169,16 @@ class TrainJob(SwarmSections):
     After several such steps in a row, training stops. The k3 of a single token is capped at 10.
     None means no limit."""
     max_staleness: int = Field(default=4, ge=0)
-    """Maximum age of a call's weights, in versions. Older calls are dropped and counted."""
+    """Maximum age, in versions, of the weights that sampled a call. Calls of older weights are not
+    trained, and a metric counts them."""
     save_freq: int = Field(default=10, ge=1)
     """Number of steps between checkpoints."""
     total_training_steps: int | None = Field(default=None, ge=1)
-    """Number of the last step. After it the server stops training and continues to serve."""
+    """Number of the last step. After this step, the server only serves and no longer trains."""
     seed: int = 0
     lockstep: bool = False
-    """Whether groups run one after another, with seeds from their dataset row. Two runs with the
-    same seed are then bit-identical (with the embedded engine on a CPU)."""
+    """Whether groups run one after another, each with a seed that follows from its dataset row. Two
+    runs with the same seed are then bit-identical (with the embedded engine on a CPU)."""
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
@@ -200,7 +204,7 @@ class TrainJob(SwarmSections):
     def _resolve_ajet_names(cls, value: Any) -> Any:
         return resolve_kl_loss(merge_target_modules(value))
 
-    if TYPE_CHECKING:  # type checkers must accept them as arguments, too
+    if TYPE_CHECKING:  # so that type checkers accept both names as arguments
         lora_target_modules: str = "all-linear"
         use_kl_loss: bool = False
     else:
@@ -226,7 +230,7 @@ class ParsedJob(NamedTuple):
 
     job: TrainJob
     warnings: list[str]
-    """One line for each value in the YAML for which TrainJob has no setting."""
+    """One line for each value in the YAML that would change training in AgentJet but is ignored."""
 
 
 def parse_job(text: str) -> ParsedJob:

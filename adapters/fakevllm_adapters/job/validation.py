@@ -12,8 +12,8 @@ LENGTH_SETTINGS = (
     "max_model_len",
 )
 LEAST_LORA_LR = 1e-5
-"""Learning rate up to which LoRA does not work. Adapters start at zero and need far larger steps
-than full weights; at this rate or below, they stay near zero."""
+"""A LoRA job with this learning rate or a lower one is refused. Adapters start at zero and need far
+larger steps than full weights. At such a low rate, they would stay near zero."""
 
 
 def check_job(job: TrainJob) -> TrainJob:

@@ -21,9 +21,9 @@ Settings = dict[str, Any]
 _TARGETS, _AJET_TARGETS = "target_modules", "lora_target_modules"
 _USE_KL_LOSS = "use_kl_loss"
 _NO_KL_LOSS = {"kl_loss_coef": 0.0, "kl_loss_type": "low_var_kl"}
-"""The settings of a job without a KL in its loss, which are TrainJob's defaults."""
+"""The KL settings of a job whose loss has no KL term. The values are TrainJob's defaults."""
 AJET_KL_LOSS_COEF = 0.002
-"""AgentJet's default weight of the KL in the loss."""
+"""AgentJet's default weight of the loss's KL term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RawJob:
 
     settings: Settings
     keys: Mapping[str, str]
-    """Key in the YAML for each setting that has another name there."""
+    """For each setting that has a different name in the YAML: the setting's key in the YAML."""
     warnings: list[str] = field(default_factory=list[str])
 
 
@@ -76,11 +76,11 @@ def merge_target_modules(value: Any) -> Any:
 def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
     """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
 
-    False sets the weight to 0, even if `kl_loss_coef` is set. True keeps the weight in `value`. If
-    `value` has no weight, True takes the weight from `lower`. `lower` has the settings that `value`
-    overrides. If `lower` has no weight either, True takes AgentJet's default. An absent switch, or
-    None, changes nothing. If `value` is not a dict, return it unchanged. Raises ValueError for any
-    other value of the switch.
+    If the switch is False, the weight becomes 0, even if `kl_loss_coef` is set. If the switch is
+    True, the weight is the first of these that exists: the weight in `value`, a weight above 0 in
+    `lower`, AgentJet's default. `lower` has the settings that `value` overrides. If the switch is
+    absent or None, the weight stays as it is. If `value` is not a dict, return it unchanged. Raises
+    ValueError for any other value of the switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
     ({'kl_loss_coef': 0.002}, {'lr': 0.1})

@@ -16,7 +16,7 @@ MAX_TASK_CHARS = 1_000
 """Maximum length of a task id. The server sends task ids to every client that requests the
 batch."""
 LEAST_SHARE = 1e-6
-"""Smallest share. Counts divided by a smaller number leave the range of floating point."""
+"""Smallest allowed share. Counts are divided by shares, and a smaller divisor could overflow."""
 
 
 class ThrottlePolicy(BaseModel):
@@ -29,13 +29,12 @@ class ThrottlePolicy(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     share: float | None = Field(default=None, ge=LEAST_SHARE, le=1)
-    """Fraction of the tasks of a batch that the mix may fill. Only the shares of mixes that
-    currently claim episodes count. They are scaled so that their sum is 1."""
+    """Fraction of the tasks of a batch that the mix may fill. Only mixes that currently claim
+    episodes are considered. Their shares are scaled so that the sum is 1."""
     mix: str = Field(default="", max_length=MAX_ID_CHARS)
-    """Name under which shares are counted, such as "math". If empty, each client is a mix of its
-    own."""
+    """Name of the mix, such as "math". If the name is empty, the client is a mix of its own."""
     current_task_id: str = Field(default="", max_length=MAX_TASK_CHARS)
-    """Task that the episode belongs to. Repeats of a task that has begun are never held back."""
+    """Task of the episode. Further episodes of a task that has begun are never held back."""
     ratio: float = Field(default=1.5, gt=0)
     """Factor by which a mix may exceed its share of the tasks of one batch."""
     expected_batch_size: int | None = Field(default=None, ge=1)

@@ -29,7 +29,7 @@ class Credentials(NamedTuple):
 def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
     """Return the API key and the user name in a request's headers.
 
-    They are read from Basic or Bearer authentication. Without Basic or Bearer authentication, the
+    Both are read from the header `Authorization` (Basic or Bearer). If this header has no key, the
     API key is read from the header `x-api-key`, which Anthropic's SDK sends.
     """
     authorization = _text(headers, b"authorization")

@@ -61,7 +61,7 @@ def not_supported(field: str) -> WireError:
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request in an API format that cannot be served.
+    """Build a 400 for a request that cannot be served in its API format.
 
     The request has no exact translation to chat completions, and the engine has no route for the
     request's format.

@@ -9,8 +9,8 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 
 
 class CallView(CapturedCall):
-    """The tokens of one LLM call, and which of them were forced. A forced token was the only token
-    that could be sampled at its position."""
+    """The tokens of one LLM call, and which of these tokens were forced. A forced token was the
+    only token that could be sampled at its position."""
 
     forced: list[int] = Field(default_factory=list[int])
     """Positions of forced tokens in the response. The loss leaves these tokens out."""
@@ -35,7 +35,7 @@ class GroupView(BaseModel):
 
     group_id: str
     state: str
-    """`open` until the group ends; then the state that the journal records."""
+    """`open` until the group ends. After the end, the state in the server's journal."""
     reason: str | None = None
     step: int | None = None
     version: int | None = None

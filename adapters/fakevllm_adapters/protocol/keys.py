@@ -8,8 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role is an admin's key. Today, only admins may start engines. Before roles
-existed, every key could do so. Old key files therefore keep their effect. This module does no I/O.
+A key whose line has no role is an admin's key. Before roles existed, every key had all permissions,
+so old key files keep their effect. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def parse_key_file(text: str) -> list[AppKey]:
 def add_key(text: str, key: AppKey) -> str:
     """Return the text of a key file with an additional line for a new key.
 
-    Raises ValueError if `name` already has a key that is not revoked. An app has only one valid key
-    at a time.
+    Raises ValueError if the name of the new key already has a key that is not revoked. An app has
+    only one valid key at a time.
     """
     if any(known.name == key.name and known.revoked is None for known in parse_key_file(text)):
         raise ValueError(f"{key.name} has a key already")
@@ -347,7 +347,7 @@ class ReloadingKeyRing(KeyRing):
         except OSError as error:
             self._on_error(error.strerror or type(error).__name__)
         except ValueError as error:
-            # the text of a UnicodeDecodeError, also a ValueError, would quote the file's keys
+            # a UnicodeDecodeError is a ValueError too, but its text would quote the file's keys
             is_text = not isinstance(error, UnicodeDecodeError)
             self._on_error(str(error) if is_text else "the file is not UTF-8 text")
 

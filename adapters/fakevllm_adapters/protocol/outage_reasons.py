@@ -30,7 +30,7 @@ class OutageReason(StrEnum):
     ENGINE_NOT_READY = "engine_not_ready"
     """The server refused the request because its engine is starting or stopped."""
     ENGINE_FAILED = "engine_failed"
-    """The running engine failed while it had this request, or it is shutting down."""
+    """The running engine failed while it had this request, or the engine is shutting down."""
     ENGINE_BUSY = "engine_busy"
     """The engine is running and has no capacity for this request."""
 

@@ -15,7 +15,7 @@ def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
     """Return the dict with NaN and infinities replaced by their names, because JSON has no such
     numbers.
 
-    Python's `float` converts both numbers and these names back.
+    Python's `float()` converts these names back to numbers.
 
     >>> jsonable_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}

@@ -1,8 +1,8 @@
 """The model names of policies. A policy has the weights of one version, which the server holds
 beside the served weights.
 
-An evaluation samples a policy by its name. An app must not use such a name, because its answers
-would be trained as if the served weights had sampled them.
+An evaluation samples a policy by its name. An app must not use such a name. Otherwise the answers
+of an old version would be trained as if the served weights had sampled them.
 """
 
 from __future__ import annotations

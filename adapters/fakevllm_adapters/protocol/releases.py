@@ -22,8 +22,8 @@ class Decision(StrEnum):
 
     candidate  The version is being evaluated. Its checkpoint is saved and kept.
     released   The version passed its evaluation, and answers apps from now on.
-    rejected   The version is worse. It never answers an app again, and training goes back to the
-               released version.
+    rejected   The version is worse than the released version. It never answers an app again, and
+               training goes back to the released version.
     undecided  The evaluation ended without a verdict. The released version stays.
     hold       Until `resume`, no version becomes a candidate, and no version is released.
     resume     The hold ends.
@@ -42,8 +42,8 @@ GATE = "gate"
 
 
 MAX_PINNED = 16
-"""Maximum number of versions that a decision may name to be kept. A checkpoint takes the space of
-the weights and the optimizer."""
+"""Maximum number of further versions whose checkpoints one decision may ask to keep. Each
+checkpoint takes the space of the weights and the optimizer."""
 
 
 MAX_EVIDENCE_BYTES = 65_536
@@ -60,8 +60,9 @@ class DecisionRequest(BaseModel):
     server's current run is another one, the server refuses the request. None means the current
     run."""
     evidence: dict[str, Any] = Field(default_factory=dict)
-    """Figures on which the decision is based: the difference of the mean rewards to the released
-    version with its interval, the number of pairs, and the margin. The server adds `restored`."""
+    """Figures on which the decision is based: the mean reward of the version minus that of the
+    released version, the confidence interval of this difference, the number of pairs of rewards
+    that were compared, and the margin. The server adds the key `restored`."""
 
     @field_validator("evidence")
     @classmethod
@@ -84,9 +85,9 @@ class ReleaseRequest(DecisionRequest):
     force: bool = False
     """Whether a version that was rejected may be released all the same."""
     pinned: list[int] | None = Field(default=None, max_length=MAX_PINNED)
-    """Further versions whose checkpoints are kept, such as the baseline, until a later decision has
-    another list. None changes nothing. A version that does not exist yet is kept from its first
-    checkpoint on."""
+    """Further versions whose checkpoints are kept, such as the baseline. The list is valid until a
+    later decision has another list. None means that the earlier list stays valid. A version that
+    does not exist yet is kept from its first checkpoint on."""
 
 
 class RollbackRequest(DecisionRequest):
@@ -118,8 +119,8 @@ class ReleaseRecord(BaseModel):
     decision: Decision
     version: int | None
     parent: int | None
-    """Version from which the training of this version began: the version that was restored in the
-    latest restore before it. Without a restore, 0, which is the model itself."""
+    """Version from which training led to `version`. It is the version that was restored last before
+    `version` was trained. If no version was restored before, it is 0, the initial model."""
     time_s: float
     """Unix time in seconds."""
     decided_by: str
@@ -131,8 +132,8 @@ class ReleaseReply(SuccessReply):
     """The reply to a decision or a rollback."""
 
     record: ReleaseRecord | None = None
-    """The new entry of the history. If an earlier request had the same id, the entry that the
-    earlier request made. None if the request failed."""
+    """The new entry of the history. If an earlier request had the same id, it is the entry of that
+    earlier request. None if the request failed."""
 
 
 class ReleasesReply(BaseModel):
@@ -147,8 +148,8 @@ class ReleasesReply(BaseModel):
     candidate: int | None
     """Version that is being evaluated."""
     rejected: list[int]
-    """Versions that must not answer apps: those that were rejected, and those that descend from
-    one of them."""
+    """Versions that must not answer apps: the versions that were rejected, and the versions that
+    descend from a rejected version."""
     is_held: bool
     training_limit: int | None = None
     """Newest version that training may make; None without a limit."""

@@ -2,8 +2,8 @@
 
 The mean rewards of two steps are comparable only if the same hooks computed them for the same job.
 
-Curves break at each change, and the best checkpoint is chosen only among comparable checkpoints.
-This module does no I/O.
+Plots of the reward are therefore interrupted at each change, and the best checkpoint is chosen only
+among comparable checkpoints. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 GONE_AFTER_STEPS = 5
-"""Number of consecutive steps without a reward of certain hooks after which these hooks are no
-longer in use. Several apps with different hooks may share a server, and a step may have no rewards
-of some of them."""
+"""Hooks count as no longer in use if they gave no reward in this many consecutive steps. Fewer
+steps prove nothing: several apps with different hooks may share a server, and a step may have no
+rewards of some apps."""
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class RewardChanges:
         nothing changed.
 
         `hooks` are the digests of the hooks that gave rewards in this step. `jobs` are the digests
-        of its jobs. An empty digest means that the digest is unknown, and does not count as a
-        change.
+        of the step's jobs. An empty digest means that the digest is unknown, and does not count as
+        a change.
         """
         changed = [
             name

@@ -1,10 +1,10 @@
 """Send the prompts of calls as bytes in front of a response's body, instead of as text in the
 body's JSON.
 
-Most of a response with token ids consists of its long prompts. As int32, the ids need not be
-written as decimal numbers or base64, and need not be parsed. Only processes of this project send
-prompts in this form, and only to a client that asks for it. The bytes are in the byte order of the
-machine (little-endian). This module does no I/O.
+A response with token ids consists mostly of long prompts. Token ids that are sent as raw int32 need
+not be converted to text and back. Only processes of this project send prompts in this form, and
+only to a client that asks for it. The bytes are in the byte order of the machine (little-endian).
+This module does no I/O.
 """
 
 from __future__ import annotations

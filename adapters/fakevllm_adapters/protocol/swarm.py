@@ -26,15 +26,17 @@ Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
 """Header `<group id>/<index>` that assigns a call to a sibling, one of the answers sampled for a
-request. The first call with it opens the sibling's episode. The form `<group id>/<first>-<last>`
-assigns the choices of a call with `n` to several siblings."""
+request. The first call for a sibling opens the sibling's episode. With `<group id>/<first>-<last>`,
+the choices of one call (`n` > 1) belong to several siblings."""
 ARM_HEADER = "X-Fakevllm-Arm"
-"""Header with the arm whose weights answer a call: training, released or baseline. The proxy sends
-it if it assigns sessions to arms."""
+"""Header that names the arm of a call: training, released or baseline. The arm decides which
+weights answer the call. The proxy sends the header only if it assigns sessions to arms, as in an
+A/B test."""
 CLIENT_HEADER = "X-Fakevllm-Client"
-"""Header that fakevllm's own clients send when they request the status. The reply then has the
-engine's real status. If a job's steps need the agreement of clients, other clients see each state
-of a step for longer, because AgentJet's client reads the status only every five seconds."""
+"""Header that fakevllm's own clients send when they request the status. The reply to such a request
+has the engine's real status. Other clients may see an older status. If a job's steps need the
+agreement of clients, the server shows each state to other clients for several seconds, because
+AgentJet's client reads the status only every five seconds."""
 PROXY_HEADERS = {"Via": "1.1 fakevllm"}
 """Headers that a proxy adds to every call that it relays, whether or not the call is trained."""
 
@@ -43,7 +45,7 @@ MAX_JOB_CHARS = 100_000
 MAX_GROUP_SIZE = 256
 """Maximum number of siblings in a group."""
 MAX_SAMPLE_CALLS = 64
-"""Maximum number of calls in a feedback sample."""
+"""Maximum number of calls in one AddSampleRequest."""
 MAX_REWARD = 1e9
 """Largest absolute reward. A larger reward would overflow the training step. All groups of the step
 would then be lost, including those of other clients."""
@@ -51,8 +53,8 @@ MAX_METRIC = 1e30
 """Largest absolute value that a client may report as a metric. Sums of larger values would
 overflow, and curves store float32."""
 MAX_IDLE_S = 86_400.0
-"""Longest idle timeout of a claim, in seconds. If a client dies, its claim occupies a slot for this
-long."""
+"""Longest idle timeout, in seconds, of an episode that a client has claimed. If the client dies,
+the episode occupies a slot until the timeout."""
 
 
 def _no_text(value: object) -> object:
@@ -129,7 +131,7 @@ class SiblingRange:
     group_id: str
     first: int
     num: int = 1
-    """Number of siblings. If it is larger than 1, the call has `n` with the same number."""
+    """Number of siblings. If it is larger than 1, the call's parameter `n` has the same value."""
 
     @property
     def header(self) -> str:
@@ -177,7 +179,7 @@ class Task(BaseModel):
     init_messages: list[Json] = Field(default_factory=list[Json])
     task_id: str = ""
     env_type: str = ""
-    metadata: Json = Field(default_factory=dict)  # a default would be copied for each request
+    metadata: Json = Field(default_factory=dict)  # a plain default would be copied for each request
 
 
 # --- control plane
@@ -195,7 +197,7 @@ class EngineStatusReply(BaseModel):
     engine_status: EngineStatus
     engine_status_detail: str | None = None
     global_step: int | None = None
-    """Number of the step for which groups are being collected; the first is 1."""
+    """Number of the step for which groups are being collected. The first step has number 1."""
     server_id: str = ""
     """Id of the server process. Every start of the server makes a new one."""
     run_id: str = ""
@@ -206,15 +208,16 @@ class EngineStatusReply(BaseModel):
     """Number of batches that the finished groups would fill. A step is due at 1 or more."""
     closed: str | None = None
     """Reason why the run takes no more steps, such as `training_finished`; None while it takes
-    steps. Groups that end too late are refused with the same reason."""
+    steps. Groups that end after the run was closed are refused with this reason."""
     claims_paused: bool = False
-    """Whether new claims are refused. Episodes that are already claimed continue."""
+    """Whether clients cannot claim new episodes now. Episodes that are already claimed continue."""
     lockstep: bool = False
     """Whether the job asks the server to make two runs with the same seed bit-identical."""
     totals: dict[str, float] = {}
-    """Sums over all steps of the run, and ratios of these sums. There are sums of groups with and
-    without signal, of tokens (sampled, eligible, trained, untrainable by reason), and of branching
-    calls by cause."""
+    """Sums over all steps of the run, and ratios of these sums. The sums are over groups (with and
+    without a difference between rewards), over tokens (sampled, eligible, trained, and untrainable
+    by reason), and over branching calls by cause. A call branches if it does not continue an
+    earlier call of its session."""
     dropped: dict[str, int] = {}
     """Number of the run's dropped groups by reason. A reason is shortened to the part before its
     first colon."""
@@ -230,16 +233,17 @@ class EngineStatusReply(BaseModel):
     shares_calls: bool = False
     """Whether one call may sample several siblings, which the sibling header names as a range."""
     released: int = 0
-    """Version that answers apps; 0 before the first release."""
+    """Version of the weights that is released to apps; 0 before the first release."""
     num_releases: int = 0
     """Number of entries in the history of releases."""
     training_limit: int | None = None
     """Newest version that training may make; None without a limit. While `weight_version` is at
-    least this number, training waits. A step that runs when the limit is set is completed."""
+    least this number, training waits. A step that is already running when the limit is set is
+    completed."""
 
 
 class SuccessReply(BaseModel):
-    """A reply that says if the request succeeded, and nothing else."""
+    """A reply that says whether the request succeeded, with the reason of a failure."""
 
     success: bool
     failure_reason: str = ""
@@ -250,20 +254,20 @@ class LoadPolicyRequest(BaseModel):
 
     version: int = Field(ge=0)
     pinned: bool = False
-    """Whether the version answers apps, and not only an evaluation. A version that answers apps is
-    kept for some minutes, whatever evaluations load and unload. The client repeats the request to
-    keep the version for longer. In a request to unload the version, True means that the version no
-    longer answers apps."""
+    """Whether the version answers apps, and not only an evaluation. Such a version is kept for some
+    minutes, even if evaluations load and unload versions meanwhile. The client repeats the request
+    to keep the version for longer. In a request to unload the version, True means that the version
+    no longer answers apps."""
 
 
 class LoadPolicyReply(SuccessReply):
     """The server's reply to a LoadPolicyRequest."""
 
     model: str = ""
-    """Model name of calls that are sampled by this version; empty without success."""
+    """Model name with which calls are sampled by this version. Empty if the request failed."""
     is_temporary: bool = False
     """Whether the refusal is temporary: the server holds the maximum number of versions for other
-    evaluations, and can load this version when one of them ends."""
+    evaluations, and can load this version when one of these evaluations ends."""
 
 
 # --- groups (passive traffic)
@@ -282,7 +286,7 @@ class EndGroupRequest(BaseModel):
     parent_id: str | None = None
     """Id of the group whose served answer is the previous turn of this group's conversation."""
     hook_hash: str = Field(default="", max_length=MAX_ID_CHARS)
-    """Digest of the hook files that gave the rewards; empty if it is unknown."""
+    """Digest of the hook files (the user's code that scores answers); empty if it is unknown."""
     metadata: Json = {}
 
 
@@ -297,7 +301,8 @@ class CapturedCall(BaseModel):
     response_ids: str
     logprobs: str | None
     weight_versions: list[list[int]] = []
-    """Spans [version, start, end) over the response's tokens."""
+    """Spans [version, start, end). The weights of `version` sampled the tokens of the response with
+    the indices `start` to `end` − 1."""
     temperature: float
     finish_reason: str | None
     untrainable: str | None = None
@@ -306,8 +311,8 @@ class CapturedCall(BaseModel):
     """Whether tokens were sampled from less than the whole vocabulary. Only the server knows the
     allowed tokens."""
     prompt: int | None = None
-    """Index of the prompt in the reply's `prompts`, if the reply has each prompt once. `prompt_ids`
-    is empty then."""
+    """Index of the prompt in the reply's list `prompts`, if the reply has such a list. In this
+    case, `prompt_ids` is empty. None means that `prompt_ids` contains the prompt."""
 
 
 class EndGroupReply(BaseModel):
@@ -323,17 +328,17 @@ class EndGroupReply(BaseModel):
     calls: list[list[CapturedCall]] = []
     """Captured calls by sibling index."""
     prompts: list[bytes] = Field(default=[], exclude=True)
-    """The different prompts of the calls, as int32. They are no part of the JSON: see
+    """The different prompts of the calls, each as int32 token ids. They are not in the JSON: see
     `separate_prompts`."""
     run_id: str = ""
     """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
     """Digest of the job for which the group was collected. Empty if the group was refused, or if
-    the server is older."""
+    the server is too old to send the digest."""
 
     def with_prompts_per_call(self) -> EndGroupReply:
-        """Return the reply with a prompt in each call. This form is for a client that does not ask
-        for separate prompts."""
+        """Return the reply with each call's prompt inside the call. This form is for a client that
+        does not ask for separate prompts."""
         packed = [b64encode(prompt).decode() for prompt in self.prompts]
         calls = [
             [
@@ -348,8 +353,9 @@ class EndGroupReply(BaseModel):
 
     @staticmethod
     def from_response(raw: bytes, sizes: Sequence[int]) -> EndGroupReply:
-        """Return the reply in a response whose body begins with prompts of these sizes. Raises
-        ValueError if a call refers to a prompt that the response lacks."""
+        """Parse a response whose body consists of separate prompts, followed by the reply as JSON.
+        `sizes` are the numbers of bytes of the prompts. Raises ValueError if a call refers to a
+        prompt that the response lacks."""
         ends = list(accumulate(sizes, initial=0))
         reply = EndGroupReply.model_validate_json(raw[ends[-1] :])
         prompts = [raw[begin:end] for begin, end in pairwise(ends)]
@@ -375,7 +381,7 @@ class AddSampleRequest(BaseModel):
     sample_id: str = Field(min_length=1, max_length=300)
     """Id of the sample. It must differ from the id of every group."""
     run_id: str
-    """Run id in the reply that contained the calls."""
+    """Value of `run_id` in the EndGroupReply that contained the calls."""
     advantage: Reward
     """Advantage of every token. The sender has already subtracted the baseline."""
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
@@ -419,7 +425,7 @@ class LogEntry(BaseModel):
     """Kind step: digests of the hook files that gave the rewards. The list is empty if all rewards
     came from active clients or from older proxies."""
     job: str = ""
-    """Kind step: digest of the settings of the job that give the rewards their meaning."""
+    """Kind step: digest of those settings of the job that change the meaning of a reward."""
     changed: str = ""
     """Kind step: what changed since the step before, such as `the hooks changed`. If it is not
     empty, the rewards of this step cannot be compared with earlier rewards."""
@@ -489,8 +495,8 @@ class EndEpisodeReply(BaseModel):
 
     success: bool
     warning: str = ""
-    """Text about a likely mistake of the client. Without a warning, it is empty and left out of the
-    JSON."""
+    """Text about a likely mistake of the client. Without a warning, the text is empty, and the JSON
+    does not have this field."""
 
 
 class CanContinueRequest(BaseModel):

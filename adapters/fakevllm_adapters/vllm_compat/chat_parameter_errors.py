@@ -51,8 +51,8 @@ _UNSUPPORTED = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
-"""Fields of vLLM that no bundled engine supports. They are accepted if they are null, false or
-empty."""
+"""Fields of vLLM that no bundled engine supports. A request with such a field is accepted only if
+the field's value is null, false or empty."""
 
 
 def check_num_token_ids(name: str, value: object) -> None:

@@ -44,8 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines (this project's own) support.
 
-    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses a
-    request with a field that vLLM supports, but no bundled engine supports.
+    A field that vLLM accepts and ignores is ignored here too. If vLLM supports a field and no
+    bundled engine does, `chat_parameter_errors` refuses the request.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -255,7 +255,8 @@ def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: 
 
     The end of the prompt is kept, or the beginning if `truncation_side` is "right". If
     `truncate_prompt_tokens` is -1, the prompt is cut to the greatest length that leaves room for
-    `max_tokens`. Like vLLM, the function raises WireError (400) for a value above this length.
+    `max_tokens` in the context. Like vLLM, the function raises WireError (400) for a value above
+    this length.
     """
     max_prompt_tokens = request.truncate_prompt_tokens
     if max_prompt_tokens is None:

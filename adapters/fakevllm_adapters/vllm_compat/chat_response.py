@@ -136,8 +136,8 @@ class ChatWriter:
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
         """Return the last chunk of a choice.
 
-        If no usage chunk will follow, this is the stream's last chunk. Then `closes_stream` is
-        True, and the chunk contains the system fingerprint.
+        `closes_stream` is True if the stream will have no usage chunk. In this case, the last chunk
+        of the choice contains the system fingerprint.
         """
         last: Json = {
             "index": choice.index,

@@ -4,5 +4,6 @@
 * `passthrough` relays other routes of vLLM to the engine.
 * `stored_responses` has the routes for a stored response of the Responses API.
 * `feedback` accepts users' feedback about answers.
-* `admin` has the routes below /fakevllm.
+* `evaluation` has the routes for `fakevllm eval`.
+* `admin` has the other routes below /fakevllm. `group_receipt` makes the reply of one of them.
 """

@@ -51,42 +51,45 @@ class StepStats(BaseModel):
     hooks: list[str] = []
     """Digests of the hook files that computed the rewards of this step."""
     jobs: list[str] = []
-    """Digests of the server's training jobs for which the groups of this step were collected."""
+    """Digests of the training jobs of the server at the time when the groups of this step were
+    collected."""
     changed: str = ""
     """What changed between the previous step and this step, such as `the hooks changed`; empty if
     nothing changed. After a change, means cannot be compared with earlier means."""
 
 
 class PauseReply(BaseModel):
-    """State of the kill switch. While it is on, each new request is served once and is not
-    trained."""
+    """State of the kill switch. While the kill switch is on, new requests get no siblings and are
+    not trained."""
 
     paused: bool
     trouble: str | None = None
-    """Error because of which the state will be lost when the proxy restarts; None if there is
-    none."""
+    """Error that kept the state from being stored, so that the state will be lost when the proxy
+    restarts. None if the state is stored."""
 
 
 class ReleaseStats(BaseModel):
     """State of the release gate."""
 
     released: int | None
-    """Version that answers the sessions of the released arm; None while the server has not sent
-    it."""
+    """The released version, which answers the sessions of the released arm. None while the server
+    has not sent the version."""
     candidate: int | None
-    """Version that is evaluated."""
+    """Version that is evaluated now; None if there is none."""
     is_held: bool
-    """Whether no version is released until `fakevllm release resume`."""
+    """Whether releases are stopped: no version is released before somebody runs `fakevllm release
+    resume`."""
     evaluation: dict[str, Any] = {}
-    """Figures of the present evaluation: the difference of the candidate's mean reward to the
-    released version, with its interval. Before training continues after a release, the released
-    version answers the held-out rows: `reference` is this version, and `reference_draws` of
-    `reference_size` rows are answered. Empty if nothing is evaluated."""
+    """Figures of the present evaluation: the candidate's mean reward minus the mean reward of the
+    released version, with the confidence interval of this difference. If versions are evaluated
+    between training steps, each newly released version first answers the held-out rows. During this
+    time, `reference` is the released version, and `reference_draws` of `reference_size` rows are
+    answered. Empty if nothing is evaluated."""
     trouble: str | None = None
     """Reason why nothing is decided now; None if there is none."""
     has_released_arm: bool = True
-    """Whether the released version answers sessions beside the newest one. If not, training waits
-    while a version is evaluated."""
+    """Whether the released version answers some sessions, while the newest version answers others.
+    If False, the newest version answers, and training waits while this version is evaluated."""
 
 
 class Stats(BaseModel):
@@ -94,14 +97,13 @@ class Stats(BaseModel):
 
     engine: EngineStatusReply | None
     paused: bool = False
-    """Whether the kill switch is on. Each new request is then served once and is not trained, until
-    `fakevllm resume`."""
+    """Whether the kill switch is on. While it is on, new requests get no siblings and are not
+    trained. The command `fakevllm resume` switches it off."""
     has_hooks: bool = True
-    """Whether the proxy has hooks. Without hooks, each request is served once and is not
-    trained."""
+    """Whether the proxy has hooks. Without hooks, requests get no siblings and are not trained."""
     hooks_changed: str | None = None
-    """Message that says that the hook files were edited after the hooks had been loaded; None if
-    they were not."""
+    """Message that says that the hook files were edited after the hooks had been loaded. None if
+    the files were not edited."""
     counts: dict[str, int]
     """Number of groups by state."""
     untrained: dict[str, int] = {}
@@ -112,7 +114,8 @@ class Stats(BaseModel):
     feedback: dict[str, int] = {}
     """Number of feedbacks by state."""
     arms: ArmStats | None = None
-    """Sessions and gains by arm; None if all sessions are of the training arm."""
+    """Sessions and gains by arm (which decides the weights that answer a session). None if all
+    sessions are in the training arm."""
     release: ReleaseStats | None = None
     """State of the release gate; None unless `release.mode` is `gated`."""
     run_id: str = ""
@@ -122,19 +125,20 @@ class Stats(BaseModel):
     curve: list[StepStats]
     """The steps of the learning curve, or its two ends if the request has `curve=ends`."""
     curve_before: int = 0
-    """With `curve=ends`: number of steps before the first, after which the rewards changed."""
+    """With `curve=ends`: number of steps that are left out before the first step of `curve`,
+    because the hooks or the job changed after them."""
     curve_between: int = 0
-    """With `curve=ends`: number of steps between the two ends."""
+    """With `curve=ends`: number of steps that are left out between the two ends."""
     sampled_tokens: int
     lookups: dict[str, int]
-    """Number of requests for which a row was searched in the dataset by the request's text, by
-    result: hit, miss, tie."""
+    """Number of searches for a request's text in the dataset, by the result of the search: `hit`,
+    `miss`, `tie` (several match)."""
     ledger_bytes: int = 0
     """Size of the ledger in bytes."""
     ledger_dropped: int = 0
     """Number of writes to the ledger that failed for good since the proxy started."""
     ledger_error: str | None = None
-    """Error of the ledger's last write; None if the write succeeded."""
+    """Error of the last write to the ledger; None if that write succeeded."""
 
 
 _MAX_SHOWN_IDS = 3
@@ -187,9 +191,9 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
-    """Return the statistics of the proxy. The learning curve belongs to the newest run whose id
+    """Return the statistics of the proxy. The learning curve is that of the newest run whose id
     begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
-    set, only the ends of the curve are read."""
+    True, read only the ends of the curve."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")

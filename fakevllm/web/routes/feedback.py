@@ -17,8 +17,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """Reply with the stored feedback and its state. If the same feedback was sent before,
-    `is_repeated` is True, and the reply is about the earlier feedback."""
+    """Reply with the stored feedback and its state. If the client sent the same feedback before,
+    `is_repeated` is True, and the other fields describe the earlier feedback."""
 
     object: str = "feedback"
     id: str
@@ -28,7 +28,7 @@ class FeedbackReply(BaseModel):
     state: str
     reason: str | None
     is_repeated: bool
-    """Whether the same feedback had been stored before, so that this request has changed
+    """Whether the same feedback was stored before this request. The request has then changed
     nothing."""
 
 

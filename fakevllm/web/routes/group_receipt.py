@@ -30,28 +30,29 @@ FLUSH_S = 2.0
 """Maximum number of seconds to wait for pending writes to the ledger. An app may request the
 receipt of an answer that it got a moment ago."""
 MAX_VERSIONS = 4
-"""Maximum number of versions about which the server is asked. An answer has more than two only if
-the weights changed several times while it was sampled."""
+"""Maximum number of weight versions about which the server is asked. More than two versions sample
+an answer only if the weights change several times during that answer."""
 _MAX_SHOWN_CHARS = 64
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens"),
     *("max_completion_tokens", "max_output_tokens", "min_tokens", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "stream"),
 )
-"""Fields of a request that a receipt repeats, if their value is a number or a boolean. `stop` and
-its kin are left out, because they are texts of the app."""
+"""Fields of a request that a receipt repeats, if their value is a number or a boolean. Fields such
+as `stop` are left out, because their values are texts of the app."""
 
 
 class NextGroup(BaseModel):
-    """A later group whose request refers to the answer of the requested group. The later request
-    either continues the conversation after that answer, or asks for another answer to the same
-    question."""
+    """A later group whose request refers to the answer of the group in the receipt. The later
+    request either continues the conversation after that answer, or asks for another answer to the
+    same question."""
 
     group_id: str
     kind: str
     """How the later request refers to the answer, such as `continues` or `regenerates`."""
     is_new_turn: bool
-    """Whether the user wrote a new message. False for a tool's result."""
+    """Whether the later request contains a new message of the user. False if it only adds a tool's
+    result."""
 
 
 class GroupFeedback(BaseModel):
@@ -78,11 +79,14 @@ class SiblingReceipt(BaseModel):
     trained: bool
     advantage: float | None
     temperature: float | None = None
-    """Temperature at which the server captured the answer. None if it captured none."""
+    """Temperature at which the answer was sampled. None if the server did not capture the
+    answer."""
     weight_versions: list[list[int]] = []
-    """Spans [version, start, end) over the tokens of the answer."""
+    """Spans [version, start, end): this version of the weights sampled these tokens of the
+    answer."""
     untrainable: str | None = None
-    """Reason why the answer cannot be trained; None if it can, or if it was not captured."""
+    """Reason why the answer cannot be trained. None if the answer can be trained, or if the server
+    did not capture the answer."""
 
 
 class WeightsReceipt(BaseModel):
@@ -90,8 +94,8 @@ class WeightsReceipt(BaseModel):
 
     version: int
     digest: str | None = None
-    """SHA-256 of the version's checkpoint. None for a version without a checkpoint, and while the
-    server cannot be asked."""
+    """SHA-256 of the version's checkpoint. None if the version has no checkpoint, or if the server
+    cannot be asked now."""
     checkpoint_step: int | None = None
 
 
@@ -124,10 +128,10 @@ class GroupReply(BaseModel):
     """Name of the engine that samples for the group's run. None if the server has another run now,
     or cannot be asked."""
     weights: list[WeightsReceipt] = []
-    """Versions that sampled the siblings, oldest first. Empty if the server captured no sibling, as
-    for a request that was served once."""
+    """Versions that sampled the siblings, oldest first. Empty if the server captured no sibling,
+    for example because the request was answered without training."""
     sampling: dict[str, int | float | bool] = {}
-    """Sampling parameters of the app's request that are numbers."""
+    """Sampling parameters of the app's request whose values are numbers or booleans."""
     siblings: list[SiblingReceipt] = []
     hook_hash: str | None
     run_id: str | None
@@ -181,8 +185,8 @@ async def group_reply(proxy: ProxyComponents, group_id: str) -> GroupReply | Res
 async def _ask_server(
     proxy: ProxyComponents, run_id: str | None, versions: Collection[int]
 ) -> Mapping[int, WeightsReply]:
-    """Return the server's data about these versions of a run. Versions are missing if the server
-    now has another run, is too old, or cannot be reached."""
+    """Return the server's data about these versions of a run, by version. The result is empty if
+    the server has another run now, is too old, or cannot be reached."""
     status = proxy.link.status
     if status is None or run_id is None or status.run_id != run_id:
         return {}
@@ -216,8 +220,8 @@ def _sibling(sibling: SiblingRecord, calls: Sequence[CallVersions]) -> SiblingRe
 
 
 def _sampling(group: GroupRecord) -> dict[str, Any]:
-    """Return the sampling parameters of a group's request. Only parameters that are numbers are
-    included. If the request is not a JSON object, there are none."""
+    """Return the sampling parameters of a group's request whose values are numbers or booleans.
+    Return {} if the request is not a JSON object."""
     try:
         body: object = orjson.loads(group.request_json)
     except orjson.JSONDecodeError:

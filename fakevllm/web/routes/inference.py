@@ -51,7 +51,7 @@ log = logging.getLogger("fakevllm.requests")
 
 FLUSH_S = 2.0
 """Maximum number of seconds to wait for pending writes to the ledger before an earlier answer is
-looked up there. The request may refer to an answer that was sent a moment ago."""
+looked up in the ledger. A request may refer to an answer that was sent a moment ago."""
 
 
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
@@ -103,9 +103,9 @@ def _draft(
     size: int,
 ) -> GroupDraft:
     """Return a GroupDraft for the request. The draft collects what the ledger will record about the
-    request's group. It begins with the request's task and the request's place in the conversation.
-    This function also decides if the request gets siblings, and stores the decision in
-    `request.ruling`.
+    request's group. At first, it contains the request's task and the request's place in the
+    conversation. This function also decides if the request gets siblings, and stores the decision
+    in `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
@@ -139,12 +139,14 @@ async def _decode(
     app_key: str | None,
 ) -> Request:
     """Return the decoded request. Its field `exchange` is the parsed body. The field is None if the
-    body is not valid JSON, or if it cannot be translated into the engine's format.
+    body is not valid JSON, or if the body cannot be translated into the engine's format.
 
-    Raises WireError in two cases. First, the request names a policy. Second, the request continues
-    a response that only the ledger has, and cannot be translated. The second kind of request must
-    not be relayed to the engine. The engine may have a response with the same id that belongs to
-    another key.
+    Raises WireError in two cases:
+
+    * The request names a policy (weights that only evaluations may sample by name).
+    * The request continues a response that only the ledger has, and the request cannot be
+      translated. Such a request must not be relayed to the engine, because the engine may have a
+      response with the same id that belongs to another key.
     """
     raw, body = checked.raw, checked.body
     if checked.removed:
@@ -195,8 +197,8 @@ def _open_exchange(
     proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
 ) -> Exchange:
     """Parse a request body in the format of its app, and return the exchange. `alias` is the model
-    name in the request. It is None if the request has the served model's own name. Raises
-    NotTranslated."""
+    name in the request if this name is an alias of the served model, else None. Raises
+    NotTranslated if the proxy cannot translate the body."""
     engine = proxy.link.engine
     named = engine if alias is None else replace(engine, model=alias)
     return adapter.open(body, named, history)
@@ -221,8 +223,9 @@ def _store_response_of(
 def _store_native_response(
     proxy: ProxyComponents, request: Request, app_key: str | None, response_id: str
 ) -> None:
-    """Record the fingerprint of the key for which the engine's own Responses route made a response.
-    The engine alone stores the response, and would send it to anybody who knows its id."""
+    """Record the API key (as a fingerprint) for which the engine's own Responses route has made a
+    response. The response itself is stored only by the engine, which checks no keys and would send
+    the response to anybody who knows the id."""
     if response_id != request.response_id:
         stored = StoredResponse(response_id, app_key, request.id, time.time(), None)
         proxy.ledger.responses.store(stored)
@@ -234,10 +237,10 @@ async def _prior_history(
     """Return the earlier requests and answers of the conversation that a request continues by
     `previous_response_id`.
 
-    Return None if the request continues no answer, or an answer that only the engine has. Raises
-    WireError (404) in three cases. The answer was deleted, the answer was made for another key than
-    `app_key` (a fingerprint), or the conversation is too long. The proxy checks the key, because an
-    engine checks no keys and would continue the answer of any key.
+    Return None if the request continues no answer, or continues an answer that only the engine has.
+    Raises WireError (404) in three cases: the answer was deleted, the answer was made for another
+    key than `app_key` (a fingerprint), or the conversation is too long. The proxy checks the key,
+    because an engine checks no keys and would continue any app's answer.
     """
     if not adapter.has_previous_response:
         return None

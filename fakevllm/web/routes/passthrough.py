@@ -1,4 +1,4 @@
-"""Relay other requests than model calls, such as /tokenize, to the engine. Only paths on an
+"""Relay requests that are no model calls, such as /tokenize, to the engine. Only paths on an
 allow-list are relayed.
 
 While the engine boots, requests for these routes wait, in the same way as model calls. Requests for
@@ -72,8 +72,9 @@ def router(proxy: ProxyComponents) -> APIRouter:
 async def fetch_when_ready(
     proxy: ProxyComponents, request: Request, attempt: Callable[[], Awaitable[Response]]
 ) -> Response:
-    """Call `attempt`, which sends the request to the engine, and return its response. While the
-    engine is unavailable, retry as for a model call, unless the request's path is in NEVER_WAIT.
+    """Call `attempt`, which sends the request to the engine, and return the response. While the
+    engine is unavailable, retry as for a model call. Do not retry if the request's path is in
+    NEVER_WAIT.
 
     Raises WireError if the engine stays unavailable. Raises ClientDisconnected if the client
     disconnects.
@@ -156,9 +157,9 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _without_policies(body: bytes) -> bytes:
-    """Return the engine's list of models without policies. The first model is the served model. It
-    stays in the list, even if its name looks like a policy's name. If there are no policies, the
-    list is returned unchanged."""
+    """Return the engine's list of models without policies, which are models only for evaluations.
+    The first model is the served model. The served model stays in the list, even if its name looks
+    like a policy's name. If there are no policies, the list is returned unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]

@@ -35,8 +35,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "remax": remax,
 }
-"""Advantage estimators by `TrainJob.algorithm`, with verl's names (`adv_estimator`). An estimator
-takes all scored episodes of a step and returns, for each episode, one advantage per trained
-token."""
+"""Advantage estimators by `TrainJob.algorithm`. The names are those of verl's `adv_estimator`. An
+estimator takes all scored episodes of a step and returns, for each episode, one advantage per
+trained token."""
 NEEDS_GREEDY = frozenset({"remax"})
-"""Algorithms that need an answer sampled at temperature 0 in each group."""
+"""Algorithms for which each group must contain an answer that was sampled at temperature 0."""

@@ -13,18 +13,18 @@ from fakevllm_server.types.number_arrays import FloatArray, float_array, repeate
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One episode with its final reward. An episode is a run of an agent on a task. Advantage
-    estimators read lists of these objects."""
+    """One episode with its final reward, as the advantage estimators read it. An episode is a run
+    of an agent on a task."""
 
     group_id: str
     """Id of the episode's group. Episodes of one group are compared with each other."""
     reward: float
     num_tokens: int
-    """Number of trained tokens. If it is 0, the episode counts in its group's baseline, but is not
-    trained."""
+    """Number of trained tokens. If this is 0, the episode is not trained, but most estimators still
+    use its reward in the baseline of the group's other episodes."""
     penalties: Sequence[float] = ()
-    """Penalty of each trained token, such as the KL penalty, which is subtracted from the reward.
-    An empty sequence means no penalties."""
+    """Penalty of each trained token, such as a KL penalty. Penalties are subtracted from the
+    reward. An empty sequence means no penalties."""
     is_greedy: bool = False
     """Whether the episode was sampled at temperature 0."""
 
@@ -60,8 +60,9 @@ class AdvantageSpec:
     """Whether GRPO divides by the standard deviation. If false, the advantage is that of Dr.
     GRPO."""
     std_floor: float = 0.05
-    """Lower bound of the standard deviation as a divisor. Without it, the noise in nearly equal
-    rewards of a judge would be amplified. verl adds 1e-6 to the standard deviation instead."""
+    """Lower bound of the divisor in estimators that divide by a standard deviation. If a judge
+    gives nearly equal rewards, the lower bound keeps the noise in these rewards from being
+    amplified. verl adds 1e-6 to the standard deviation instead."""
     gamma: float = 1.0
     """Discount factor per token."""
 
@@ -70,7 +71,7 @@ def by_group(
     outcomes: Sequence[Outcome], of_group: Callable[[list[Outcome]], Sequence[float]]
 ) -> list[float]:
     """Compute one number for each episode by calling `of_group` once for each group. `of_group`
-    gets the outcomes of the group's episodes, and returns one number for each of them.
+    gets the outcomes of the group's episodes, and returns one number for each episode.
 
     Return the numbers of all groups in the order of `outcomes`.
     """
@@ -86,8 +87,8 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[FloatArray]:
-    """Return one array for each episode. `numbers` has one number for each episode. The array
-    contains this number once for each trained token of the episode."""
+    """Return one array for each episode. `numbers` has one number for each episode. The episode's
+    array contains this number once for each trained token of the episode."""
     return [
         repeated(number, outcome.num_tokens)
         for outcome, number in zip(outcomes, numbers, strict=True)
@@ -97,8 +98,8 @@ def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[Flo
 def centred(scores: Sequence[float]) -> list[float]:
     """Return each score minus the mean of the scores.
 
-    If all scores are equal, the results are exactly 0. Without this special case, rounding errors
-    would remain, and would become large when they are divided by a small standard deviation.
+    If all scores are equal, the results are exactly 0. Without this special case, the results could
+    be rounding errors, which become large when they are divided by a small standard deviation.
     """
     if not scores or min(scores) == max(scores):
         return [0.0] * len(scores)

@@ -46,11 +46,11 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
 
 
 def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
-    """Compute the RLOO advantage: A = r − (mean reward of the group's other episodes).
+    """Compute the RLOO advantage: A = r − (mean of r over the group's other episodes).
 
-    r is the episode's reward minus its token penalties. For a group of N episodes with mean reward
-    m, this equals A = N / (N − 1) · (r − m). The result has one list per episode, with one
-    advantage per trained token. Source: Ahmadian et al., arXiv 2402.14740.
+    r is the episode's reward minus its token penalties. If the group has N episodes, and m is the
+    mean of r over all of them, then A = N / (N − 1) · (r − m). The result has one list per episode,
+    with one advantage per trained token. Source: Ahmadian et al., arXiv 2402.14740.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -63,14 +63,14 @@ def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
 def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the OPO advantage: A = r − Σ(length · r) / Σ length.
 
-    r is an episode's reward minus its token penalties, and length is the number of its trained
-    tokens. Both sums run over the episodes of the group. An episode that is masked from the loss
-    has length 0, so it does not count in the baseline. The result has one list per episode, with
-    one advantage per trained token.
+    r is an episode's reward minus its token penalties, and length is the number of the episode's
+    trained tokens. Both sums run over the episodes of the group. An episode that is masked from the
+    loss has length 0, so it does not count in the baseline. The result has one list per episode,
+    with one advantage per trained token.
 
-    This baseline minimizes the variance of the gradient under the paper's assumption. The
-    assumption is that the squared norm of an episode's gradient is proportional to the episode's
-    length. Source: Hao et al., arXiv 2505.23585.
+    The paper assumes that the squared norm of an episode's gradient is proportional to the
+    episode's length. Under this assumption, the baseline minimizes the variance of the gradient.
+    Source: Hao et al., arXiv 2505.23585.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -85,13 +85,14 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
 
 
 def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
-    """Compute the advantage of pass@k GRPO, in which only the best episode of a group has an
-    advantage that is not 0. The best episode gets A = (best − second) / max(std, spec.std_floor).
+    """Compute the advantage of pass@k GRPO. The best episode of a group gets the advantage
+    A = (best − second) / max(std, spec.std_floor). All other episodes get advantage 0.
 
-    best and second are the two highest rewards of the group, each minus the episode's token
-    penalties. std is the sample standard deviation (ddof 1) of all these rewards. If several
-    episodes share the best reward, best − second is 0. If `spec.norm_adv_by_std_in_grpo` is false,
-    A = best − second. The result has one list per episode, with one advantage per trained token.
+    An episode's score is its reward minus its token penalties. best and second are the two highest
+    scores in the group. std is the sample standard deviation (ddof 1) of all scores in the group.
+    If several episodes share the best score, best − second is 0. If `spec.norm_adv_by_std_in_grpo`
+    is false, A = best − second. The result has one list per episode, with one advantage per trained
+    token.
 
     An episode that is alone in its group gets advantage 0, while verl raises an error. Source:
     pass@k training, arXiv 2503.19595.
@@ -113,8 +114,8 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatAr
 def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the GPG advantage: A = α · (r − mean).
 
-    r is the episode's reward minus its token penalties, and mean is the mean of r over the group. α
-    is the number of episodes in the step divided by the number of them whose r is not 0. The result
+    r is the episode's reward minus its token penalties, and mean is the mean of r over the group.
+    α = (number of episodes in the step) / (number of episodes in the step with r ≠ 0). The result
     has one list per episode, with one advantage per trained token.
 
     Source: Chu et al., arXiv 2504.02546. The paper combines this advantage with the plain policy

@@ -10,8 +10,9 @@ of a job chooses the units:
     episode   all calls of an episode are one unit, with the total weight of one call
 
 The weights are computed from the whole step before calls are packed into micro-batches. Therefore
-the loss does not depend on how the micro-batches are formed. The forward pass may compute a token
-that several calls share only once, but in the loss the token counts once for each of these calls.
+the loss does not depend on how the micro-batches are formed. If several calls share a token, the
+forward pass may compute this token only once. In the loss, the token still counts once for each of
+these calls.
 """
 
 from __future__ import annotations
@@ -40,9 +41,8 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
     Units are numbered from 0. If `loss_unit` is `call`, each call is a unit. If `loss_unit` is
     `episode`, all calls are one unit. If `loss_unit` is `timeline`, a call joins a unit if its
     prompt begins with all tokens (prompt and response) of the unit's latest call. If several units
-    qualify, the call joins the longest unit. If two calls continue the same call, the first call
-    joins the unit, and the second call begins a new unit. Otherwise the common tokens would be
-    counted twice.
+    qualify, the call joins the unit whose latest call is longest. If two calls continue the same
+    call, the first of them joins the unit, and the second begins a new unit.
     """
     if loss_unit == "call":
         return list(range(len(calls)))
@@ -113,7 +113,7 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
     w is the token's weight, taken from the field `weight` of its call. Σ_step w is the sum of w
     over all tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its
     sequence in the loss). U is the number of units in the step that have a token with w > 0. If
-    `loss_scale_factor` is not set, it is the number of tokens of the longest unit.
+    `loss_scale_factor` is not set, the number of tokens of the longest unit is used instead.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
@@ -178,7 +178,7 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
-    """Return the call's weight divided by `divisor`. Return 0 if the call has no tokens in the
-    loss."""
+    """Return the weight of the call's tokens divided by `divisor`. Return 0 if the call has no
+    tokens in the loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

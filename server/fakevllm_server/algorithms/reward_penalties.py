@@ -12,8 +12,8 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """Return the KL penalty of each token: coef · (ℓ_old − ℓ_ref). These values are the `penalties`
-    of an `Outcome`. They are later subtracted from the reward.
+    """Return the KL penalty of each token: coef · (ℓ_old − ℓ_ref). The advantage estimators get
+    these values as the `penalties` of an `Outcome`, and subtract them from the reward.
 
     ℓ_old is the token's log-probability under the old policy (`log_probs`), and ℓ_ref is its
     log-probability under the reference policy (`reference_log_probs`). The difference ℓ_old − ℓ_ref
@@ -45,8 +45,8 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
 
 
 def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return the length penalty of each episode of the group that has a reward. A penalty is a
-    number ≤ 0 to add to the episode's reward.
+    """Return the length penalty of each episode in `group.scored` (the episodes with a reward). A
+    penalty is a number ≤ 0 to add to the episode's reward.
 
     The penalty depends on the number of tokens of the episode's longest answer. All penalties are 0
     if the job does not set an overlong buffer (`overlong_buffer_len`), or does not set a maximum
@@ -60,15 +60,15 @@ def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return the reward plus the length penalty of each episode of the group that has a reward. KL
-    penalties are not included."""
+    """Return reward + length penalty for each episode in `group.scored` (the episodes with a
+    reward). KL penalties are not included."""
     penalties = overlong_penalties(group, job)
     return [reward + penalty for reward, penalty in zip(group.rewards, penalties, strict=True)]
 
 
 def is_tied(rewards: Sequence[float]) -> bool:
-    """Return True if all rewards are equal, or if there are none. Equal rewards give no training
-    signal to an estimator that compares rewards."""
+    """Return True if all rewards are equal, or if there are no rewards. Equal rewards give no
+    training signal to an estimator that compares rewards."""
     return not rewards or min(rewards) == max(rewards)
 
 

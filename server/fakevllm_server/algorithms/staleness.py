@@ -1,5 +1,5 @@
-"""Remove stale calls from a group. A call is stale if the weights that sampled it are too old by
-now.
+"""Remove stale calls from a group. A call is stale if the weights that sampled it are much older
+than the present weights.
 
 The age of weights is counted in weight versions, not in seconds. Therefore calls do not become
 stale while training pauses.
@@ -17,7 +17,8 @@ def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[
 
     A call is stale if at least one of its tokens was sampled with weights of a version below
     `version` − `max_staleness`. If all calls of an episode are stale, the whole episode with its
-    reward is removed. It then no longer counts in the baseline of the group's other episodes.
+    reward is removed. The removed episode does not count in the baseline of the group's other
+    episodes.
     """
     episodes: list[ScoredEpisode] = []
     num_dropped = 0

@@ -21,11 +21,11 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> lis
     trained tokens of the step.
 
     The return of token t is G_t = Σ_{s ≥ t} γ^(s − t) · r_s. The sum runs over the trained tokens
-    of the episode, across all of its calls. γ is `spec.gamma`. r_s is the reward of token s, which
-    is the negative of the token's penalty. The reward of the last token also includes the episode's
-    reward. The function `whiten` normalizes the returns. An episode is therefore compared with the
-    whole step, not with its group. The result has one list per episode, with one advantage per
-    trained token.
+    of the episode, across all of its calls. γ is `spec.gamma`. r_s is the reward of token s: the
+    token's penalty with the opposite sign. The reward of the last token also includes the episode's
+    reward. The function `whiten` normalizes the returns over the step. Therefore an episode is
+    compared with the whole step, not with its group. The result has one list per episode, with one
+    advantage per trained token.
 
     Source: Hu et al., arXiv 2501.03262. The paper adds a KL penalty to the reward of each token.
     """
@@ -42,9 +42,9 @@ def reinforce_plus_plus_baseline(
     the episode's group. The result has one list per episode, with one advantage per trained token.
     Source: Hu et al., arXiv 2501.03262.
 
-    The normalization subtracts the mean of A over all trained tokens of the step. In general this
-    mean is not 0, because long episodes have more tokens than short ones. Therefore the advantages
-    in a group with equal rewards are in general not 0.
+    The normalization subtracts the mean of A over all trained tokens of the step. This mean is
+    usually not 0, because long episodes have more tokens than short ones. Therefore the normalized
+    advantages in a group with equal rewards are usually not 0 either.
 
     An episode that is alone in its group gets advantage 0, and is left out of the normalization.
     verl uses the raw reward of such an episode instead.
@@ -65,8 +65,8 @@ def reinforce_plus_plus_baseline(
 
 
 def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[FloatArray]:
-    """Normalize all values: (x − mean) / max(std, floor). The mean and the sample standard
-    deviation (ddof 1) are those of all values of all rows.
+    """Normalize all values: (x − mean) / max(std, floor). mean and std are the mean and the sample
+    standard deviation (ddof 1) over all values of all rows.
 
     If all values are equal, the results are exactly 0. verl divides by sqrt(variance + 1e-8)
     instead.

@@ -36,7 +36,7 @@ app = typer.Typer(
 RunDir = Annotated[Path, typer.Option("--run-dir", help="Run directory of the server.")]
 RUN_DIR = Path("runs/default")
 LARGE_BYTES = 1 << 28
-"""Number of bytes above which reading shows a progress bar."""
+"""Number of bytes from which on a progress bar is shown while a checkpoint is read."""
 NOT_A_CHECKPOINT = (
     "not a checkpoint: a running server is writing it, or a server that died left it; the next "
     "start deletes it"
@@ -221,9 +221,9 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
 
 
 def _change_message(archive: RunArchive, newest_step: int) -> str | None:
-    """Return a message for the user if some older checkpoints are left out of the search for the
-    best checkpoint. They are left out if the reward hooks or the job changed after them. Return
-    None if all checkpoints are compared."""
+    """Return a message for the user if some checkpoints are left out of the search for the best
+    checkpoint. A checkpoint is left out if the reward hooks or the job changed after it was saved.
+    Return None if all checkpoints are compared."""
     changes = [(step, what) for step, what in archive.reward_changes() if step <= newest_step]
     if not changes:
         return None
@@ -350,11 +350,11 @@ def _is_confirmed() -> bool:
 
 @contextlib.contextmanager
 def _progress(total: int, label: str) -> Generator[OnRead]:
-    """Show a progress bar while a checkpoint is read, if stderr is a terminal and there are many
-    bytes.
+    """Show a progress bar while checkpoints are read, if stderr is a terminal and there are at
+    least LARGE_BYTES bytes to read.
 
-    `total` is the number of bytes. The context manager yields a function, which the caller calls
-    with the size of each chunk that was read.
+    `total` is the number of bytes to read. The context manager yields a function. The caller calls
+    this function with the number of bytes of each chunk that was read.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn

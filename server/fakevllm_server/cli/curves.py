@@ -48,9 +48,9 @@ def curves(
 
 
 def _in_use_message(run_dir: Path, curves_dir: Path) -> str:
-    """Return an error message that says why the curves of a run cannot be written now: a running
-    server has locked the folder `run_dir`. The server may be training the run in `run_dir` itself,
-    or one of the runs in folders below `run_dir`."""
+    """Return an error message that says why the curves of the run in `run_dir` cannot be written
+    now: a running server has locked this folder. The server may train the run in `run_dir` itself,
+    or a run in a folder below `run_dir`. The two cases have different messages."""
     from fakevllm_server.run.run_choice import TOP
     from fakevllm_server.run.run_directory import RunDirectory
 

@@ -26,8 +26,8 @@ app.command()(runs.runs)
 
 
 ROLLOUT_URL = "rollout_url"
-"""Parameter of `start` that is a list, so that a second URL is noticed. In a configuration file it
-is one text."""
+"""Name of the parameter of `start` for `--rollout-url`. On the command line it is a list, so that a
+second URL can be refused. In a configuration file it is one text."""
 NOT_IN_CONFIG_FILE = ("config", "until_stdin_closes", "listen_fd")
 """Parameters of `start` that a configuration file cannot set."""
 
@@ -53,7 +53,7 @@ def about(
 def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
     """Use the values in a configuration file as the defaults of the flags of `start`.
 
-    Flags on the command line override defaults.
+    Flags on the command line override these defaults.
     """
     if file is None:
         return None
@@ -200,8 +200,8 @@ def start(
 
 
 def _single_url(urls: list[str]) -> str | None:
-    """Return the URL of the rollout engine, or None if there is none. Raises ConfigError if there
-    are several."""
+    """Return the only URL in `urls`, or None if the list is empty. Raises ConfigError if there are
+    several URLs."""
     from fakevllm_runtime.errors import ConfigError
 
     if len(urls) > 1:

@@ -1,6 +1,7 @@
 """Reads, exports and restores the checkpoints of a run, without the server.
 
-Reading takes no lock and changes nothing. It is safe while a server uses the run.
+Reading and exporting take no lock and change no checkpoint, so they are safe while a server uses
+the run. A restore needs the lock of the run directory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CheckpointInfo:
     at: float
     """Time at which the checkpoint was saved, in Unix seconds."""
     is_published: bool
-    """Whether the weights of the checkpoint were served."""
+    """Whether the weights of the checkpoint were ever served."""
 
     @property
     def step(self) -> int:
@@ -127,13 +128,13 @@ class RunArchive:
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def reward_changes(self) -> list[tuple[int, str]]:
-        """Return the steps at which the reward hooks or the job changed. Each step has a text that
-        names the change."""
+        """Return a pair (step, text) for each step at which the reward hooks or the job changed.
+        The text names the change."""
         return self._read(reads.reward_changes)
 
     def last_step(self) -> int:
-        """Return the number of the last step that was trained. The newest checkpoint may be
-        older."""
+        """Return the number of the last step that was trained. The newest checkpoint may be of an
+        earlier step."""
         return self._read(reads.log_position).last_step
 
     def release_state(self) -> ReleaseState:
@@ -141,8 +142,8 @@ class RunArchive:
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return the side checkpoints. They belong to versions that training has left by going back
-        to an earlier version."""
+        """Return the side checkpoints. A side checkpoint belongs to a version that is no longer
+        part of the training, because training went back to an earlier version."""
         return self._read(reads.side_checkpoints)
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
@@ -160,7 +161,7 @@ class RunArchive:
         """Return the names of entries in the folder `checkpoints` that the journal does not list.
 
         While a running server writes or deletes a checkpoint, the folder of this checkpoint may be
-        among them.
+        among these names.
         """
         folder = self.run_dir / "checkpoints"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -177,11 +178,11 @@ class RunArchive:
         return report
 
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
-        """Return the model that the run trains.
+        """Return the initial model of the run, with the name of the trainer.
 
         `moved_to` is the model's present folder or hub name. If `moved_to` is None, the model is
-        expected at its place when the run was started. Raises ConfigError if the model does not
-        exist or differs from the run's model.
+        expected at the place from which the run was started. Raises ConfigError if the model does
+        not exist or differs from the run's model.
         """
         known = read_recorded_model(self.run_dir)
         if known is None:
@@ -228,10 +229,10 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """A planned restore. It will return a run to one of its checkpoints, and discard all later
+    """A planned restore. `apply` returns the run to one of its checkpoints, and discards all later
     training.
 
-    The run directory stays locked until `close` is called. No server can start before.
+    The run directory is locked until `close` is called. Meanwhile, no server can start in it.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -256,24 +257,24 @@ class CheckpointRestore:
         self.newer = [
             checkpoint for checkpoint in self.archive.checkpoints() if checkpoint.step > step
         ]
-        """Checkpoints that are deleted."""
+        """Checkpoints of later steps. `apply` deletes them, except those of pinned versions."""
         self.last_step = self.archive.last_step()
         """The last step that was trained."""
         self.lost = self._journal.read(reads.groups_trained_after, step)
-        """Ids of the groups that are discarded."""
+        """Ids of the groups that were trained after the checkpoint, and that `apply` discards."""
 
     @property
     def is_unnecessary(self) -> bool:
-        """True if nothing was trained after the checkpoint. The restore would then discard
+        """True if nothing was trained after the checkpoint, so that the restore would discard
         nothing."""
         return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
     def apply(self) -> None:
         """Return the run to the checkpoint, and discard everything after the checkpoint.
 
-        The run's journal (a SQLite file) is changed before the folders of discarded checkpoints are
-        deleted. If the process dies in between, the next start of a server deletes the remaining
-        folders. Raises ConfigError if the journal cannot be written.
+        First the run's journal (a SQLite file) is changed, and then the folders of the discarded
+        checkpoints are deleted. If the process dies in between, the server deletes these folders at
+        its next start. Raises ConfigError if the journal cannot be written.
         """
         log = RunLog(self._journal)
         pinned = self.archive.release_state().pinned
@@ -296,9 +297,9 @@ async def export(
     """Export a checkpoint as a model folder to the path `to`. A separate trainer process does the
     export.
 
-    The folder gets its final name when it is complete. Raises BackendError if the trainer fails.
-    Raises OSError if the disk fails. After an error, `export.log` in the run directory has the
-    trainer's log.
+    The model folder gets its final name when it is complete. Raises BackendError if the trainer
+    fails. Raises OSError if the disk fails. After an error, the trainer's log is in the file
+    `export.log` in the run directory.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     checkpoint_folder = archive.folder(checkpoint)
@@ -356,7 +357,7 @@ def _read_checkpoints(db: Connection) -> list[CheckpointInfo]:
 
 @contextlib.contextmanager
 def _temporary_folder(parent: Path | None, prefix: str) -> Generator[Path]:
-    """Create a temporary folder that exists while the `with` block runs. It is created in `parent`,
-    or in the system's temporary folder if `parent` is None."""
+    """Create a temporary folder that exists while the `with` block runs. The folder is created in
+    `parent`, or in the system's temporary folder if `parent` is None."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         yield Path(name).resolve()

@@ -1,11 +1,11 @@
-"""Decide which model the engine loads for a job. The model is named by the job, or by the server's
+"""Decide which model the engine loads for a job. A job may name a model, and so may the server's
 flag `--model`.
 
 * With `--models-dir`, a job may name `--model` itself, or a folder below `--models-dir`.
 * With only `--model`, this model is loaded. The model that the job names is ignored.
 * With neither flag and without API keys, a job may name any model.
-* With neither flag and with API keys, a job that names a model is refused. Clients on other
-  machines may send jobs in this case.
+* With neither flag and with API keys, a job that names a model is refused, because a server with
+  API keys may get jobs from clients on other machines.
 """
 
 from __future__ import annotations

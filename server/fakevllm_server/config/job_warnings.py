@@ -28,9 +28,9 @@ def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
 
 
 def _single_answer_warning(job: TrainJob) -> list[str]:
-    """Return a list with one warning if the job samples only one answer for each request. A single
-    answer has no other answers to be compared with. Return [] if the job's algorithm (ReMax)
-    compares the single answer with a greedy answer."""
+    """Return a list with one warning if the job samples only one answer for each request, so that
+    no answers can be compared. Return [] for all other jobs, and for ReMax, which compares the
+    single answer with a greedy answer."""
     if job.num_repeat > 1 or job.algorithm in NEEDS_GREEDY:
         return []
     return [

@@ -32,7 +32,7 @@ class ServerConfig:
     combinations of settings."""
 
     backend: str
-    """Name of a pair of engines: a rollout engine and a trainer."""
+    """Name of a pair of engines. The pair is a rollout engine and a trainer."""
     run_dir: Path
     rollout: str | None = None
     """Name of the rollout engine. None means the rollout engine of `backend`."""
@@ -42,11 +42,11 @@ class ServerConfig:
     """Address to listen on."""
     port: int = DEFAULT_PORT
     model: str | None = None
-    """Model folder, or `demo` for the shipped model. Without `models_dir`, it overrides the job's
-    model. With `models_dir`, it is used for jobs that name no model."""
+    """Model folder, or `demo` for the shipped model. Without `models_dir`, this model overrides the
+    job's model. With `models_dir`, this model is used for jobs that name no model."""
     models_dir: Path | None = None
-    """Folder with the models that a job may name. None means that jobs cannot choose a model if
-    `model` is set."""
+    """Folder with the models that a job may name. If this is None and `model` is set, every job
+    gets the model `model`."""
     served_model_name: str | None = None
     """Name of the model for apps. None means the name of the model folder."""
     key_file: Path | None = None
@@ -116,8 +116,8 @@ class ServerConfig:
         """Raise ConfigError for flags that have no effect on this server, such as `--engine-arg`
         with `--rollout-url`.
 
-        A flag without effect is usually a mistake: the user expects other engines than the server
-        would run. If the flag were ignored, the user would not notice the mistake.
+        A user who sets such a flag usually expects other engines than the server would run. If the
+        server ignored the flag, the user would not notice the mistake.
         """
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
@@ -196,7 +196,7 @@ class ServerConfig:
         return choose_model(job_model, self.model, self.models_dir, has_keys=bool(self.keys))
 
     def served_name_of(self, model: str | None) -> str:
-        """Return the model name that apps send in requests for the model in the folder `model`."""
+        """Return the model name that apps must send in requests if the engine loads `model`."""
         return self.served_model_name or (
             Path(model).resolve().name if model else self.rollout_name
         )
@@ -242,8 +242,8 @@ def check_url(flag: str, url: str) -> None:
 def find_model(model: str, allow_hub: bool) -> str:
     """Return the folder or hub name from which the engine loads a model.
 
-    `model` is `demo` or a folder. If `allow_hub` is true, it may also be a name on the Hugging Face
-    hub. Raises ConfigError for any other value, and for a folder without a model.
+    `model` is `demo` or a folder. If `allow_hub` is true, `model` may also be a name on the Hugging
+    Face hub. Raises ConfigError for any other value, and for a folder without a model.
     """
     if model == "demo":
         return str(DEMO_MODEL_DIR)
@@ -259,9 +259,9 @@ def find_model(model: str, allow_hub: bool) -> str:
 
 
 def _check_folder(model: Path) -> None:
-    """Raise ConfigError if a folder has no model.
+    """Raise ConfigError if the folder `model` contains no model.
 
-    Without this check, the user would see the error only after the engine has been started.
+    Without this check, the user would see the error only after the engine was started.
     """
     for pattern in ("config.json", "*.safetensors"):
         if not any(model.glob(pattern)):

@@ -1,10 +1,14 @@
 """Writes TensorBoard event files, one file for each server process.
 
-The file `cursor.json` in the same folder holds the cursor: the position in the journal up to which
-the curves were written. The next process continues at the cursor. A step is written a second time
-in two cases. The step is trained again, or the process crashed after writing the event file and
-before writing the cursor. In both cases, a START event is written first. The START event makes
-TensorBoard discard the earlier values of this step and of all later steps.
+The file `cursor.json` in the same folder contains the cursor: the position in the journal up to
+which the curves were written. The next process continues at the cursor. A step is written a second
+time in two cases:
+
+* The step is trained again.
+* The previous process crashed after it had written the event file and before it wrote the cursor.
+
+In each case, a START event is written before the step. The START event makes TensorBoard discard
+the earlier values of this step and of all later steps.
 
 From the package `tensorboard`, only the modules for messages and records are imported. These
 modules load neither TensorFlow nor torch.
@@ -25,12 +29,12 @@ from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
 from fakevllm_server.run.folder import write_atomically
 
 FORMAT = "brain.Event:2"
-"""File version in the first record of each file. TensorBoard obeys START events in files of this
-version."""
+"""File version in the first record of each event file. TensorBoard needs this version to obey START
+events."""
 
 
 TEXT_NAME = "fakevllm/reward_changes"
-"""Name of the texts that say why the curves of rewards are interrupted."""
+"""Name of the TensorBoard entry with the texts that say why the reward curves are interrupted."""
 DT_STRING, DATA_CLASS_TENSOR = 7, 2
 """Two numbers of TensorBoard's file format. DT_STRING is the data type of a text. DATA_CLASS_TENSOR
 is the class of the curves whose values are texts."""
@@ -57,8 +61,8 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """Return the cursor that `cursor.json` holds: the position in the journal up to which the
-        curves were written. If the file cannot be read, return the beginning of the journal."""
+        """Return the cursor in `cursor.json`: the position in the journal up to which the curves
+        were written. If the file cannot be read, return the beginning of the journal."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -110,8 +114,9 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        If the last call of `write` failed, some of its points may be missing in the file. The
-        cursor in `cursor.json` is then still before these points, so they are written again later.
+        If the last call of `write` failed, some of the points of this call may be missing in the
+        file. In this case, the cursor in `cursor.json` is still before these points, so the next
+        call of `write` gets them again.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

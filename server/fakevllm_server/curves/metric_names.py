@@ -45,10 +45,10 @@ OWN_PREFIX = "fakevllm/"
 """Prefix for the names of metrics that verl does not have."""
 NOT_WITH = {"critic/rewards/": "reward_kl_penalty", "actor/pg_loss": "kl"}
 """Prefixes of verl's names that are sometimes left out. Each key is a prefix, and each value is a
-metric of fakevllm. If a step has this metric, no curve with the prefix is written, because verl's
-curve would have other values. verl subtracts the KL penalty from `critic/rewards/`; fakevllm's
-reward has no penalty subtracted. verl's `actor/pg_loss` excludes the KL; fakevllm's loss includes
-it."""
+metric of fakevllm. If a step has this metric, the step gets no values under names with the prefix,
+because verl's values would differ. In verl, `critic/rewards/` is the reward minus the KL penalty,
+while fakevllm's metric is the reward alone. In verl, `actor/pg_loss` excludes the KL loss, while
+fakevllm's metric includes the KL loss."""
 
 
 def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -80,7 +80,8 @@ def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
     the step's metrics have no token counts.
 
     The prompts and answers of all trained calls are counted. If several calls share a prefix, the
-    prefix is counted once for each of them. The trainer may have computed it only once.
+    prefix is counted once for each of these calls, although the trainer may have computed the
+    prefix only once.
     """
     if not {"tokens_computed", "tokens_saved"} <= metrics.keys():
         return {}

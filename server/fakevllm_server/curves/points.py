@@ -1,11 +1,11 @@
-"""The points of a run's TensorBoard curves. They are read from the run log. The run log is the part
-of the journal that records steps and evaluations.
+"""The points of a run's TensorBoard curves. They are read from the run log, which is the part of
+the journal that records steps and evaluations.
 
-An evaluation is an episode that measures the model and is not trained on. An evaluation belongs to
-the step whose weights were served when the episode ended. The mean of a step's evaluations becomes
-one point, when no more evaluations of the step are expected. If steps are trained again after a
-crash, the points of these steps are written again. Later, the points of the evaluations of these
-steps are written again too.
+An evaluation is an episode that measures the model. The model is not trained on evaluations. An
+evaluation belongs to the step whose weights were served when the episode ended. When no more
+evaluations of a step are expected, the mean of the step's evaluations becomes one point. If steps
+are trained again after a crash, the points of these steps and of their evaluations are written
+again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A rollback of the run to an earlier step. It makes the points of `step` and of all later
-    steps invalid. If these steps are trained again, new points are written for them."""
+    """A rollback of the run to the step before `step`. The rollback makes the points of `step` and
+    of all later steps invalid. If these steps are trained again, new points are written."""
 
     step: int
     at: float
@@ -61,7 +61,7 @@ class Cursor:
     """The position in the journal up to which the curves have been written."""
 
     entry: int = 0
-    """Number of the last written entry of the run log."""
+    """Sequence number of the last entry of the run log that was written to the curves."""
     evaluated_step: int = -1
     """The last step whose evaluations were written."""
     num_evaluations: int = 0
@@ -84,11 +84,11 @@ class LogPiece:
     """Consecutive entries of the run log that were read at once."""
 
     entries: Sequence[tuple[LogEntry, float | None]]
-    """Each entry with the time in Unix seconds at which its weights were first served. The time is
-    None if the journal does not have it."""
+    """Pairs of an entry and the time in Unix seconds at which the entry's weights were first
+    served. The time is None if the journal does not contain the time."""
 
     def chart_items(self, now: float) -> list[ChartItem]:
-        """Return the items to write to the curves: a point for each trained step, and a restart for
+        """Return the items to write to the curves: a Point for each trained step, and a Restart for
         each rollback of the run.
 
         An item whose time is unknown gets the time `now`.
@@ -106,30 +106,31 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations that may still need points. They belong to the last step whose evaluations
-    were written, and to all later steps."""
+    """The evaluations that may still need points: those of the last step whose evaluations were
+    written, and those of all later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
     served_step: int
     """Step whose weights are served now."""
     charted_step: int
-    """The last step whose point was written. Evaluations of a later step are not written yet."""
+    """The last step whose point was written. Evaluations of later steps must wait until the point
+    of their step is written."""
 
     def new_points(
         self, cursor: Cursor, now: float, *, is_last: bool
     ) -> tuple[list[Point], Cursor]:
         """Return (points, next cursor). There is one point for each step whose evaluations are
-        complete. Steps without a new evaluation get no point.
+        considered complete. Steps without a new evaluation get no point.
 
-        The evaluations of a step are complete in three cases:
+        The evaluations of a step are considered complete in any of three cases:
 
-        * Newer weights are served.
-        * The last evaluation ended more than QUIET_S seconds before `now`.
+        * The weights of a later step are served.
+        * The last evaluation of the step ended more than QUIET_S seconds before `now`.
         * The run has ended (`is_last`).
 
-        If more evaluations of the step arrive later, the step gets a second point: the mean of all
-        its evaluations.
+        If more evaluations of the step arrive all the same, the step gets a second point: the mean
+        of all its evaluations.
         """
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
@@ -186,10 +187,10 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
 
 
 def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
-    """Return the cursor of the curves after a rollback of the run to an earlier step. With the new
-    cursor, the evaluations of the steps after this earlier step are written again.
-
+    """Return the cursor of the curves after a rollback of the run to the step `restored.step`.
     `restored` is the rollback's entry in the run log.
+
+    With the new cursor, the evaluations of all steps after `restored.step` are written again.
     """
     if cursor.evaluated_step <= restored.step:
         return cursor

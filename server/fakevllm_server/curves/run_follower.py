@@ -1,8 +1,8 @@
 """Writes the curves of a run while it runs: a thread reads the journal and writes event files.
 
 Training never waits for this thread. An error in the thread is logged and does not stop the run.
-Missing curves are written at the next try, by the next server process, or by `fakevllm-server
-curves`.
+Curves that could not be written are written at the next attempt, by the next server process, or by
+the command `fakevllm-server curves`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Curves:
         """Write curves for everything that is new in the journal, and return the number of new
         points.
 
-        `now` is in Unix seconds. `is_last` is true if the run has ended. No more evaluations of its
-        last step are then expected. Raises ConfigError if the journal cannot be read. Raises
-        OSError if the curves cannot be written.
+        `now` is in Unix seconds. `is_last` is True if the run has ended, so that no more
+        evaluations of the last step are expected. Raises ConfigError if the journal cannot be read.
+        Raises OSError if the curves cannot be written.
         """
         num = 0
         while True:
@@ -100,7 +100,8 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the curves of everything that is in the journal now. Then end the thread."""
+        """Let the thread write the curves of everything that is in the journal, and then end. Wait
+        for the thread, but at most CLOSE_LIMIT_S seconds."""
         self._is_closing.set()
         self._thread.join(CLOSE_LIMIT_S)
 

@@ -6,7 +6,7 @@ decisions:
 
 * which client may claim an episode
 * which calls belong to which episode or group
-* which groups are pooled
+* which groups are pooled (kept for training)
 * when the pool has enough groups for a training step
 
 The module `training.submission_intake` applies these decisions.

@@ -1,8 +1,8 @@
-"""The clients that take part in the current batch. The module also records which of them agree to
-train on the batch.
+"""The clients that take part in the current batch. The module also records which of these clients
+agree to train on the batch.
 
-The agreement matters only for jobs whose sample-collection method asks for it. A training step of
-such a job starts when the clients have agreed.
+The agreement matters only if the job's sample-collection method starts training steps by agreement.
+A training step of such a job starts when the clients have agreed.
 
 A client takes part if it has ended or aborted a training episode since the last step. A client that
 has sent no request for IDLE_LIMIT_S seconds is silent. The step does not wait for the agreement of
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 IDLE_LIMIT_S = 600.0
-"""Seconds without a request after which a step does not wait for a client's agreement."""
+"""A client that has sent no request for this number of seconds is silent."""
 MAX_SILENT = 20_000
 """Maximum number of silent clients that are remembered, so that they may still agree."""
 
@@ -40,7 +40,7 @@ class ActiveClients:
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._silent: OrderedDict[str, None] = OrderedDict()
-        """Uuids of silent clients, oldest first. A silent client that agrees takes part again."""
+        """Uuids of silent clients. The client that has been silent longest is first."""
 
     def __iter__(self) -> Iterator[Client]:
         return iter(tuple(self._clients.values()))
@@ -59,14 +59,14 @@ class ActiveClients:
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
-        """Add the clients of episodes that were ended before a restart of the server. Steps do not
-        wait for these clients: they count as silent until they agree to a step or end another
-        episode."""
+        """Add the clients of episodes that were ended before a restart of the server. These clients
+        count as silent, so steps do not wait for them. A client is no longer silent when it agrees
+        to a step or ends another episode."""
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
-        """Record the time of a client's request. A client that takes no part in the batch is
-        ignored."""
+        """Record the time of a client's request. Do nothing if the client takes no part in the
+        batch."""
         client = self._clients.get(client_uuid)
         if client is not None:
             client.last_activity = now

@@ -2,12 +2,12 @@
 no I/O, and gets the current time as an argument.
 
 The server speaks the protocol of the framework AgentJet. A client of AgentJet first agrees to a
-step and waits until it sees that the step has begun. Then it waits for the status ROLLING. The
-client reads the status every five seconds. If a state were shorter, the client could miss it and
-would wait forever. Therefore the reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and
-then at ROLLING, for at least HOLD_S seconds each. Only the report is delayed. The engine continues
-at its own speed. If further steps begin while the report is delayed, all of them are reported as
-one step.
+step and waits until it sees that the step has begun. After that, it waits for the status ROLLING.
+The client reads the status every five seconds. If a state lasted less than five seconds, the client
+could miss the state and would wait forever. Therefore the reported status stays at ROLLING_POST,
+then at WEIGHT_SYNCING, and then at ROLLING, for at least HOLD_S seconds each. Only the report is
+delayed. The engine continues at its own speed. If further steps begin while the report is delayed,
+all of them are reported as one step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class AgreementStatus:
 
     def _forget_steps(self) -> None:
         self._earlier_sync_until = float("-inf")
-        """Time until which WEIGHT_SYNCING is reported for the step before the latest step."""
+        """Time until which WEIGHT_SYNCING is reported for the previous step, the step before the
+        latest step."""
         self._post_from = float("-inf")
-        """Time from which ROLLING_POST is reported for the latest step. From the end of
-        WEIGHT_SYNCING of the step before it until this time, ROLLING is reported."""
+        """Time from which ROLLING_POST is reported for the latest step. Between the end of the
+        reported WEIGHT_SYNCING of the previous step and this time, ROLLING is reported."""
         self._sync_from = float("-inf")
         """Earliest time at which WEIGHT_SYNCING is reported for the latest step."""
         self._sync_until = float("-inf")

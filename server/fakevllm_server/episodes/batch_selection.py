@@ -3,7 +3,7 @@ no I/O.
 
 Both decisions depend on the job's sample-collection method. Some methods take the newest
 `batch_size` groups, and older groups continue to wait. The other methods take all groups at once,
-even the groups of tasks that lack episodes.
+even groups that do not have all of their episodes yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CollectionMethod:
     is_due: Callable[[PoolCounts, TrainJob], bool]
     """Returns whether a step is due."""
     takes_all: bool = False
-    """Whether a step takes everything, including tasks that lack episodes."""
+    """Whether a step takes all groups, including groups that do not have all of their episodes."""
     is_agreed_on: bool = False
     """Whether clients decide by their agreement when a step is due."""
 
@@ -61,9 +61,9 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of collected groups after which a step no longer waits for `batch_size`
-    groups that it can train. The step then trains the groups that it has, so it is short. Return
-    None if a step always waits for `batch_size` groups.
+    """Return the number of collected groups after which a step is short: it no longer waits for
+    `batch_size` trainable groups, and trains the groups that it has. Return None if a step always
+    waits for `batch_size` trainable groups.
 
     Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
     and not trained. If they did not count, a run in which most groups are tied would never make a

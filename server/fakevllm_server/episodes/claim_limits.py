@@ -18,8 +18,8 @@ from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 
 MAX_REMEMBERED = 20_000
-"""Maximum number of claims whose client is remembered. Only claims with a throttle policy are
-remembered."""
+"""Maximum number of claims whose client is remembered. Only claims with a throttle policy, which
+may set a quota, are remembered."""
 PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
@@ -30,7 +30,7 @@ class Participation:
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
         self.is_paused = False
-        """Whether no episode may be claimed. The pause ends when the engine is stopped."""
+        """Whether an admin has paused claims. The pause also ends when the engine is stopped."""
         self._batch_size = pool.batch_size
         self._quotas = pool.quotas
         self._engine = engine
@@ -102,9 +102,9 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made the claim with this uuid. A claim may have a throttle policy,
-        which limits a kind of tasks to a share of each batch. Only claims with a throttle policy
-        are remembered. For all other claims, return None."""
+        """Return the client that made the claim with this uuid. Only claims of training episodes
+        with a throttle policy are remembered. Such a policy limits a kind of tasks to a share of
+        each batch. For all other claims, return None."""
         return self._throttled.get(uuid)
 
 

@@ -1,5 +1,5 @@
 """The ids of ended groups. A new request with the id of an ended group is refused with a reason.
-Older ids are not in memory; a function that the caller provides looks them up."""
+Only the newest ids are in memory. The caller provides a function that looks up all other ids."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class EndedGroupIds:
         return self.refusal_of(group_id) is None
 
     def remember(self, group_id: str, reason: str | None = None) -> None:
-        """Store the id of an ended group. Later requests with this id are refused with `reason`."""
+        """Store the id of an ended group. Later requests with this id are refused with `reason`, or
+        with "already_ended" if `reason` is None."""
         self._reasons[group_id] = reason or "already_ended"
         if len(self._reasons) > MAX_REMEMBERED:
             self._reasons.popitem(last=False)

@@ -3,9 +3,9 @@ claims. This module does no I/O, and gets the current time as an argument.
 
 A claim reserves an episode for one client. When a claim is aborted or expires, the next client gets
 the same episode. The claims of an episode are numbered 1, 2, 3 and so on. The number of a claim is
-its epoch. Each claim has a key and a uuid of its own, and both contain the epoch. Each request
-names the claim by its key or its uuid. Therefore the registry recognizes a late request of a client
-whose claim has ended, and refuses the request.
+called its epoch. Each claim has a key and a uuid of its own, and both contain the epoch. Each
+request names the claim by its key or its uuid. Therefore the registry recognizes a late request of
+a client whose claim has ended, and refuses the request.
 
 The texts of refusals must not change, because clients compare them with fixed strings.
 """
@@ -22,8 +22,8 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
-"""Maximum number of claimed episodes. This is enough for a thousand clients and a thousand lost
-claims. A claim is lost if its client died or did not get the reply, and is freed only when it
+"""Maximum number of claimed episodes. It is enough for a thousand claims of clients and a thousand
+lost claims. A claim is lost if its client died or did not get the reply, and is freed only when it
 expires. The limit exists because the calls of all claimed episodes are kept in memory."""
 ID_CHARS = 28
 """Length of an episode's id, which is the beginning of the uuid of each of its claims."""
@@ -35,8 +35,9 @@ def max_claims(job: TrainJob | None) -> int:
     """Return the maximum number of episodes that may be claimed at a time.
 
     The result is normally the number of episodes in a batch: `batch_size` tasks with `num_repeat`
-    episodes each. If the job's `max_env_worker` is smaller than this, it is rounded down to whole
-    tasks, but not below one task. Without a job, the result is MAX_CLAIMED.
+    episodes each. If the job's `max_env_worker` is smaller, the result is `max_env_worker`, rounded
+    down to a multiple of `num_repeat`, but at least `num_repeat`. Without a job, the result is
+    MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48
@@ -66,8 +67,8 @@ class EpisodeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The idempotency key of a request that claims an episode. With it, the client can send the
-    request again without a second claim."""
+    """The idempotency key of a request that claims an episode. With the key, the client can send
+    the request again without a second claim."""
 
     key: str
     body_hash: bytes
@@ -137,7 +138,8 @@ class EpisodeRegistry:
         """Claimed episodes by owner, client and idempotency key."""
         self._num_training = 0
         self._open: OrderedDict[str, int] = OrderedDict()
-        """Last epoch of each open episode by its id, in the order in which they became open."""
+        """Maps the id of each open episode to its last epoch. The episode that became open first is
+        first."""
 
     @property
     def num_claimed(self) -> int:
@@ -222,9 +224,10 @@ class EpisodeRegistry:
         return self._by_key.get(key) if key is not None else None
 
     def check_owner(self, uuid: str, caller: str) -> None:
-        """Raise EpisodeRefused if the episode was claimed with another API key.
+        """Raise EpisodeRefused if the episode was claimed with an API key other than the caller's.
 
-        If the server requires no keys, all callers count as the same client.
+        `caller` is the owner id of the caller's API key. If the server requires no keys, `caller`
+        is empty, and no episode is refused.
         """
         episode = self.find(uuid)
         if episode is not None and caller and episode.owner not in ("", caller):
@@ -240,7 +243,8 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """Record that a model call of an episode has ended. Do nothing if the episode has ended."""
+        """Record that a model call of an episode has ended. If the episode has ended before, the
+        record has no effect."""
         episode.in_flight -= 1
         self.renew(episode, now)
 

@@ -17,8 +17,8 @@ from fakevllm_server.types.calls import FinishedGroup
 MAX_FINISHED_GROUPS = MAX_BATCH_SIZE
 MAX_TOKENS = 20_000_000
 """Maximum number of tokens in all waiting groups. If there are more tokens, or more groups than
-MAX_FINISHED_GROUPS, a group is dropped: the group that was sampled by the oldest weights, because
-this group would become stale first."""
+MAX_FINISHED_GROUPS, the group that was sampled by the oldest weights is dropped, because this group
+would become stale first."""
 
 
 class FinishedGroups:
@@ -27,7 +27,8 @@ class FinishedGroups:
     def __init__(self) -> None:
         self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._versions: dict[str, int] = {}
-        """Version by group id. Cached, because a group computes its version from all calls."""
+        """Maps the id of each group to the oldest version of the weights that sampled the group.
+        The version is cached, because a group computes its version from all of its calls."""
         self.num_tokens = self.num_episodes = 0
 
     def __len__(self) -> int:

@@ -6,8 +6,8 @@ compared. A group with a single reward is not trained. If all rewards are equal,
 and has no signal. The job's setting `filter_groups` then decides:
 
 * `keep`: the group is trained with advantage 0. The group itself then changes the loss only through
-  its KL and entropy. As in verl, its tokens count in the denominators of the loss, which lowers the
-  weight of the other groups.
+  its KL and entropy. As in verl, the tokens of the group count in the denominators of the loss,
+  which lowers the weight of the other groups.
 * `drop`: the group is dropped, and the step may have fewer groups.
 * `collect`: the group is dropped, and the step waits for another group, within the limit
   `max_num_gen_batches`.
@@ -25,13 +25,15 @@ TIED = "tied"
 FULL = "pool_full"
 """Reason for dropping a group because the pool was full."""
 REJECTED_VERSION = "rejected_version"
-"""Reason for dropping a group because a rejected version of the weights sampled one of its tokens,
-or because it was trained in a step that was discarded with a rejected version."""
+"""Reason for dropping a group in two cases. Either a rejected version of the weights sampled a
+token of the group, or the group was trained in a step that was discarded with a rejected
+version."""
 UNVERIFIED = "unverified_weights"
-"""Reason for dropping a group that was sampled while the engine had other weights than those of the
-version that it reported."""
+"""Reason for dropping a group that was sampled while the weights in the engine were not those of
+the version that the engine reported."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
-"""AgentJet's sample-collection method that collects until enough groups have different rewards."""
+"""AgentJet's sample-collection method that collects until enough groups are not tied. The rewards
+within such a group are not all equal."""
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:

@@ -2,10 +2,10 @@
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
 from the finished groups. A passive group consists of the answers to one request of an app. It ends
-with the rewards of all answers at once. Episodes that clients claim are collected by task, until
-the task has `num_repeat` episodes or no more episodes are expected. The pool accepts each group id
-only once. A request that is sent again does not reach the pool; it gets the reply to the first
-request.
+when the proxy sends the rewards of all answers in one request. Episodes that clients claim are
+collected by task, until the task has `num_repeat` episodes or no more episodes are expected. The
+pool accepts each group id only once. A request that is sent again does not reach the pool; it gets
+the reply to the first request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TakenGroups:
 
     groups: list[FinishedGroup]
     dropped: dict[str, str]
-    """Reasons by group id."""
+    """Maps the id of each dropped group to the reason."""
 
 
 class Pool:
@@ -67,8 +67,8 @@ class Pool:
         versions to this collection. After that, the caller must call `drop_distrusted`.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
-        reason why the id is refused, or None if the id was not used. `rejected` returns the
-        versions of the weights that were rejected. Groups of these versions are not trained.
+        reason why the id is refused, or None if the id was not used. `rejected` is a function that
+        returns the rejected versions of the weights. Groups of these versions are not trained.
         """
         self._rejected = rejected
         self._job = job = job or TrainJob()
@@ -81,9 +81,10 @@ class Pool:
         self._ended = EndedGroupIds(ended_reason)
         self._distrusted = distrusted
         self.dropped: dict[str, str] = {}
-        """Reasons of the groups dropped since the last `take_dropped`, by group id."""
+        """Maps the id of each group that was dropped since the last `take_dropped` to the
+        reason."""
         self._excluded: Counter[str] = Counter()
-        """Counts since the last `take_excluded_counts`, by metric name."""
+        """The counts that the next `take_excluded_counts` returns, by metric name."""
         self._tied: list[int] = []
         """Number of episodes of each tied group that was dropped since the last step."""
         self._served = ServedCalls()
@@ -114,8 +115,8 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """One pair (task id, episodes) for each task that waits for more episodes. `episodes` are
-        those of its episodes that have ended."""
+        """One pair (task id, episodes) for each task that waits for more episodes. `episodes`
+        contains the ended episodes of the task."""
         return iter(self._tasks)
 
     @property
@@ -133,7 +134,7 @@ class Pool:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """Numbers of groups, tasks and tokens held in the pool."""
+        """Numbers of groups, tasks and tokens in the pool."""
         finished, opened, tasks = self._finished, self._open, self._tasks
         return {
             "finished_groups": len(finished),
@@ -157,12 +158,13 @@ class Pool:
         return index
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call with a shared array of prompt ids. If the group's earlier calls have the
-        same prompt, their array is used."""
+        """Return the call. If an earlier call of the group has an equal prompt, the returned call
+        shares the array of prompt ids with the earlier call."""
         return self._open.with_shared_prompt(group_id, call)
 
     def sweep(self, now: float) -> None:
-        """Drop each open group whose client has disappeared or that exceeds the pool's limits."""
+        """Drop the open groups whose clients have disappeared. If there are too many open groups,
+        also drop the groups whose last call is oldest."""
         for group_id, reason in self._open.pop_expired(now).items():
             self.dropped[group_id] = reason
             self._ended.remember(group_id, reason)
@@ -247,8 +249,8 @@ class Pool:
     def add_episode(
         self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
     ) -> CompletedTask | None:
-        """Add an episode that a client has ended to its task. If the task is then complete, return
-        the task's group, and otherwise None.
+        """Add an episode that a client has ended to its task. If this completes the task, return
+        the task's group, else None.
 
         A task is complete with `num_repeat` episodes. The next episode of the task begins another
         group.
@@ -318,7 +320,8 @@ class Pool:
         First, drop calls whose weights are too old. Then drop groups that have too few calls left.
         If the job's sample-collection method takes everything, take all remaining groups. With any
         other method, take no group if too few groups remain for a step. Otherwise take the newest
-        groups, at most `batch_size`. Their weights are closest to the current weights.
+        groups, at most `batch_size`, because the weights that sampled them are closest to the
+        current weights.
 
         `version` is the version of the weights that will be trained.
         """
@@ -362,8 +365,8 @@ class Pool:
         return dict.fromkeys(dropped, REJECTED_VERSION)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add an ended group to the groups that wait for training. Return None, or the reason if
-        the group cannot be trained."""
+        """Add an ended group to the groups that wait for training, and return None. If the group
+        cannot be trained, return the reason instead."""
         if group.is_sampled_by(self._rejected()):
             return REJECTED_VERSION
         reason = why_not_pooled(group, self._job)

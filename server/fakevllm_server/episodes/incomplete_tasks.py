@@ -1,5 +1,5 @@
-"""Tasks whose claimed episodes have not all ended yet. This module does no I/O, and gets the
-current time as an argument."""
+"""Tasks that have fewer than `num_repeat` ended episodes, and wait for more. This module does no
+I/O, and gets the current time as an argument."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTask:
-    """A task that did not get all its episodes in time, and was removed from the waiting tasks."""
+    """A task that was removed from the waiting tasks before it had all its episodes."""
 
     task_id: str
     episodes: Sequence[ScoredEpisode]
@@ -35,8 +35,8 @@ class ExpiredTask:
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        """Return the reason why the episodes of this task cannot be pooled as a group. Return None
-        if they may be pooled. Pooled episodes wait for training."""
+        """Return the reason why the episodes of this task cannot be pooled (kept for training) as a
+        group. Return None if they can be pooled."""
         if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None

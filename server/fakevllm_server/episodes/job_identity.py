@@ -30,15 +30,17 @@ class JobIdentity:
     are trained only by the job for which they were collected."""
 
     model: str | None
-    """Fingerprint of the model that the engine loads for the job. The job's own setting `model` may
-    be overridden by the server, or name the same folder in several ways."""
+    """Fingerprint of the model that the engine loads for the job. The job's own setting `model` is
+    not used, because the server may override it, and because it can name a folder in several ways.
+    """
     experiment_name: str | None
-    """Experiment name of the job's run. A job without a name continues a run that may have one."""
+    """Experiment name of the job's run. If the job sets no name, this may be the name of the run
+    that the job continues."""
     kl_in_reward: float | None
     """Coefficient of the KL in the reward; None if the reward includes no KL."""
     length_penalty: tuple[int | None, int, float] | None
-    """Maximum length of an answer, length of the buffer at its end, and largest penalty; None if
-    the job has no length penalty."""
+    """The tuple (maximum length of an answer, length of the buffer below this maximum, largest
+    penalty). None if the job has no length penalty."""
 
     def to_json(self) -> str:
         """Return the identity as JSON, without settings that are None. A newer version of fakevllm
@@ -66,8 +68,8 @@ def identity_of(job: TrainJob, model: str | None, experiment_name: str | None) -
 
 
 def parse_identity(text: str) -> JobIdentity:
-    """Return the identity that `JobIdentity.to_json` wrote. Raises ValueError if the text is
-    malformed."""
+    """Return the identity from the JSON text of `JobIdentity.to_json`. Raises ValueError if the
+    text is malformed."""
     settings = json.loads(text)
     if not isinstance(settings, dict):
         raise ValueError("the identity of the job is no JSON object")

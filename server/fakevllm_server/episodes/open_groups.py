@@ -16,8 +16,8 @@ MAX_OPEN_TOKENS = 20_000_000
 """Maximum number of tokens in all open groups. If there are more tokens, or more groups than
 MAX_OPEN_GROUPS, the group whose last call is oldest is dropped."""
 MAX_OPEN_S = 3600.0
-"""Seconds after a group's last call at which the group is dropped, because its client has
-disappeared."""
+"""A group is dropped if its last call is more than this number of seconds ago, because its client
+has probably disappeared."""
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """The open groups. Such a group has the answers to one request of an app, and the proxy has not
-    sent their rewards yet."""
+    """The open groups. An open group has the answers to one request of an app, and the proxy has
+    not sent the rewards of these answers yet."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call
@@ -61,8 +61,9 @@ class OpenGroups:
         return len(calls) - 1
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call with a shared array of prompt ids. If an earlier call of the group has an
-        equal prompt, its array is used. The prompt is then kept, encoded and hashed only once."""
+        """Return the call. If an earlier call of the group has an equal prompt, the returned call
+        shares the array of prompt ids with the earlier call. The prompt is then stored, encoded and
+        hashed only once."""
         group = self._groups.get(group_id)
         known = [] if group is None else [own[-1] for own in group.calls.values() if own]
         for other in known:
@@ -75,8 +76,7 @@ class OpenGroups:
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float
     ) -> None:
-        """Add a group from before a restart. It is treated as if its last call had ended at
-        `now`."""
+        """Add a group from before a restart. The time of the group's last call is set to `now`."""
         for index, sibling_calls in calls.items():
             for call in sibling_calls:
                 self.add(SiblingRef(group_id, index), call, now)

@@ -10,16 +10,16 @@ the slowest pace of the mixes. In this comparison, tasks that the mix has begun 
 
 Four more rules apply:
 
-* A completed task may be dropped before it is trained. It then no longer counts as completed, and
-  another task of its mix may take its place.
-* Mixes wait only for mixes that are present. A mix is present if it requests claims or has running
-  episodes.
+* A completed task may be dropped before it is trained. A dropped task no longer counts as
+  completed, so its mix may begin another task instead.
+* Mixes wait only for mixes that are present. A mix is present if clients request claims for it, or
+  if it has running episodes.
 * A mix that was absent continues at the pace of the present mixes. It does not make up for the
   tasks that it missed.
-* A mix is *unproductive* if many of its tasks in a row were not pooled. A pooled task is accepted
-  for training. Other mixes do not wait for an unproductive mix: its pace is raised to the slowest
-  pace of the other mixes. It may begin tasks within its share. It is productive again when one of
-  its tasks is pooled.
+* A mix is *unproductive* if many of its tasks in a row were not pooled (accepted for training).
+  Other mixes do not wait for an unproductive mix: its pace is raised to the slowest pace of the
+  other mixes. The unproductive mix may still begin tasks within its share, and is productive again
+  when one of its tasks is pooled.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 REQUESTING_S = 30.0
-"""Seconds after its last claim request during which a mix counts as requesting. Clients send a
-request every two seconds."""
+"""A mix requests claims if its last claim request is at most this number of seconds ago. Waiting
+clients send a request every two seconds."""
 UNDER_WAY_S = 60.0
-"""Seconds that an incomplete task counts as under way while none of its episodes is running."""
+"""A begun task without running episodes counts as under way if its last activity is at most this
+number of seconds ago."""
 
 UNPRODUCTIVE_BATCHES = 4
-"""Number of batches without a pooled task of a mix after which the mix is unproductive. The number
-of tasks is this number, multiplied by the mix's tasks per batch. Without this limit, the other
-mixes would wait forever for a mix whose tasks are always tied or whose agent is broken."""
+"""A mix is unproductive after this number of batches without a pooled task. The batches are counted
+in tasks: UNPRODUCTIVE_BATCHES times the mix's tasks per batch. Without this limit, the other mixes
+would wait forever for a mix whose tasks are always tied or whose agent is broken."""
 MIN_UNPRODUCTIVE_TASKS = 40
-"""Minimum number of consecutive tasks without a pooled task after which a mix is unproductive. If
-on average one task in five is pooled, 40 consecutive tasks are not pooled with a probability of 1
-in 7000."""
+"""Minimum number of unpooled tasks in a row for an unproductive mix. If on average one task in five
+is pooled, the probability of 40 unpooled tasks in a row is 1 in 7000."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,8 @@ class _OpenTask:
 class _Mix:
     share: float
     num_done: float = 0.0
-    """Number of completed tasks. It is adjusted when the share changes or the pace is raised."""
+    """Number of completed tasks. The number is adjusted when the share changes or the pace is
+    raised."""
     num_not_pooled: int = 0
     """Number of tasks that were dropped or aborted since a task was last pooled."""
     last_request: float = -math.inf
@@ -90,9 +91,8 @@ class _Mix:
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return True if the mix (a named kind of tasks) requests claims or has running episodes.
-
-        Other mixes wait only for present mixes.
+        """Return True if clients request claims for the mix (a named kind of tasks), or if the mix
+        has running episodes. Other mixes wait only for present mixes.
         """
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
@@ -105,9 +105,10 @@ class MixQuotas:
         self._batch_size = batch_size
         self._mixes: dict[str, _Mix] = {}
         self._mix_of_task: dict[str, _Mix] = {}
-        """The mix that began each open task."""
+        """Maps the id of each open task to the mix that began the task."""
         self._mix_of_group: dict[str, _Mix] = {}
-        """The mix that counts each completed task, by its group, until a step takes the group."""
+        """Maps the id of each pooled group to the mix that counts the group's task. The entry is
+        removed when a step takes the group or when the group is dropped."""
 
     def __len__(self) -> int:
         return len(self._mixes)
@@ -116,9 +117,9 @@ class MixQuotas:
         """Return True if a client may claim an episode of this task, which belongs to the mix
         `name`.
 
-        `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
-        may run ahead of its share. If the task has begun already, more of its episodes may be
-        claimed in any case.
+        `share` is the mix's share of each batch. `lead` is how far the mix may run ahead of its
+        share, in batches. If the task has begun already, more of its episodes may be claimed in any
+        case.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -160,11 +161,11 @@ class MixQuotas:
         mix.num_not_pooled += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
-        """Record that the group of a task is complete. Also record if the group was pooled, which
-        means accepted for training.
+        """Record that the group of a task is complete. Also record whether the group was pooled
+        (accepted for training).
 
-        A task that is not pooled does not count for its mix's share. Another task may take its
-        place.
+        A task that is not pooled does not count for its mix's share, so the mix may begin another
+        task instead.
 
         Episodes of the task that are still running belong to the task's next group.
         """

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_TOKENS = 1_000_000
-"""Maximum number of cached tokens. Above this, the oldest calls are removed."""
+"""Maximum number of cached tokens. If there are more tokens, the oldest calls are removed."""
 
 
 class ServedCalls:
@@ -23,8 +23,8 @@ class ServedCalls:
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """Store the model call whose answer the app received. Nothing is stored unless `calls`, the
-        calls of this answer, has exactly one call."""
+        """Store the model call whose answer the app received. `calls` has the model calls behind
+        this answer. If there is not exactly one call, store nothing."""
         if len(calls) != 1 or group_id in self._calls:
             return
         self._calls[group_id] = replace(calls[0], allowed=None)

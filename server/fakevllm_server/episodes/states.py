@@ -1,4 +1,4 @@
-"""The states of the engine: one table of transitions, and one method that changes the state."""
+"""The states of the engine: a table of the allowed transitions, and the current state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
 """The allowed next states of each state.
 
 A running state changes to BOOTING when an engine process died and is restarted. ROLLING changes
-directly to WEIGHT_SYNCING when only the trainer died; calls are then still answered. ROLLING_POST
-changes back to ROLLING when a limit of training was set meanwhile.
+directly to WEIGHT_SYNCING when only the trainer's process died. Calls are still answered in this
+case. ROLLING_POST changes back to ROLLING without a step when a limit of training is set during
+ROLLING_POST.
 """
 
 SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})

@@ -14,8 +14,9 @@ from fakevllm_adapters.protocol.swarm import EndGroupReply
 MAX_REMEMBERED = 2_000
 """Maximum number of replies in memory. Older replies are read from the journal."""
 MAX_WITH_CALLS = 100
-"""Maximum number of replies with the calls of their groups, which may have megabytes. The journal
-has the calls of pooled groups too. It does not have the calls of dropped groups."""
+"""Maximum number of replies that are cached with the model calls of their groups. These calls may
+take megabytes. The journal also stores the calls of pooled groups, but not those of dropped
+groups."""
 
 
 class IdempotencyConflict(Exception):
@@ -25,8 +26,8 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, with a hash of the request's body. The hash shows if a later request
-    with the same key is really the same request."""
+    """The reply to a request, with a hash of the request's body. The hash shows whether a later
+    request with this idempotency key is a repetition of the first request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -50,7 +51,7 @@ class SubmissionCache:
         return self._replies.get(key)
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
-        """Add a reply to the cache. Remove the oldest replies if the cache is full and they can be
+        """Add a reply to the cache. If the cache is full, remove the oldest replies that can be
         read from the journal.
 
         `written_position` is the position in the queue of journal changes up to which all changes

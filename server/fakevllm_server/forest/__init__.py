@@ -1,5 +1,5 @@
-"""A forest of tokens. A tree of the forest has nodes for tokens, and calls with a common prefix
-share the nodes of this prefix. A call is one model call, which has a prompt and a response.
+"""A forest of tokens. Each node of its trees is one token, and calls with a common prefix share the
+nodes of this prefix. A call is one model call, which has a prompt and a response.
 
 The trainer computes each node of the forest once, so it computes a common prefix only once. This
 folder is pure Python. It does not import torch and does no I/O.

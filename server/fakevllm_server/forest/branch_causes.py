@@ -1,14 +1,14 @@
 """Find out why the prompt of a call does not begin with all tokens of an earlier call.
 
 A session is a conversation of an app, and its calls are the model calls of this conversation.
-Normally a call *extends* an earlier call: its prompt begins with the prompt and the response of
-that call. Both calls then share these tokens in training. A call *drifts* if its prompt should
-repeat tokens of an earlier call, but some of the tokens have changed. An app, a chat template or a
-parser may have changed them. Drift only costs additional compute.
+Normally a later call *extends* an earlier call: the later prompt begins with the prompt and the
+response of the earlier call. Both calls then share these tokens in training. A later call *drifts*
+if its prompt should repeat tokens of an earlier call, but some of the tokens have changed. An app,
+a chat template or a parser may have changed them. Drift only costs additional compute.
 
-The cause is searched in the token ids first. If the vocabulary can decode ids, the cause is then
-searched in the text. If the search finds no cause, the cause is `unknown`. This module only counts
-causes, and never changes tokens.
+The module first compares token ids. If the ids do not show the cause, and if the vocabulary can
+decode ids, the module compares the texts. If the texts do not show the cause either, the cause is
+`unknown`. This module only counts causes, and never changes tokens.
 """
 
 from __future__ import annotations
@@ -31,43 +31,48 @@ from fakevllm_server.forest.consecutive_nodes import first_difference
 
 
 class Cause(StrEnum):
-    """The relation between a call's prompt and the earlier calls of its session. Either the prompt
-    extends an earlier call, or the cause says why it does not."""
+    """The relation between a call's prompt and the earlier calls of the call's session. It says
+    that the prompt extends an earlier call, or why the prompt does not."""
 
     FIRST = "first"
     """The session has no earlier call."""
     EXTENDS = "extends"
     """The prompt begins with the prompt and the response of an earlier call."""
     SIBLING = "sibling"
-    """The prompt equals that of an earlier call of the same group."""
+    """The prompt equals the prompt of an earlier call of the same group."""
     REGENERATED = "regenerated"
-    """The prompt equals that of an earlier call of another group."""
+    """The prompt equals the prompt of an earlier call of another group."""
     FORKED = "forked"
-    """The prompt begins with all tokens of an earlier call, but another call has already extended
-    this earlier call with another question."""
+    """The prompt begins with all tokens of an earlier call A, but another call has already extended
+    A with a different question."""
     RETOKENISED = "retokenised"
-    """The prompt repeats the text of an earlier call with other token ids."""
+    """The prompt begins with the text of an earlier call, but with other token ids."""
     SPECIAL_TOKENS = "special_tokens"
-    """The prompt has the same text except for special tokens, such as a sampled end token that was
-    replaced."""
+    """The prompt begins with the text of an earlier call, except for special tokens. For example, a
+    sampled end token was replaced."""
     TRIMMED = "trimmed"
-    """The prompt has the same text except for white space at the edges of messages."""
+    """The prompt begins with the text of an earlier call, except for special tokens and for white
+    space at the edges of messages."""
     TOOL_CALL_RERENDERED = "tool_call_rerendered"
-    """The prompt has the same text except for the formatting of tool calls."""
+    """The prompt begins with the text of an earlier call, except for the formatting of tool calls.
+    Special tokens and white space may differ too."""
     THINKING_STRIPPED = "thinking_stripped"
-    """The prompt has the same text except for reasoning (<think>). Special tokens, white space and
-    the formatting of tool calls may differ too."""
+    """The prompt begins with the text of an earlier call, except for reasoning (<think>). Special
+    tokens, white space and the formatting of tool calls may differ too."""
     COMPACTED = "compacted"
     """Messages were removed, fewer messages were inserted in their place, and later messages were
     kept. If a summary replaces all messages, the cause is `unknown`, because the prompt could be
     another question."""
     APP_EDIT = "app_edit"
-    """The app changed a message that it had sent, and kept the rest of the history."""
+    """The app changed a message that it had sent in an earlier call, and kept the rest of the
+    history."""
     OTHER_SYSTEM_PROMPT = "other_system_prompt"
-    """The first message differs, and some later messages are equal. For example, tools or a clock
-    in the system prompt changed, or a side call reads the same conversation."""
+    """The first message differs from that of an earlier call, and some later messages are equal.
+    For example, tools or a clock in the system prompt changed, or a side call of the app contains
+    the conversation."""
     UNRELATED = "unrelated"
-    """The prompt shares no message with the most similar calls: a sub-agent, or a side call."""
+    """The prompt shares no message with the most similar earlier call. It belongs to a sub-agent or
+    to a side call of the app."""
     UNKNOWN = "unknown"
     NOT_READ = "not_read"
     """The prompt does not extend an earlier call. The cause was not examined, because the maximum
@@ -79,8 +84,9 @@ NO_DRIFT = frozenset(
 )
 """Causes that are intended; every other cause is drift."""
 MAX_COMPARED = 8
-"""Maximum number of earlier calls whose text is compared with a prompt. These are the newest calls
-among those that share the largest number of tokens with the prompt."""
+"""Maximum number of earlier calls whose text is compared with a prompt. Only the calls that have
+the longest common prefix with the prompt are compared. If there are too many such calls, the newest
+are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,8 @@ class SessionCall:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     returned: bool = True
-    """Whether the app received the response. Only then can a later prompt contain it."""
+    """Whether the app received the response. A later prompt can contain only a received
+    response."""
 
 
 def find_causes(
@@ -101,13 +108,13 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return a Cause for each call. A Cause says that the call's tokens extend an earlier call of
-    its session, or why they branch off. The calls of each session must be in the order in which
+    """Return a Cause for each call. A Cause says that the call's prompt extends an earlier call of
+    its session, or why the prompt does not. The calls of each session must be in the order in which
     they were made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
-    of tokens that are decoded and compared as text. After that, each call that needs a comparison
-    of texts gets the cause `not_read`.
+    of tokens that are decoded and compared as text. When this number is reached, each later call
+    that needs a comparison of texts gets the cause `not_read`.
     """
     budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
@@ -120,9 +127,9 @@ def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
     """Return the metrics `branch_<cause>` and `drift_rate`.
 
     `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
-    occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT). The first
-    calls of sessions, and calls with the cause `not_read`, do not count. If no call counts,
-    `drift_rate` is left out.
+    occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT). The share
+    is taken among all calls except the first call of each session and the calls with the cause
+    `not_read`. If no other calls exist, `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -141,9 +148,9 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position of the answer's beginning in the prompt. The last message of the
-        prompt begins there. `message_start` is the token id that begins every message. Return None
-        if `message_start` is None or does not occur."""
+        """Return the position at which the last message of the prompt begins. This message is the
+        template text that begins the answer. `message_start` is the token id that begins every
+        message. Return None if `message_start` is None or does not occur."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
@@ -159,7 +166,7 @@ class _ReadBudget:
     tokens_left: float
 
     def spend(self, num_tokens: int) -> bool:
-        """Subtract `num_tokens` tokens from the budget. Return False if this exceeds the budget. If
+        """Subtract `num_tokens` tokens from the budget. Return False if the budget is exceeded. If
         the vocabulary cannot decode ids, no text is compared, so nothing is subtracted."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
@@ -228,13 +235,13 @@ class _Session:
     def _cause_by_messages(
         self, call: _EarlierCall, prompt: array[int], shared: int, *, extends: bool
     ) -> Cause:
-        """Compare the messages of `prompt` with those of the earlier call `call`, and return the
-        Cause. This is the last comparison, for a prompt whose text differs or cannot be decoded.
-        `prompt` and `call` begin with `shared` equal tokens. `extends` is true if `prompt` begins
-        with all tokens of an earlier call other than `call`.
+        """Compare the messages of `prompt` with the messages of the earlier call `call`, and return
+        the Cause. Use this method for a prompt for which `_cause_by_text` found no Cause. `prompt`
+        and `call` begin with `shared` equal tokens. `extends` is true if `prompt` begins with all
+        tokens of an earlier call other than `call`.
 
-        The cause is `unknown` if the first difference is inside the earlier call's answer. It is
-        also `unknown` if the first difference is in the template text that begins this answer.
+        The cause is `unknown` if the first difference is inside the answer of `call`, or in the
+        template text that begins this answer.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -255,9 +262,9 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Compare the two texts with increasing tolerance. The differences are, in this order: other
-    token ids, special tokens, white space, formatting of tool calls, and reasoning. Return the
-    Cause of the first comparison that finds no difference, or None if all comparisons find a
+    """Compare the two texts with increasing tolerance. The comparisons ignore, in this order:
+    nothing, special tokens, white space, formatting of tool calls, and reasoning. Return the Cause
+    of the first comparison that finds no difference, or None if all comparisons find a
     difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
@@ -270,9 +277,9 @@ def _smallest_change(texts: TextPair) -> Cause | None:
 
 
 def _compare_messages(old: Sequence[Message], new: Sequence[Message]) -> Cause:
-    """Return the Cause for a prompt that differs from the prompt of an earlier call. `old` and
-    `new` are the messages of the earlier and of the later prompt. Both lack the prompt's last
-    message, which is the beginning of the answer."""
+    """Return the Cause for a prompt that differs from the prompt of an earlier call. `old` has the
+    messages of the earlier prompt, and `new` has the messages of the later prompt. The last message
+    of each prompt is left out, because it is only the beginning of the answer."""
     pairs = enumerate(zip(old, new, strict=False))
     num_same = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
     old_rest, new_rest = old[num_same:], new[num_same:]

@@ -1,8 +1,8 @@
 """Compare the texts of two calls, ignoring changes that chat templates and parsers make.
 
-Each comparison normalizes both texts. Then it tests if the later text begins with the earlier text.
-The comparisons are ordered by tolerance. Each comparison ignores the same kinds of changes as the
-previous comparison, and one more kind.
+Each comparison normalizes both texts, and tests whether the later text begins with the earlier
+text. The comparisons are ordered by tolerance: each comparison ignores one more kind of changes
+than the previous comparison.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Known properties of the tokenizer: how to decode ids, and which ids are special. With unknown
-    properties, `find_causes` finds the causes of fewer branches."""
+    """Known properties of the tokenizer: how to decode ids, and which ids are special. If a
+    property is not known, `find_causes` returns the cause `unknown` more often."""
 
     decode: Decode | None = None
     """Function from ids to text. The text includes special tokens."""
@@ -45,9 +45,9 @@ class TextPair:
     earlier: str
     """Prompt and response of the earlier call."""
     later: str
-    """The later prompt."""
+    """Prompt of the later call."""
     special: Sequence[str]
-    """Texts of the special tokens that occur."""
+    """Texts of the special tokens that occur in the two texts."""
 
     def same_text(self) -> bool:
         return self._is_prefix(lambda text: text)
@@ -81,9 +81,9 @@ class TextPair:
         return re.sub("|".join(map(re.escape, self.special)), _MARK, text)
 
     def _mark_turns(self, text: str) -> str:
-        """Replace each special token by a mark. Marks separate the parts of the text. If a line
-        with a role name follows a special token, also replace the line break after the role name by
-        a mark."""
+        """Replace each special token by a mark, a character that separates parts of the text. If a
+        line with a role name follows a special token, also replace the line break after the role
+        name by a mark."""
         return _ROLE.sub(rf"{_MARK}\1{_MARK}", self._mark_special_tokens(text))
 
     def _without_special_tokens(self, text: str) -> str:
@@ -122,8 +122,8 @@ def _strip_parts(text: str) -> str:
 
 
 def _normalize_tool_calls(text: str) -> str:
-    """Rewrite each tool call in Hermes format as JSON with sorted keys, between two of the marks
-    that separate the parts of the text. Keep all other text."""
+    """Rewrite each tool call in Hermes format as JSON with sorted keys. Put a mark, which separates
+    parts of the text, before and after this JSON. Keep all other text."""
     return _TOOL_CALL.sub(lambda match: _MARK + _normalize_json(match.group(1)) + _MARK, text)
 
 

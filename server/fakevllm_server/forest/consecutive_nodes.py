@@ -1,5 +1,6 @@
-"""Slices, and the search for the first difference of two token sequences. A slice is a range
-[start, end) of consecutive node numbers. A path in a forest is a sequence of slices."""
+"""Slices of paths, and the search for the first difference of two token sequences. A path is a
+sequence of nodes in a forest. It is stored as slices, which are ranges [start, end) of consecutive
+node numbers."""
 
 from __future__ import annotations
 

@@ -3,15 +3,16 @@
 A piece is a set of model calls that go through the model together. The forest of a piece has one
 node for each distinct prefix of its calls. Therefore a common prefix is computed once in each
 piece. For example, let N calls share a prompt of P tokens, and let each have a response of R
-tokens. One piece with all calls has P + NR nodes. If the calls are divided into m pieces, these
-have mP + NR nodes in total.
+tokens. One piece with all calls has P + NR nodes. If the calls are divided into m pieces, the
+pieces have mP + NR nodes in total.
 
 `pack` finds the pieces in three stages:
 
 1. Sort the calls in depth-first post-order, in which a call follows all calls that extend it.
-2. Cut this order into runs of consecutive calls that fit the budget. A cut costs the length of the
-   prefix that the two neighbouring calls share, because this prefix is then computed twice. Dynamic
-   programming finds the cheapest cuts. Not dividing a group has priority over saving tokens.
+2. Cut this order into runs of consecutive calls that fit the budget. The cost of a cut is the
+   length of the prefix that the two calls at the cut share, because the cut makes the model compute
+   this prefix twice. Dynamic programming finds the cheapest cuts. Keeping groups undivided has
+   priority over saving tokens.
 3. Combine small runs into pieces.
 """
 
@@ -41,10 +42,10 @@ def pack(
     token is a node, and a common prefix of a piece's calls is counted once.
 
     Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
-    calls alone has more tokens. The largest piece comes first. An out-of-memory error then occurs
-    in the first piece. `groups` has the group of each call. The calls of a group stay in one piece
-    if they follow each other in depth-first order, and if one piece has room for all of them.
-    Raises ValueError if `max_tokens` is below 1.
+    calls alone has more tokens. The largest piece comes first, so that an out-of-memory error
+    occurs as early as possible. `groups` has the group of each call. The calls of a group stay in
+    one piece if they follow each other in depth-first order, and if one piece has room for all of
+    them. Raises ValueError if `max_tokens` is below 1.
 
     Compute the denominators of a loss from the whole batch, not from one piece.
 
@@ -86,8 +87,8 @@ def _length(forest: Forest, call: int) -> int:
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
     """Return (order, shared). `order` has the indices of the calls, in depth-first post-order of
     their last nodes. `shared` has one number for each call in this order. The number is the length
-    of the longest prefix that the call shares with any earlier call in the order. The directly
-    preceding call always shares this longest prefix."""
+    of the longest prefix that the call shares with any earlier call in the order. This prefix is
+    always shared with the directly preceding call."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -102,8 +103,8 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return the number of nodes that two paths have in common at their beginning. One path is that
-    of a call. The other path leads from the root to the node `last`."""
+    """Return the number of nodes that two paths have in common at their beginning. The first path
+    is the path of the call `call`. The second path leads from the root to the node `last`."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -144,15 +145,15 @@ def _cheapest_runs(
     [first, last). The runs are returned in ascending order.
 
     shared[i] is the number of tokens that call i shares with the preceding call. new[i] is the
-    number of its other tokens. The run [i, j) has shared[i] + new[i] + … + new[j - 1] nodes. This
-    must be at most `max_tokens`. If call i alone has more tokens than `max_tokens`, its length is
-    the limit.
+    number of the other tokens of call i. The run [i, j) has shared[i] + new[i] + … + new[j - 1]
+    nodes. The run fits if this number is at most `max_tokens`. If call i alone has more tokens than
+    `max_tokens`, the limit is the length of call i instead.
 
     The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
-    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls.
-    Among the starts i for which the last run [i, j) fits, the cheapest is chosen. The smallest
-    start that fits never decreases as j grows. Therefore a monotonic queue of starts makes each
-    step fast.
+    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls:
+    among the starts i for which the last run [i, j) fits, the start with the lowest total cost is
+    chosen. The smallest start that fits never decreases as j grows. Therefore a monotonic queue of
+    starts makes each step fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -183,7 +184,7 @@ def _cheapest_runs(
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
     """Return True if a run of calls with `num_nodes` nodes may go through the model together. The
-    limit is `max_tokens`, or `first_call` if that is larger. `first_call` is the number of tokens
+    limit is the larger one of `max_tokens` and `first_call`. `first_call` is the number of tokens
     of the run's first call, which cannot be divided."""
     return num_nodes <= max(max_tokens, first_call)
 
@@ -192,8 +193,8 @@ def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
     """Combine small runs of calls into pieces (sets of calls that go through the model together) of
-    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
-    last). Return a list of runs for each piece."""
+    at most `max_tokens` nodes. The method is first-fit decreasing bin packing. A run is an index
+    range [first, last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

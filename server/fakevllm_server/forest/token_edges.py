@@ -1,19 +1,19 @@
 """Find the log-probabilities that must be computed for a forest, and the calls that use each
 log-probability.
 
-An *edge* is the prediction of one token. It starts at one node, and has one temperature and one set
-of allowed tokens.
+An *edge* is the prediction of one token from one node, with one temperature and one set of allowed
+tokens.
 
 The log-probability of an edge is computed once, and is used by all calls that contain the edge. The
-loss still has one term for each token of each call, so it equals the loss without sharing. The
-backward pass adds up the gradients of all terms that use an edge. It would be wrong to merge these
-terms into one term, for example by summing advantages, because a clipped loss is not linear in the
-advantage.
+loss still has one term for each token of each call, so the loss equals the loss without sharing.
+The backward pass adds up the gradients of all terms that use an edge. It would be wrong to merge
+these terms into one term, for example by summing advantages, because a clipped loss is not linear
+in the advantage.
 
-Edges are computed for whole ranges of consecutive nodes. The number of Python steps therefore grows
-with the number of trained spans and with the number of segments, which are parts of the forest
-without a branch. It grows with the number of tokens only if neighbouring tokens have different sets
-of allowed tokens.
+Edges are computed for whole ranges of consecutive nodes. Therefore the number of Python steps
+depends on the number of trained spans and on the number of segments (parts of the forest without a
+branch). The number of steps depends on the number of tokens only if neighbouring tokens have
+different sets of allowed tokens.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Edges:
     by a head) of a forest.
 
     Heads and edges are sorted by temperature, then by allowed set, by predicting node, and by
-    predicted node. Consecutive heads therefore have consecutive edges, so the logits can be
-    computed for one chunk of heads at a time.
+    predicted node. Consecutive heads therefore have consecutive edges. A caller can compute the
+    logits for one chunk of heads at a time:
 
         logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
         logits[h] = -inf outside the set sets[head_set[h]]
@@ -45,15 +45,17 @@ class Edges:
     head_node: array[int]
     """[heads] Node whose hidden state gives the row of logits."""
     head_temperature: array[float]
-    """[heads] Temperature. Hidden states do not depend on it, so calls with different temperatures
-    share a tree. A node that is trained at two temperatures has two heads."""
+    """[heads] Temperature of the logits. Hidden states do not depend on the temperature, so calls
+    with different temperatures share a tree. A node that predicts at two temperatures has two
+    heads."""
     head_set: array[int]
     """[heads] Index in `sets` of the allowed tokens, or -1 for the whole vocabulary. Hidden states
     do not depend on the allowed tokens either."""
     sets: Sequence[bytes]
     """The distinct allowed sets, in the format of `CallTokens.allowed_sets`."""
     head_start: array[int]
-    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]), at least one."""
+    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]). There is at least
+    one."""
     edge_head: array[int]
     """[edges] Index of the head that predicts the token."""
     edge_token: array[int]
@@ -61,8 +63,8 @@ class Edges:
     edge_node: array[int]
     """[edges] Node of the predicted token; its parent is the head's node."""
     per_call: Sequence[array[int]]
-    """For each call, the edges of its trained tokens in order. Gathering the values of edges with
-    these indices gives the log-probabilities of the call."""
+    """For each call, the edges of its trained tokens in order. If an array has a value for each
+    edge, these indices select the values of the call."""
 
     @property
     def num_edges(self) -> int:
@@ -141,18 +143,20 @@ def find_edges(
 _HeadKind = tuple[float, bytes | None]
 """Temperature and allowed set of a head."""
 _Link = tuple[int, int, int]
-"""(head, node, length): node head + i predicts the token of node + i, for i < length. The length is
-above 1 only inside a segment, so no other link has a head among these nodes."""
+"""A tuple (head, node, length). For each i < length, node number head + i predicts the token of
+node number node + i. The length is above 1 only inside a segment. Therefore no other link has a
+head among the predicting nodes of such a link."""
 
 
 class _EdgeIndex:
-    """A lookup from predicted nodes to edges, which are the predictions of these nodes' tokens. The
-    heads (rows of logits) of these edges all have the same temperature and the same set of allowed
+    """A lookup table from each predicted node to the edge that predicts the node's token. The heads
+    (rows of logits) of all these edges have the same temperature and the same set of allowed
     tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create a lookup. `runs` has a tuple (first node, number of nodes, first edge) for each
-        range of consecutive nodes. The edges that predict these nodes are consecutive, too."""
+        """Create a lookup table. `runs` has a tuple (first node, number of nodes, first edge) for
+        each range of consecutive nodes. The edges that predict the nodes of a range are consecutive
+        too."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
@@ -178,10 +182,10 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the heads (rows of logits) and edges (predicted tokens) for some links. Return the
-        lookup from predicted nodes to the new edges. A link is a tuple (predicting node, predicted
-        node, number of consecutive node pairs). The links must be sorted and must not overlap.
-        `kind` is the temperature and the set of allowed tokens of all new heads."""
+        """Add the heads (rows of logits) and edges (predicted tokens) for some links. Return a
+        lookup table from predicted nodes to the new edges. A link is a tuple (predicting node,
+        predicted node, number of consecutive node pairs). The links must be sorted and must not
+        overlap. `kind` is the temperature and the set of allowed tokens of all new heads."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []

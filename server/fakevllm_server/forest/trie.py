@@ -2,10 +2,10 @@
 
 The hidden state of a causal model at a position depends only on the token ids up to this position.
 Calls with a common prefix therefore have equal hidden states in this prefix. In the forest, the
-position id of a node is its depth, and each node attends only to its ancestors and itself. One
+position id of a node is its depth, and each node attends only to itself and its ancestors. One
 forward pass over all nodes then gives the hidden states of all calls. Calls may also differ in
 other properties that change the hidden states, such as the adapter or images. These properties form
-the root key of a call. Calls with different root keys share no nodes.
+the root key of a call, and calls with different root keys share no nodes.
 
 Nodes are numbered in depth-first pre-order, so the subtree of node k is the range of nodes [k,
 tout[k]). Therefore
@@ -33,7 +33,7 @@ class CallTokens:
     """The tokens of one model call, and the positions that are trained.
 
     The caller keeps all other data of the call, such as advantage and log-probabilities, under the
-    call's index. The constructor raises ValueError in three cases. The trained spans are invalid,
+    call's index. The constructor raises ValueError in three cases: the trained spans are invalid,
     the number of allowed sets differs from the number of tokens, or the temperature of a trained
     call is not positive and finite.
     """
@@ -41,19 +41,19 @@ class CallTokens:
     ids: Sequence[int]
     """Prompt and response."""
     trained: Sequence[tuple[int, int]]
-    """Spans [start, end) of positions in the loss, ascending and disjoint. They cannot contain
-    position 0, because nothing predicts the first token."""
+    """Spans [start, end) of the positions that count in the loss. The spans are ascending and
+    disjoint. They cannot contain position 0, because nothing predicts the first token."""
     root: Hashable = None
-    """Key for everything else that changes what the model computes from equal ids. Calls with
-    different keys share no node."""
+    """Root key: it stands for all properties of the call, except for the ids, that change the
+    hidden states. Calls with different root keys share no node."""
     temperature: float = 1.0
     """Divisor of the logits. The temperature is not part of the root key, because hidden states do
     not depend on it."""
     allowed_sets: Sequence[bytes | None] | None = None
-    """For each of `ids`, the set of tokens that could be sampled, packed as in `types.token_masks`.
-    None means the whole vocabulary. Log-probabilities are those of the distribution over the set.
-    Only sets of trained tokens are used. Sets are not part of the root key, because hidden states
-    do not depend on them."""
+    """For each position in `ids`, the set of tokens that could be sampled there, packed as in
+    `types.token_masks`. None means the whole vocabulary. Log-probabilities are those of the
+    distribution over the set. Only the sets of trained tokens are used. Sets are not part of the
+    root key, because hidden states do not depend on them."""
 
     def __post_init__(self) -> None:
         end = 1
@@ -90,20 +90,21 @@ class Segment:
 
     start: int
     end: int
-    """The nodes are [start, end). There is at least one."""
+    """The nodes of the segment are [start, end). There is at least one node."""
     tout: int
     """End of the subtree, which is the same for all nodes of the segment."""
     depth: int
-    """Position of the first token."""
+    """Position id of the segment's first node."""
     parent: int
     """Index of the segment that this segment continues, or -1."""
     children: tuple[int, ...]
     """Indices of the segments that continue this segment: none, or at least two. The child with the
-    largest subtree comes first, so its nodes directly follow those of this segment."""
+    largest subtree comes first, so the nodes of this child directly follow those of this
+    segment."""
     path: Slices
-    """The nodes from the root to the end of this segment, which are the keys to which the segment's
-    queries attend. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
-    slices, because the child with the largest subtree comes first."""
+    """The nodes from the root to the end of this segment. The queries of the segment attend to
+    these nodes as keys, with the causal mask inside the segment. There are at most 1 + log2(number
+    of nodes) slices, because the child with the largest subtree comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,8 @@ class Forest:
     The arrays `ids`, `pos`, `parent` and `tout` have one item per node, in depth-first pre-order.
     An item has 8 bytes, so `torch.frombuffer` can read a non-empty array as 64-bit integers. The
     shape of a tree does not depend on the order of the calls. Calls with different root keys (for
-    example different adapters) are in different trees. The root keys are ordered by their first
-    calls, and the trees by their root keys.
+    example different adapters) are in different trees. Root keys are in the order in which the
+    calls first use them, and trees are in the order of their root keys.
     """
 
     ids: array[int]
@@ -123,13 +124,13 @@ class Forest:
     pos: array[int]
     """Position id of each node, which is its depth: 0 for the first token of a call."""
     parent: array[int]
-    """Parent of each node, or -1 for a first token."""
+    """Parent of each node, or -1 for the first token of a call."""
     tout: array[int]
     """End of the subtree of each node."""
     segments: Sequence[Segment]
     """The segments in DFS pre-order. A segment with parent -1 begins a tree."""
     paths: Sequence[Slices]
-    """For each call, its nodes in order; empty for a call without tokens."""
+    """For each call, the nodes of the call in order; empty for a call without tokens."""
     edges: Edges
     num_naive: int
     """Total number of tokens of the calls, without sharing."""
@@ -140,18 +141,19 @@ class Forest:
 
     @property
     def rho(self) -> float:
-        """The sharing factor: the number of tokens of all calls divided by the number of nodes. It
-        is at least 1."""
+        """The sharing factor: the number of tokens of all calls, divided by the number of nodes.
+        The factor is at least 1."""
         return self.num_naive / self.num_nodes if self.num_nodes else 1.0
 
     @property
     def tin(self) -> range:
-        """The first node of each node's subtree, which is the node itself: 0, 1, …, `num_nodes` -
-        1. The subtree of node k is the range [k, tout[k])."""
+        """For each node, the first node of its subtree, which is the node itself. The values are 0,
+        1, …, num_nodes - 1. The subtree of node k is the range [k, tout[k])."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:
-        """Return the nodes of the call with index `call`, one for each position."""
+        """Return the nodes of the call with index `call`, one node for each position in the
+        call."""
         nodes = array("q")
         for start, end in self.paths[call]:
             nodes.extend(range(start, end))
@@ -159,8 +161,8 @@ class Forest:
 
 
 def build_forest(calls: Sequence[CallTokens]) -> Forest:
-    """Return the forest of `calls`. Its fields `paths` and `edges.per_call` are in the order of
-    `calls`.
+    """Return the forest of `calls`. The fields `paths` and `edges.per_call` of the forest are in
+    the order of `calls`.
 
     >>> forest = build_forest([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
     >>> list(forest.ids), list(forest.row(1)), forest.rho
@@ -208,9 +210,9 @@ class _Run:
     """The tokens of the run are source[start:end]. `start` and `end` are also depths in the
     tree."""
     children: dict[int, _Run] = field(default_factory=dict[int, "_Run"])
-    """Continuations of the run, by their first token."""
+    """The runs that continue this run, by their first token."""
     size: int = 0
-    """Number of nodes of the subtree."""
+    """Number of nodes of this run and of all runs below it."""
     index: int = -1
     """Index of the segment, once it is laid out."""
 
@@ -244,9 +246,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
     """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. A
-    segment is a range of nodes without a branch. It is made from the run, an object that describes
-    the same nodes. `roots` is a dict by root key. Its values have the runs at the roots of the
-    trees, by their first token."""
+    segment is a range of nodes without a branch, and the run is the object from which the segment
+    is made. `roots` maps each root key to the runs at the roots of its trees, by the first token of
+    each run."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []

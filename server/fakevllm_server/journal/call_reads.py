@@ -25,13 +25,13 @@ class CallReader:
         self._prompts = PromptReader(db)
 
     def of_owner(self, owner: str) -> list[RecordedCall]:
-        """Return the calls of an episode or sibling, in order. Raises CorruptCall if the digest of
-        a call does not match."""
+        """Return the calls of an episode or sibling, in order. Raises CorruptCall if a call does
+        not match its stored digest."""
         return [self.parse(row) for row in self._db.exec_driver_sql(_OF_OWNER, (owner,))]
 
     def parse(self, row: Sequence[Any]) -> RecordedCall:
-        """Return the call of a row with the columns CALL_COLUMNS. Raises CorruptCall if the digest
-        does not match."""
+        """Return the call of a row with the columns CALL_COLUMNS. Raises CorruptCall if the call
+        does not match its stored digest."""
         prompt_id, is_compressed, prompt_ids, response_ids, logprobs, facts_json, digest = row
         try:
             if is_compressed:

@@ -1,9 +1,9 @@
 """Compress the columns of captured calls: arrays of 4-byte numbers (token ids and
 log-probabilities), and facts as JSON.
 
-The first bytes of all numbers are compressed as one stream, then the second bytes, and so on. Token
-ids then take about half of their bytes, because their high bytes are nearly always equal. The low
-bytes of log-probabilities are random, and are stored without compression.
+An array is compressed as four streams: the first bytes of all numbers, their second bytes, and so
+on. Token ids then take about half of their bytes, because their high bytes are nearly always equal.
+The low bytes of log-probabilities are random, and are stored without compression.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import zlib
 
 WIDTH = 4
-"""Number of bytes of a number. Other data can be compressed too, but takes more bytes."""
+"""Number of bytes of a number. Numbers of another width can be compressed too, but less well."""
 LEVEL = 4
 """Compression level. Level 6 would make long prompts 1.5 % smaller, but would take three times as
 long."""
 _RAW_DEFLATE = -zlib.MAX_WBITS
-"""A stream without a header and a checksum. The digest of a call detects damage."""
+"""zlib's setting for a stream without header and checksum. The stream needs no checksum, because
+the digest of a call detects damage."""
 _TYPICAL_FACTS = b'{"versions":[[1,0,1]],"temperature":1.0,"finish_reason":"stop"}'
-"""What facts are expected to contain. Never change it: stored facts refer to it."""
+"""Text that the facts of a call usually contain, as zlib's preset dictionary. Never change the
+text, because stored facts can be decompressed only with the same text."""
 
 
 def compress_numbers(data: bytes) -> bytes:
@@ -32,8 +34,8 @@ def compress_numbers(data: bytes) -> bytes:
 
 
 def decompress_numbers(compressed: bytes) -> bytes:
-    """Return the data that `compress_numbers` has compressed. Raises ValueError if it is damaged.
-    Some damage is not detected. The returned data are then wrong."""
+    """Return the data that `compress_numbers` has compressed. Raises ValueError if damage is
+    detected. If damage is not detected, the returned data are wrong."""
     parts: list[bytes] = []
     for _ in range(WIDTH):
         part, compressed = _inflated(compressed)

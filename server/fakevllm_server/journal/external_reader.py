@@ -1,5 +1,5 @@
 """Read a journal file, the server's SQLite file, from another process or thread. A server may be
-writing it at the same time.
+writing to the file at the same time.
 
 The file is not changed. Reading takes no lock that could make the server wait.
 """

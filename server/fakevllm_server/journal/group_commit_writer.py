@@ -65,7 +65,8 @@ class JournalWriter:
         """Create the queue and start the thread. `transact` is a function that writes changes in
         one transaction.
 
-        `on_broken` is called on the writer's thread when the thread stops because of an error.
+        `on_broken` is called on the writer's thread when the thread stops because of a bug or a
+        damaged file.
         """
         self._transact = transact
         self._on_broken = on_broken
@@ -80,7 +81,7 @@ class JournalWriter:
         self._is_over = False
         """Whether the writer has stopped, so that no more changes will be written."""
         self.is_broken = False
-        """Whether writing has ended because of a defect or a damaged file."""
+        """Whether the writer has stopped because of a bug or a damaged file."""
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -105,7 +106,7 @@ class JournalWriter:
         return self._num_written == self._num_put
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for writing. Return the number of the last one, for use with
+        """Queue changes for writing. Return the number of the last of these changes, for use with
         `wait_written`."""
         with self._wake:
             self._queue.extend(changes)
@@ -133,8 +134,8 @@ class JournalWriter:
             raise JournalError(self.error or "the disk is slow") from None
 
     def drain(self, limit_s: float) -> bool:
-        """Block until all changes that are queued now are on disk, and return True. Return False if
-        this takes longer than `limit_s` seconds."""
+        """Block until all changes that were queued before this call are on disk, and return True.
+        Return False if this takes longer than `limit_s` seconds."""
         with self._wake:
             position = self._num_put
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)

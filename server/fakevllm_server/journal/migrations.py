@@ -15,15 +15,15 @@ def m001_tables(db: Connection) -> None:
 
 
 def m002_drops(db: Connection) -> None:
-    """Count dropped groups in a table of their own, by SQL triggers. The counts remain when the
-    rows of the groups are deleted."""
+    """Add a table with the number of dropped groups for each reason. SQL triggers update the
+    numbers. The counts remain when the rows of the groups are deleted."""
     for statement in _M002:
         db.exec_driver_sql(statement)
 
 
 def m003_owner(db: Connection) -> None:
-    """Add the owner of each claim of an episode, which is the owner id of the API key. Earlier
-    claims have no owner."""
+    """Add a column for the owner of an episode's claim: the owner id of the API key that claimed
+    the episode. Earlier claims have no owner."""
     db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
 
 
@@ -42,8 +42,8 @@ def m005_hook_hash(db: Connection) -> None:
 
 
 def m006_prompts(db: Connection) -> None:
-    """Store long prompts as slices of compressed pieces, which the calls share. Calls that are
-    stored from now on are compressed."""
+    """Store long prompts as slices of compressed pieces, which calls share. Calls that are stored
+    after this migration are compressed."""
     for statement in _M006:
         db.exec_driver_sql(statement)
     prompts.move_prompts(db)
@@ -51,7 +51,8 @@ def m006_prompts(db: Connection) -> None:
 
 def m007_releases(db: Connection) -> None:
     """Add the history of releases, and the side checkpoints. A side checkpoint belongs to a version
-    that training has left by going back. Both are empty for earlier runs."""
+    that is no longer part of the run, because training went back to an earlier version. Both tables
+    are empty after the migration."""
     db.exec_driver_sql(
         """
         CREATE TABLE side_checkpoints (

@@ -1,11 +1,11 @@
-"""Store the long prompts of captured calls. Calls with the same prompt share one row. A prompt
-stores only the parts that differ from an earlier prompt (see fakevllm_runtime/contents.py). Pieces
-are compressed.
+"""Store the long prompts of captured calls. Calls with the same prompt share one row. A prompt is a
+list of slices of compressed pieces, and adds pieces only for the parts that no earlier prompt has
+(see fakevllm_runtime/contents.py).
 
-Triggers count the calls of each prompt and the prompts of each piece. When its last call is
-deleted, a trigger deletes a prompt. When its last prompt is deleted, a trigger deletes a piece. So
-any statement may delete a call, and the data of other calls stay. Ids are never used twice, because
-the recent contents in memory refer to ids.
+SQL triggers count the calls of each prompt and the prompts of each piece. They delete a prompt
+together with its last call, and a piece together with its last prompt. So any statement may delete
+a call, and the data of other calls stay. Ids are never used twice, because prompts in memory may
+refer to the ids of deleted rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fakevllm_server.journal.compression import compress_numbers, decompress_num
 from fakevllm_server.journal.statements import execute
 
 NUM_RECENT = 16
-"""Maximum number of recent prompts with which a new prompt is compared. They begin in the same way
-as the new prompt. A single one would not be enough, because sessions with the same beginning may
-send their requests in turn."""
+"""Maximum number of recent prompts with which a new prompt is compared. Only recent prompts with
+the same beginning are compared. A comparison with one recent prompt would not be enough, because
+sessions with the same beginning may send their requests in turn."""
 MAX_RECENT = 64
 """Maximum number of prompts in memory."""
 HEAD_BYTES = 256
-"""Number of bytes at the beginning in which two prompts must agree to be compared."""
+"""Two prompts are compared only if their first HEAD_BYTES bytes are equal."""
 MAX_RECENT_BYTES = 32 * 1024 * 1024
 """Maximum size of the prompts in memory."""
 
@@ -71,8 +71,8 @@ class RecentPrompts:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run a block. If the block fails, forget the prompts, because the rollback removes their
-        rows."""
+        """Run the `with` block. If the block fails, forget the prompts, because the rollback of the
+        database transaction removes their rows."""
         try:
             yield
         except BaseException:
@@ -80,7 +80,8 @@ class RecentPrompts:
             raise
 
     def put(self, db: Connection, prompt_ids: bytes, key: str) -> int:
-        """Store a prompt, and return its id. `key` names the group or the episode of the call."""
+        """Store a prompt, and return its id. `key` is the name of the group or the episode to which
+        the call belongs."""
         if not self._is_loaded:
             self._load(db)
         own = self._by_key.get(key)
@@ -101,8 +102,8 @@ class RecentPrompts:
         return prompt.id
 
     def _candidates(self, prompt_ids: bytes, key: str) -> list[_StoredPrompt]:
-        """Return the latest prompt of the same group or episode. After it come the latest prompts
-        with the same beginning."""
+        """Return the prompts with which a new prompt is compared. The latest prompt of the same
+        group or episode comes first. The latest prompts with the same beginning follow."""
         own = self._by_key.get(key)
         head = prompt_ids[:HEAD_BYTES]
         alike = (
@@ -121,8 +122,8 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read the newest prompts of the file, which an earlier process has stored. Damaged prompts
-        are left out."""
+        """Read the newest prompts of the journal, which an earlier process has stored. Damaged
+        prompts are left out."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
             try:
                 content = self._contents.load(db, slices_json)
@@ -139,8 +140,8 @@ def recent_prompts(db: Connection) -> RecentPrompts:
 
 class PromptReader:
     """Reads prompts. It keeps two things in memory: the latest prompt, because siblings have the
-    same prompt, and all pieces, because prompts share pieces. Use one reader for one read of the
-    journal."""
+    same prompt, and all pieces, because prompts share pieces. Create a new reader for each read of
+    the journal."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -169,8 +170,9 @@ class PromptReader:
 
 
 def forget_unused(db: Connection, prompt_id: int) -> None:
-    """Delete a prompt if no call has it. Use this function if a call was stored again, and turns
-    out to be in the journal already. Its prompt may then be stored without a call."""
+    """Delete a prompt if no stored call uses the prompt. Use this function if a call was not stored
+    because it is in the journal already. The prompt was stored before the call, so it may be a
+    second copy that no call uses."""
     db.exec_driver_sql(_FORGET_UNUSED, (prompt_id,))
 
 

@@ -1,4 +1,4 @@
-"""Queries of the journal: the pending work after a restart, the run log, and rows by their key."""
+"""Queries of the journal: acknowledged work that is not trained yet, the run log, single rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 log = logging.getLogger("fakevllm.server")
 
 CORRUPT = "corrupt"
-"""Reason for dropping a group because the digest of one of its calls does not match."""
+"""Drop reason of a group with a corrupt call: a call that does not match its stored digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +45,37 @@ class PlannedBatch:
     version: int
     groups: Sequence[FinishedGroup]
     is_whole: bool = True
-    """Whether `groups` has all groups of the plan. Corrupt groups are left out."""
+    """Whether `groups` has all groups of the planned batch. False if corrupt groups were left out.
+    """
 
 
 @dataclass(slots=True)
 class PendingWork:
-    """Everything that the server had acknowledged and not trained before a restart. It consists of
-    claimed episodes, open groups, samples and pooled groups, with their captured calls."""
+    """All work that the server had acknowledged before a restart, and had not trained yet: claimed
+    episodes, open groups, samples (ended episodes) and pooled groups, with their captured calls."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
     """Claimed episodes, with their calls."""
     open_episodes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Id of each episode that no client has claimed at present, and its last epoch: the number of
-    its latest claim."""
+    """Id and epoch of each episode that no client has claimed at present. The epoch is the number
+    of the episode's latest claim."""
     open_groups: dict[str, dict[int, list[RecordedCall]]] = field(
         default_factory=dict[str, dict[int, list[RecordedCall]]]
     )
-    """Calls by group id and sibling index."""
+    """Calls of the groups that have not ended, by group id and by sibling index (the number of the
+    answer in the group)."""
     samples: list[tuple[ScoredSample, list[RecordedCall]]] = field(
         default_factory=list[tuple[ScoredSample, list[RecordedCall]]]
     )
-    """Samples of active clients whose tasks are incomplete, with their calls."""
+    """Ended episodes that wait for further episodes of their task, each with its calls."""
     groups: list[FinishedGroup] = field(default_factory=list[FinishedGroup])
-    """Pooled groups, in order of arrival."""
+    """Pooled groups (complete groups that wait for training), in order of arrival."""
     corrupt: list[str] = field(default_factory=list[str])
     """Ids of groups with a corrupt call."""
     corrupt_claims: list[Episode] = field(default_factory=list[Episode])
     """Claimed episodes with a corrupt call."""
     corrupt_samples: list[ScoredSample] = field(default_factory=list[ScoredSample])
-    """Waiting samples with a corrupt call."""
+    """Ended episodes that wait for further episodes of their task, and have a corrupt call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class ServedWeights:
 def pending_work(db: Connection, now: float) -> PendingWork:
     """Read all acknowledged work that is not trained yet.
 
-    Claims of episodes from before a restart count as active at `now`. Therefore they do not expire
-    at once.
+    The idle time of a claim from before the restart begins at `now`. Therefore such a claim does
+    not expire at once.
     """
     pending = PendingWork()
     calls = CallReader(db)
@@ -253,8 +255,9 @@ def step_sources(db: Connection, last: int) -> list[tuple[list[str], str]]:
 
 
 def reward_changes(db: Connection) -> list[tuple[int, str]]:
-    """Return the steps whose rewards cannot be compared with earlier rewards, oldest first. Each
-    step comes with a text that names the change. Steps that were rolled back are left out."""
+    """Return the steps at which the reward hooks or the job changed, oldest first. Rewards from
+    before and after such a step cannot be compared. Each step comes with a text that says what
+    changed. Steps that were rolled back are left out."""
     query = (
         "SELECT step, json_extract(entry_json, '$.changed') FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step) "
@@ -270,8 +273,8 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def releases(db: Connection) -> list[ReleaseRow]:
-    """Return the history of releases, oldest first. If only older servers have opened the journal,
-    there is no history."""
+    """Return the history of releases, oldest first. Return [] if the journal is from an older
+    server and has no such history."""
     if not _has_releases(db):
         return []
     query = (
@@ -320,8 +323,9 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
 
 
 def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
-    """Return the side checkpoints by version. A side checkpoint belongs to a version that training
-    has left by going back. If only older servers have opened the journal, there are none."""
+    """Return the side checkpoints, in the order of their versions. A side checkpoint belongs to a
+    version that is no longer part of the run, because training went back to an earlier version.
+    Return [] if the journal is from an older server and has no side checkpoints."""
     if not _has_releases(db):
         return []
     query = (
@@ -331,7 +335,7 @@ def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def checkpoint_folders(db: Connection) -> list[str]:
-    """Return the names of the folders of all checkpoints."""
+    """Return the folder names of all checkpoints, including side checkpoints."""
     return [saved.folder for saved in checkpoints(db) + side_checkpoints(db)]
 
 
@@ -388,14 +392,14 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
 
 
 def last_pruned(db: Connection) -> int:
-    """Return the number of the last step whose captured calls were deleted, or 0 if none were
+    """Return the number of the last step whose captured calls were deleted, or 0 if no calls were
     deleted."""
     return int(meta(db, PRUNED) or 0)
 
 
 def answering_versions(db: Connection) -> list[int]:
-    """Return the versions that answer apps as policies. The version that was pinned last comes
-    last."""
+    """Return the versions that answer apps as policies (versions that the engine holds beside the
+    served weights). The version that was pinned last comes last."""
     return json.loads(meta(db, ANSWERING) or "[]")
 
 
@@ -406,8 +410,8 @@ def training_limit(db: Connection) -> int | None:
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return the value of a key in the table `meta`, which has facts about the run. Return None if
-    there is no value."""
+    """Return the fact about the run that the table `meta` has under a key. Return None if there is
+    no such fact."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 
@@ -440,8 +444,8 @@ def _groups(
 
 
 def _group(db: Connection, calls: CallReader, group_id: str) -> FinishedGroup:
-    """Return a group with its episodes and calls. Raises CorruptCall if the digest of a call does
-    not match."""
+    """Return a group with its episodes and calls. Raises CorruptCall if a call does not match its
+    stored digest."""
     members = (
         'SELECT owner, "index", reward, task_id FROM samples WHERE group_id = ? ORDER BY "index"'
     )

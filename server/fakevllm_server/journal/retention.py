@@ -15,16 +15,16 @@ from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
 KEEP_NEWEST = 100_000
-"""Number of newest replies to keep, and of newest groups with their samples. A row has about 250
-bytes."""
+"""Number of newest replies that are kept, and number of newest groups that are kept with their
+samples. A row has about 250 bytes."""
 KEEP_REPLIES_S = 3600.0
-"""Seconds for which every reply is kept. Clients repeat requests for minutes. For a proxy that was
-stopped for longer, the KEEP_NEWEST newest replies are kept in any case."""
+"""Seconds for which every reply is kept. Clients repeat a request for some minutes. For a proxy
+that was stopped for longer, the KEEP_NEWEST newest replies are kept whatever their age is."""
 CHANGES_PER_ROUND = 100
 """Number of changes between two rounds of deletion."""
 ROWS_PER_ROUND = 400
-"""Number of replies, and of groups, examined per round. This is more than CHANGES_PER_ROUND,
-because a change adds at most one reply and one group."""
+"""Number of replies that a round examines, and number of groups. A change adds at most one reply
+and one group. The number is larger than CHANGES_PER_ROUND, so that the deletion keeps up."""
 
 
 class Retention:
@@ -33,8 +33,8 @@ class Retention:
     def __init__(self) -> None:
         self._num_changes = 0
         self._examined_seq = 0
-        """Sequence number of the last group examined. The next round continues behind this group,
-        so that groups that must be kept are not examined in each round."""
+        """Sequence number of the last group that was examined. The next round continues behind this
+        group, so that groups that must be kept are not examined in each round."""
 
     def run_after(self, db: Connection, num_changes: int, now: float) -> None:
         """Count the changes of a transaction. If enough changes have accumulated, delete old rows

@@ -1,9 +1,8 @@
-"""All kinds of changes to the journal. There is one function for each kind, which returns a
-`Change`.
+"""The changes to the journal. For each kind of change, a function returns a `Change`.
 
-The docstring of a function describes what happens when the writer thread applies the change. Each
-change is applied within a single transaction. The label of a change also names a crash point, at
-which tests end the server.
+The docstring of such a function describes what happens when the writer thread applies the change.
+Each change is applied within a single transaction. The label of a change also names a crash point,
+at which tests end the server.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import RecordedCall
 
 _CALL_ROWS = "call_rows"
-"""Key of the writing connection's CallRows in `Connection.info`."""
+"""Key in `Connection.info` under which the writing connection keeps its CallRows, which converts
+calls to rows."""
 
 # --- episodes
 
@@ -68,8 +68,9 @@ def claimed(episode: Episode) -> Change:
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Return episodes to the open state, in which clients can claim them. Their claims were
-    aborted, given up or expired. Delete the captured calls of these claims."""
+    """Return episodes to the open state, in which clients can claim them. Use this change if the
+    claim of an episode was aborted, given up or expired. Delete the captured calls of these claims.
+    """
 
     def apply(db: Connection) -> None:
         for episode in episodes:
@@ -127,7 +128,8 @@ def group_ended(
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
     """Store the end of a passive group (the answers to one request of an app), or a feedback sample
-    with its `calls`. A feedback sample is an answer of an earlier group that is trained again."""
+    with its `calls`. A feedback sample is one answer that is trained again because of later
+    feedback."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
@@ -154,8 +156,8 @@ def group_aborted(group_id: str) -> Change:
 
 
 def dropped(entry: LogEntry) -> Change:
-    """Mark the groups that a log entry lists as dropped, each with its reason. Delete their
-    captured calls, and store the log entry."""
+    """Mark all groups in `entry.reasons` as dropped, each with its reason. Delete the captured
+    calls of these groups, and store the log entry."""
 
     def apply(db: Connection) -> None:
         for group_id, reason in entry.reasons.items():
@@ -188,7 +190,7 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
 def unplanned(step: int) -> Change:
     """Delete the stored batch of a step that could not be trained.
 
-    Another change, `dropped`, drops the groups of the batch.
+    The groups of the batch are not changed. The change `dropped` drops them.
     """
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
@@ -218,8 +220,8 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
     """Delete the rows of the checkpoints of `steps`. Also delete the captured calls of the steps up
-    to `oldest_kept`. These calls are not needed any more. A run that continues from a kept
-    checkpoint does not train these steps again."""
+    to `oldest_kept`. These steps are never trained again, even if training goes back to an older
+    checkpoint."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
@@ -253,8 +255,8 @@ def rolled_back(entry: LogEntry) -> Change:
 
 def abandoned(entry: LogEntry, kept: Collection[int] = ()) -> Change:
     """Roll the run back to the end of the step in `entry`, and discard all later steps for good.
-    Their batches and checkpoints are deleted. The checkpoints of the versions in `kept` are kept as
-    side checkpoints, beside the checkpoints of the run.
+    Delete the batches and checkpoints of the later steps. Only the checkpoints of the versions in
+    `kept` are kept, as side checkpoints (checkpoints of versions that are not part of the run).
 
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
@@ -276,11 +278,11 @@ def release_decided(row: ReleaseRow) -> Change:
 
 
 def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
-    """Append a decision with which training goes back to an earlier version. Discard all steps
-    after the common step, in the same way as `abandoned`.
+    """Append a release decision that lets training go back to an earlier version. Discard all steps
+    after `back.common_step`, in the same way as `abandoned`.
 
-    Some checkpoints of the discarded steps are kept as side checkpoints, beside the checkpoints of
-    the run. All other side checkpoints are deleted.
+    The checkpoints of the versions in `back.kept` are kept as side checkpoints (checkpoints of
+    versions that are not part of the run). All other side checkpoints are deleted.
     """
     kept = json.dumps(sorted(back.kept))
 
@@ -329,8 +331,7 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
-    """Keep the checkpoints of some versions after `step` as side checkpoints, beside the
-    checkpoints of the run."""
+    """Copy those checkpoints of `versions` whose step is after `step` to the side checkpoints."""
     db.exec_driver_sql(
         "INSERT OR REPLACE INTO side_checkpoints "
         "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
@@ -463,8 +464,8 @@ def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
 
 
 def delete_unscored(db: Connection, group_id: str) -> None:
-    """Delete the captured calls of a group that belong to none of the group's samples. They belong
-    to siblings that were missing in the request that ended the group."""
+    """Delete the captured calls of siblings for which the group has no sample. These siblings were
+    missing in the request that ended the group."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

@@ -32,11 +32,11 @@ several groups are sampled at the same time."""
 
 
 class CorruptCall(Exception):
-    """Error for a stored call whose digest does not match the call's other columns."""
+    """Error for a stored call that does not match its stored digest."""
 
 
 class CallRows:
-    """The conversion of captured calls to rows. The object remembers the latest prompts, because
+    """The conversion of captured calls to rows. The hashes of the latest prompts are kept, because
     the calls of a group usually share one prompt. Hashing a long prompt costs more than all other
     work of the conversion."""
 
@@ -71,7 +71,7 @@ class CallRows:
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return one captured call in the same form as CallRows."""
+    """Return one captured call as the values that are stored, like `CallRows.row`."""
     return CallRows().row(call)
 
 
@@ -91,7 +91,7 @@ def _response_columns(call: RecordedCall) -> tuple[bytes, array[float] | None, s
 
 def parse_call_row(row: CallRow) -> RecordedCall:
     """Return the captured call that `call_row` converted to this row. Raises CorruptCall if the
-    digest in the row does not match."""
+    row's values do not match its digest."""
     prompt_ids, response_ids, stored_logprobs, facts_json, digest = row
     logprobs = stored_logprobs
     if stored_logprobs is not None and len(stored_logprobs) == len(response_ids):
@@ -136,7 +136,8 @@ def _hash_part(hashed: hashlib.blake2b, part: bytes | str | None) -> None:
 PRUNED = "pruned_to_step"
 """Key in the table `meta`. The value is the number of the last step whose calls were deleted."""
 ANSWERING = "answering_versions"
-"""Key in the table `meta`. The value is a list of the versions that answer apps as policies."""
+"""Key in the table `meta`. The value is a list of the versions that answer apps as policies
+(versions that the engine holds beside the served weights)."""
 TRAINING_LIMIT = "training_limit"
 """Key in the table `meta`. The value is the newest version that training may make. Without the key,
 there is no limit."""
@@ -165,8 +166,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. If the group is not pooled, the row also has the
-    reason. A pooled group is kept for training."""
+    """A group that has ended, with its state. A pooled group waits for training. A dropped group
+    has a reason."""
 
     group_id: str
     state: GroupState
@@ -206,27 +207,28 @@ class ReleaseRow:
     newest: int
     """Highest version at the time of the decision."""
     restored: int | None = None
-    """Version to which training went back; None if it did not."""
+    """Version to which training went back; None if training did not go back."""
     is_rollback: bool = False
     """Whether the request was a rollback."""
     pinned: Sequence[int] | None = None
-    """Further versions whose checkpoints are kept; None if the decision does not change them."""
+    """Further versions whose checkpoints are kept; None if the decision does not change these
+    versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingReturn:
-    """The data of a return of training to an earlier version."""
+    """A return of training to the earlier version `version`."""
 
     step: int
-    """Step of the version."""
+    """Step of the version to which training goes back."""
     common_step: int
-    """Last step that is part of the history of both this version and the newest version. It is
-    `step` if the newest version descends from this version. It is an earlier step if training went
-    back earlier and left this version."""
+    """Last step that `version` (to which training goes back) and the newest version have in common.
+    It is `step` if the newest version was trained from `version`. It is an earlier step if an
+    earlier return of training has removed `version` from the run."""
     version: int
     kept: Collection[int]
-    """Versions that are no longer part of the run after the return, and whose checkpoints are kept
-    all the same, as side checkpoints."""
+    """Versions whose checkpoints are kept, even if the versions are not part of the run after the
+    return. Such checkpoints become side checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +240,17 @@ class VersionChange:
     step: int
     """Step that trained the weights, or whose weights were restored."""
     is_step: bool
-    """Whether a training step made the version. If not, it was restored."""
+    """Whether a training step made the version. If not, earlier weights were restored under this
+    version."""
     is_discarding: bool = False
-    """Whether the steps after the restored one were discarded. If not, they are trained again with
-    the same batches."""
+    """For a restored version: whether the steps after the restored step were discarded. If not,
+    these steps are trained again with the same batches."""
     restored: int | None = None
-    """Version to which a decision let training go back; None for a step, and after a crash."""
+    """Version to which training went back because of a decision. None for a training step, and for
+    a restart after a crash."""
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:
-    """Return a hash of the ids of the groups in a batch. The order of the groups changes the
-    hash."""
+    """Return a hash of the ids of the groups in a batch. The hash also depends on the order of the
+    groups."""
     return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

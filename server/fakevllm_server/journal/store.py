@@ -44,13 +44,14 @@ JOB = "job"
 """Key of the table `meta`. Its value is the YAML of the job with which the engine was started
 last."""
 JOB_IDENTITY = "job_identity"
-"""Key of the table `meta`. Its value is the identity of this job in JSON: the settings by which it
-is recognized as the same job. Journals of older servers have none."""
+"""Key of the table `meta`. Its value is the identity of this job in JSON: the settings that decide
+whether another job counts as the same job. Journals of older servers do not have this key."""
 DISTRUSTED_VERSIONS = "distrusted_versions"
-"""Key of the table `meta`. Its value is the JSON list of the versions under whose number the engine
-had other weights. Journals of older servers have none."""
+"""Key of the table `meta`. Its value is a JSON list of version numbers. Under each of these
+numbers, the engine had other weights than the trainer. Journals of older servers do not have this
+key."""
 GROUPS_OF_OTHER_RUNS = "groups_of_other_runs"
-"""Key of the table `meta`. Its value is the JSON list of the ids of groups that were begun in other
+"""Key of the table `meta`. Its value is a JSON list with the ids of groups that were begun in other
 runs of the server."""
 
 
@@ -125,7 +126,7 @@ class Journal:
 
     @property
     def is_broken(self) -> bool:
-        """Whether no change can ever be written again, because of a defect or a damaged file."""
+        """Whether no change can ever be written again, because of a bug or a damaged file."""
         return self._writer.is_broken
 
     @property
@@ -151,8 +152,8 @@ class Journal:
     def look_up(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function, and return its result. The function reads one row by its key, or a
-        small table, with one `execute`.
+        """Run a query function, and return its result. The query must be a single SQL statement
+        that reads one row by its key, or a small table.
 
         This takes microseconds, because one statement needs no transaction.
         """
@@ -174,8 +175,8 @@ class Journal:
             raise self._config_error(f"is damaged ({cause})") from error
 
     def drain(self) -> bool:
-        """Block until all changes that are queued now are on disk, and return True. Return False if
-        this takes longer than CLOSE_LIMIT_S seconds."""
+        """Block until all changes that were queued before this call are on disk, and return True.
+        Return False if this takes longer than CLOSE_LIMIT_S seconds."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:

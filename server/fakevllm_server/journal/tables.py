@@ -6,7 +6,7 @@ Rows of four tables change their state as follows:
 episode   claimed -> ended, or open again for the next claim
 sample    without a group while its task lacks samples -> in a group
 group     pooled -> planned -> consumed, or dropped with a reason
-batch     planned -> done -> planned again if a checkpoint from before its step is restored
+batch     planned -> done -> planned again if the checkpoint of an earlier step is restored
 
 The group of an evaluation has the state `eval` from the start. It is never pooled or trained.
 """
@@ -76,41 +76,44 @@ class Calls(_Row, table=True):
     seq: int
     """Index of the call among the calls of its owner, from 0."""
     prompt_ids: bytes
-    """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`. This column
-    and the next three are compressed (see compression.py) if `is_compressed` is 1."""
+    """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`. If
+    `is_compressed` is 1, this column and the next three columns are compressed (see
+    compression.py)."""
     response_ids: bytes
     """Token ids as little-endian int32."""
     logprobs: bytes | None = None
-    """Log-probabilities, exactly as the engine reported them: as little-endian float32 if nothing
-    is lost, else as float64."""
+    """Log-probabilities, exactly as the engine reported them. They are little-endian float32 if no
+    value loses precision, else float64."""
     facts_json: str
     """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
     token sets. Unknown facts are left out."""
     digest: bytes
-    """Digest of the call: of the whole prompt, and of the uncompressed contents of the three
-    columns above, with the log-probabilities as float64. It detects data that the disk has damaged.
-    A damaged call is not trained."""
+    """Digest of the call. It covers the whole prompt and the uncompressed contents of the three
+    columns above, with the log-probabilities as float64. The digest detects data that the disk has
+    damaged. A damaged call is not trained."""
     prompt: int | None = Field(default=None, index=True)
     """Row of a long prompt in the table `prompts`; NULL if the prompt is in this row."""
     is_compressed: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})
-    """0 in rows of older servers."""
+    """Whether the columns of the row are compressed. 0 in rows that older servers wrote."""
 
 
 class Prompts(_Row, table=True):
     """A long prompt. Calls with the same prompt share the row. Triggers count the calls of a
-    prompt, and delete the row together with the last call."""
+    prompt, and delete the prompt together with its last call."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
     id: int | None = Field(default=None, primary_key=True)
     slices: str
-    """Slices of the table `pieces` as `[[piece_id, start, length], ...]`, in bytes."""
+    """The prompt as a list of slices of rows of the table `pieces`: `[[piece_id, start, length],
+    ...]`. `start` and `length` are in bytes."""
     num_calls: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
 
 class Pieces(_Row, table=True):
-    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers count the
-    prompts of a piece, and delete the row together with the last prompt."""
+    """A part of one or more prompts: token ids as little-endian int32, compressed (see
+    compression.py). Triggers count the prompts that use a piece, and delete the piece together with
+    the last of these prompts."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -137,7 +140,7 @@ class Groups(_Row, table=True):
     trained again because of later feedback)."""
 
     seq: int | None = Field(default=None, primary_key=True)
-    """Number in the order of pooling."""
+    """Number of the group, in the order in which the groups ended."""
     group_id: str = Field(unique=True)
     state: str = Field(index=True)
     reason: str | None = None
@@ -153,7 +156,8 @@ class Groups(_Row, table=True):
 
 
 class Drops(_Row, table=True):
-    """Number of groups that were ever dropped for each reason. SQL triggers update the numbers."""
+    """A reason for which groups were dropped, and the number of groups that were ever dropped for
+    this reason. SQL triggers update the number."""
 
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""
@@ -196,9 +200,8 @@ class Checkpoints(_Row, table=True):
 
 
 class SideCheckpoints(_Row, table=True):
-    """The checkpoint of a version that training has left by going back to an earlier version. The
-    steps of this version are not part of the run any more. Their numbers were given to other steps.
-    """
+    """The checkpoint of a version that is no longer part of the run, because training went back to
+    an earlier version. New steps of the run use the same step numbers as the discarded steps."""
 
     __tablename__ = "side_checkpoints"  # pyright: ignore[reportAssignmentType]
 
@@ -232,7 +235,7 @@ class Entries(_Row, table=True):
 
 class Releases(_Row, table=True):
     """An entry of the history of releases: a decision about a version of the weights, or about all
-    releases. Rows are only ever appended."""
+    releases. Rows are appended, and never changed or deleted."""
 
     number: int | None = Field(default=None, primary_key=True)
     id: str = Field(unique=True)
@@ -242,17 +245,18 @@ class Releases(_Row, table=True):
     decision: str
     version: int | None = None
     parent: int | None = None
-    """Version from which the version's training began."""
+    """Version from whose weights the training of `version` began."""
     newest: int
     """Highest version at the time of the decision."""
     restored: int | None = None
-    """Version to which training went back; NULL if it did not. Its weights got a new version."""
+    """Version to which training went back; NULL if training did not go back. The restored weights
+    got a new version number."""
     is_rollback: bool
     """Whether the request was a rollback, which rejects all versions that descend from
     `restored`."""
     pinned_json: str
-    """Further versions whose checkpoints are kept until the next decision that has a list, or
-    `null` if the decision has none."""
+    """JSON list of further versions whose checkpoints are kept. `null` if the decision has no list.
+    A list is valid until a later decision has another list."""
     at: float
     """Unix seconds."""
     decided_by: str

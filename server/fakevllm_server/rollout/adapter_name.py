@@ -1,5 +1,5 @@
-"""Send calls of the served weights to the engine's newest adapter, and show the model's name in the
-answers.
+"""Send calls for the served weights to the engine's newest adapter, and show the model's name in
+the answers.
 
 An engine with LoRA adapters knows the served weights by the name of an adapter, which changes with
 each version. Apps know the served weights by the name of the model.
@@ -63,7 +63,7 @@ class AdapterName:
 
 
 def _field(name: str) -> bytes:
-    """Return the JSON field `model` with the value `name`, in the bytes that vLLM writes."""
+    """Return the JSON field `model` with the value `name`, as the bytes that vLLM writes."""
     return b'"model":' + orjson.dumps(name)
 
 

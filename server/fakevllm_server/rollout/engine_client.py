@@ -60,8 +60,8 @@ IDLE_CONNECTION_S = 3
 """Seconds that an idle connection is kept. vLLM closes idle connections after five seconds. A
 shorter time avoids sending a request on a connection that vLLM is closing."""
 MIN_THREAD_BYTES = 100_000
-"""Size of the events from which on their answers are put together in a worker thread. On the event
-loop, they would take about 5 ms."""
+"""If the events of some answers have at least this size in bytes, the answers are put together in a
+worker thread. On the event loop, this work would take about 5 ms."""
 log = logging.getLogger("fakevllm.server")
 
 BAD_REQUEST = 400
@@ -69,8 +69,8 @@ _EVENT_STREAM = "text/event-stream"
 _JSON: Headers = [(b"content-type", b"application/json")]
 _STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 ErrorPredicate = Callable[[int, Json], bool]
-"""Decides from an engine's HTTP status and error body whether `Refused` is raised. If not, the
-error is sent to the client."""
+"""A function that decides from an engine's HTTP status and error body whether `Refused` is raised.
+If not, the error is sent to the client."""
 _FAILURE_STATUSES = (500, 502, 503)
 """Statuses that a dying engine sends. A healthy engine may send them too."""
 _REASON_OF_STATUS = {
@@ -114,7 +114,8 @@ class _Response(aiohttp.ClientResponse):
     """A response of the engine."""
 
     adapter_name: AdapterName | None = None
-    """Name of the adapter that made the response, if apps know it by the model's name."""
+    """Names of the adapter that sampled the response. None if the request was not sent to an
+    adapter."""
 
 
 class EngineClient:
@@ -141,7 +142,8 @@ class EngineClient:
 
         self._version: str | None = None
         self.forms = AnswerForms()
-        """The forms of the engine's answers, which the answers of shared calls get."""
+        """The forms of the engine's answers (names and order of the fields). The answers that are
+        put together for shared calls get these forms."""
 
     async def close(self) -> None:
         await self._http.close()
@@ -216,7 +218,7 @@ class EngineClient:
         `plain` returns the request body without the fields that the capture adds. If the engine
         refuses the body with these fields (status 400), the plain body is sent instead. If the
         engine then answers, the call is recorded as untrainable. Raises NotWritable if the body
-        cannot be written.
+        cannot be written as JSON.
         """
         is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
         asking = headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
@@ -248,8 +250,8 @@ class EngineClient:
         raises_refused: ErrorPredicate | None = None,
         version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
-        """Forward a call that samples several siblings. Send the answer of a sibling as soon as it
-        is complete. Each answer is one part of the response.
+        """Forward a call that samples several siblings (answers to the same request). Send each
+        answer as soon as the answer is complete. Each answer is one part of the response.
 
         `first_index` is the index of the first sibling. `on_complete` runs with the choices that
         are complete, before their answers are sent. `version_of` returns the version of the weights
@@ -304,7 +306,7 @@ class EngineClient:
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
         """Return an iterator over the bytes of the response to a shared call. A shared call samples
-        several choices. If the response begins with the prompt's token ids, they are read into
+        several choices. If the response begins with the prompt's token ids, the ids are read into
         `shared` first, and are not in the iterator. Raises CannotShare if the response is neither
         an event stream nor a response with one part for each choice."""
         await _read_prompt(response, shared)
@@ -362,8 +364,9 @@ class EngineClient:
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send `body` to the engine in a POST request, and yield the response. If the engine knows
-        the served weights by an adapter's name, a request for them gets this name. Raises
-        NotWritable if the body cannot be written. The other errors are those of `_request`."""
+        the served weights by an adapter's name, a request for these weights gets this name. Raises
+        NotWritable if the body cannot be written as JSON. All other errors are those of `_request`.
+        """
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:
@@ -423,9 +426,9 @@ class EngineClient:
     async def _first_chunk_checked(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Wait for the first bytes of a stream. Return an iterator over the whole stream.
 
-        Until the first bytes arrive, nothing is sent to the client, so the call can be retried.
-        Raises EngineFailed if the stream is empty or begins with an error, and the engine's health
-        check fails. Raises aiohttp.ClientError if the connection breaks.
+        Until the first bytes arrive, nothing is sent to the client, so the call can be retried. If
+        the stream is empty or begins with an error, the engine's health is checked. Raises
+        EngineFailed if this check fails. Raises aiohttp.ClientError if the connection breaks.
         """
         chunks = _chunks(response)
         first = await anext(chunks, b"")
@@ -445,8 +448,8 @@ def write_body(body: Json) -> bytes:
 async def _read_prompt(
     response: aiohttp.ClientResponse, capture: CallCapture | SharedCapture
 ) -> None:
-    """Read the token ids of the prompt if they precede the answer. Raises EngineFailed if they are
-    incomplete."""
+    """Read the token ids of the prompt if the engine sends the ids in front of the answer. Raises
+    EngineFailed if the ids are incomplete."""
     sizes = parse_sizes(response.headers.get(PROMPTS_HEADER))
     if sizes:
         try:
@@ -521,7 +524,8 @@ async def _raw_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _is_failure(first: bytes) -> bool:
-    """Return True if a stream's first bytes are empty or begin with an error event."""
+    """Return True if a stream begins with an error event. `first` has the first bytes of the
+    stream. Also return True if the stream has no bytes."""
     events = SseDecoder().feed(first)
     try:
         return not first or "error" in ((parse_event(events[0]) if events else None) or {})

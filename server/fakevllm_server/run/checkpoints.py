@@ -42,8 +42,7 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the folder contains no checkpoint. Even an incomplete checkpoint counts as
-        one."""
+        """Whether the folder contains no checkpoint, not even an incomplete one."""
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 PREFIX = "train_"
-"""Prefix of the metrics' names, which AgentJet's clients expect."""
+"""Prefix of the names of the metrics. AgentJet's clients expect this prefix."""
 MAX_NAMES = 100
 """Maximum number of different metrics in one step."""
 MAX_NAME_CHARS = 100

@@ -69,8 +69,8 @@ class RunFolder:
 
     def record_model(self, trainer: str, model: ModelIdentity) -> None:
         """Write the trainer and the model to `model.json`. `check_model` compares them at later
-        starts. An existing file is kept. There is one exception: the fingerprint in a file of an
-        older server may not include the weights. Such a file is replaced.
+        starts. An existing file is kept, with one exception. A file from an older server may have a
+        fingerprint that does not cover the weights. Such a file is replaced.
 
         Call this method only after the engine has started. Otherwise a model that cannot be loaded
         would be recorded, and the directory could not be used for another model.

@@ -54,7 +54,7 @@ class RunLog:
         position = journal.read(reads.log_position)
         self._seq = position.last_seq
         self.version = position.version
-        """Highest version that was ever published or announced."""
+        """Highest version that was ever published or recorded in the run log."""
         self.last_step = position.last_step
         """The last step that the current weights were trained in."""
         self._served = journal.read(reads.served_weights)
@@ -62,7 +62,8 @@ class RunLog:
         self.totals: defaultdict[str, float] = defaultdict(float)
         """Sums of the additive metrics over the steps up to `last_step`."""
         self._drops: tuple[int, dict[str, int]] | None = None
-        """The journal's written position when the dropped groups were counted, and the counts."""
+        """Two values: the position up to which the journal was written when the dropped groups were
+        counted, and the numbers of dropped groups by reason."""
         self._client_metrics = ClientMetrics()
         """The clients' metrics, which are logged with the next step."""
         self._reward_changes = RewardChanges()
@@ -89,9 +90,9 @@ class RunLog:
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
-        """Return the origin of the rewards of the next step, and True if the origin has changed.
-        The origin consists of the reward hooks and the job. Call this method once for each step,
-        before `record_step`.
+        """Return the origin of the rewards of the next step: the reward hooks and the job. The
+        field `changed` of the result says what has changed since the previous step. Call this
+        method once for each step, before `record_step`.
 
         `hooks` are the digests of the hooks that gave the rewards, one for each group. An empty
         digest means that the hooks are unknown. `job` is the digest of the job.
@@ -161,9 +162,9 @@ class RunLog:
         return self._read_batches(step)
 
     async def record_reload(self, version: int) -> None:
-        """Record that the weights of the last step get another version. Call this method before the
-        weights are served as this version. Otherwise calls could be sampled by a version that is
-        not recorded."""
+        """Record that the weights of the last step get a new version number. Call this method
+        before the weights are served as this version. Otherwise a call could be sampled by a
+        version that is not recorded."""
         entry = LogEntry(seq=0, kind="restored", step=self.last_step, version=version)
         self.version = max(self.version, version)
         await self._journal.write(row_changes.entry_logged(self._next(entry)))
@@ -172,8 +173,8 @@ class RunLog:
         self, step: int, version: int, reason: str, kept: Collection[int] = ()
     ) -> None:
         """Record that the run continues from the end of `step`. The batches of later steps are
-        discarded for good. The checkpoints of the versions in `kept` are kept as side checkpoints,
-        beside the checkpoints of the run.
+        discarded for good. The checkpoints of the versions in `kept` are kept as side checkpoints
+        (checkpoints of versions that are not part of the run).
 
         Groups of later steps, whether trained or only planned, are not trained again.
         """
@@ -181,10 +182,10 @@ class RunLog:
         self._journal.put(row_changes.abandoned(entry, kept))
 
     async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
-        """Queue a decision with which training goes back to an earlier version, and return its
-        position in the journal's queue. The batches of the abandoned steps are discarded for good,
-        and the restored weights get the next version. All earlier changes of the journal must be on
-        disk."""
+        """Queue a release decision that lets training go back to an earlier version. Return the
+        position of the decision in the journal's queue. The batches of the abandoned steps are
+        discarded for good, and the restored weights get the next version. Before this call, all
+        earlier changes of the journal must be on disk."""
         # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
         lost = await asyncio.to_thread(self._lost_after, back.common_step)
         totals = await asyncio.to_thread(self._read_totals, back.step)
@@ -205,8 +206,8 @@ class RunLog:
         )
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
-        """Drop the groups of a planned batch that the trainer could not train, and delete the
-        batch."""
+        """Drop the groups of a planned batch, and delete the batch. Use this method if the trainer
+        could not train on the batch."""
         self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
         await self._journal.write(row_changes.unplanned(batch.step))
 

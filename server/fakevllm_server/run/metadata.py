@@ -70,7 +70,7 @@ def versions() -> dict[str, str]:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return command-line arguments in which the values of secret flags are replaced by a mark.
+    """Return the command-line arguments, with HIDDEN in place of the values of secret flags.
 
     >>> without_secrets(["--hf-token", "abc", "--api-key=x", "--max-num-batched-tokens", "8192"])
     ['--hf-token', '…', '--api-key=…', '--max-num-batched-tokens', '8192']
@@ -134,8 +134,8 @@ def experiment_of(text: str | None) -> str | None:
     """Return the experiment name of a run from the text of its `run.json`. Return None for a run
     without a name.
 
-    The file of an older server does not name the run. It has the job of each engine start, and such
-    a job may have a name.
+    The file of an older server does not have the name of the run. It has the job of each engine
+    start, and a job may have an experiment name. The newest of these names is then returned.
     """
     starts = _parse_starts(text)
     if not starts:

@@ -21,7 +21,7 @@ SAMPLE_BYTES = 4096
 all weights of a large model would take minutes at each start. Few bytes are enough, because
 training changes values all over a tensor."""
 MAX_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, which is the limit of the format."""
+"""Maximum size of the header of a safetensors file. The format sets this limit."""
 _DIGEST_CHARS = 16
 
 
@@ -55,9 +55,9 @@ class RecordedModel:
         """Return True if `other` is the model of this run. Raises ConfigError if a model folder
         cannot be read.
 
-        An older server recorded a fingerprint that does not cover the values of the weights. In
-        this case, the weights in the recorded folder are compared. If this folder does not exist
-        any more, the model was probably moved, and the result is True.
+        A fingerprint from an older server does not cover the values of the weights. If the run has
+        such a fingerprint, the weights in the recorded folder are compared. If this folder does not
+        exist any more, the model was probably moved, and the result is True.
         """
         if self.fingerprint == other.fingerprint:
             return True

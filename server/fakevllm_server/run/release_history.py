@@ -51,11 +51,11 @@ class ReleaseState:
         return {*self._released[-2:], *candidate, *self._pinned, *self.answering}
 
     def released_without(self, rejected: set[int]) -> int:
-        """Return the version that would answer apps if these versions were rejected."""
+        """Return the version that would answer apps if the versions in `rejected` were rejected."""
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Change the state as the decision requires."""
+        """Change the state as the decision `row` requires."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:
@@ -91,8 +91,8 @@ class ReleaseState:
 def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
     """Return all versions that a rejection or a rollback rejects.
 
-    Only versions from before the decision are rejected. Versions that are trained later do not
-    descend from the rejected versions.
+    Only versions from before the decision are rejected. Versions that are trained after the
+    decision do not descend from the rejected versions.
     """
     if row.is_rollback:
         assert row.restored is not None, "a rollback names the restored version"

@@ -1,5 +1,6 @@
-"""The history of releases of a run. The history contains the decisions about versions of the
-weights that the journal has recorded. The state of releases follows from the history."""
+"""The history of releases of a run. The history contains all decisions about versions of the
+weights, in the order in which the journal recorded them. The state of releases follows from the
+history."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from fakevllm_server.run.release_history import ReleaseState
 from fakevllm_server.run.version_lineage import MODEL, VersionLineage
 
 MAX_ANSWERING = 2
-"""Maximum number of versions that answer apps as policies at a time: the released one and the
-baseline."""
+"""Maximum number of versions that answer apps as policies at the same time: the released version
+and the baseline."""
 
 
 def read_state(db: Connection) -> ReleaseState:
@@ -65,9 +66,9 @@ class Releases:
 
     def set_answering(self, version: int, is_answering: bool) -> None:
         """Record whether a version answers apps as a policy (a version that the engine holds beside
-        the served weights). The checkpoint of such a version is kept, also after a restart. The
-        checkpoint is kept until the version no longer answers apps, or until MAX_ANSWERING other
-        versions have answered apps later."""
+        the served weights). The checkpoint of such a version is kept, also after a restart. When
+        the version no longer answers apps, its checkpoint is no longer kept for this reason. Only
+        the MAX_ANSWERING versions that were set last are kept."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
@@ -77,8 +78,8 @@ class Releases:
             self._journal.put(row_changes.meta_set(ANSWERING, value))
 
     async def limit_training(self, version: int | None) -> None:
-        """Set the newest version that training may make, or remove the limit. Return when the
-        change is on disk. Raise JournalError if the disk is slow or the journal cannot be
+        """Set the newest version that training may make. With None, remove this limit. Return when
+        the change is on disk. Raise JournalError if the disk is slow or the journal cannot be
         written."""
         self.training_limit = version
         value = None if version is None else str(version)
@@ -103,14 +104,14 @@ class Releases:
         await self._journal.wait_written(position, None)
 
     def pinned_after(self, row: ReleaseRow) -> set[int]:
-        """Return the versions that are pinned after a decision. The checkpoints of pinned versions
-        are kept."""
+        """Return the versions that will be pinned after the decision `row`. The checkpoints of
+        pinned versions are kept."""
         state = copy.deepcopy(self.state)
         state.apply(row, self.lineage())
         return state.pinned
 
     async def record_return(self, row: ReleaseRow, back: TrainingReturn) -> None:
-        """Append a decision with which training goes back to an earlier version. Return when the
+        """Append a decision that lets training go back to an earlier version. Return when the
         decision is on disk."""
         self._lower_limit(row)
         await self._journal.write()
@@ -119,9 +120,10 @@ class Releases:
         await self._journal.wait_written(position, None)
 
     def _lower_limit(self, row: ReleaseRow) -> None:
-        """Lower the limit of training to the newest version after a release or a return to an
-        earlier version. The release gate then compares candidates with other weights than before,
-        so training waits until the gate has sampled these weights. Without a limit, do nothing."""
+        """If `row` is a release, or a return to an earlier version, lower the limit of training to
+        the newest version that exists. After such a decision, the release gate compares candidates
+        with other weights than before. Training must wait until the gate has sampled these weights.
+        Without a limit, do nothing."""
         limit, newest = self.training_limit, self._log.version
         is_change = row.record.decision is Decision.RELEASED or row.restored is not None
         if is_change and limit is not None and limit > newest:

@@ -68,8 +68,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
     """Return the coverage metrics of a step whose weight update was not applied. `metrics` are the
     metrics that the step would have if the update had been applied.
 
-    The tokens that the step should have trained count as untrained. The name of the metric that
-    counts them ends with `reason`.
+    The tokens that the step should have trained count as untrained, in the metric
+    `untrained_tokens_<reason>`.
     """
     return {
         **metrics,
@@ -102,8 +102,8 @@ def additive_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return a run's totals: the given sums of metrics, and the ratios that are computed from them,
-    such as `sample_coverage`."""
+    """Return a run's totals: the given sums of metrics, and the ratios that are computed from these
+    sums, such as `sample_coverage`."""
     num_later = sum(value for name, value in sums.items() if name.startswith("branch_"))
     num_later -= sums.get("branch_first", 0.0)
     num_branched = num_later - sums.get("branch_extends", 0.0)
@@ -120,7 +120,7 @@ def share(part: float, whole: float) -> float:
 
 
 def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, RecordedCall]]:
-    """Yield (reason, call) for each call in the groups that must not be trained on."""
+    """Yield (reason, call) for each call that must not be trained on."""
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:

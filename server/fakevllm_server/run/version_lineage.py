@@ -2,12 +2,12 @@
 was trained. This module does no I/O.
 
 Training is a path of versions, and each training step adds a version. Training may also go back to
-an earlier step. The path then leaves the versions after this step. A new version continues from the
-restored weights. The new version is a copy of the version before it on the path.
+an earlier step. The versions after this step are then no longer on the path. The restored weights
+get a new version, which is a copy of the version before it on the path.
 
-After a crash, the lost batches are trained again. A version that repeats a batch has the weights of
-the version that trained the batch before the crash. Copies and repetitions are twins. A fact about
-the weights of a version is also true for the version's twins.
+After a crash, the lost batches are trained again. A version that repeats a batch has the same
+weights as the version that trained the batch before the crash. The copies and repetitions of a
+version are its twins. A fact about the weights of a version is also true for the version's twins.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class VersionLineage:
         self._steps = {MODEL: 0}
         """Step of each version."""
         self._previous: dict[int, int] = {}
-        """Version before each version on its path."""
+        """For each version, the version from which it was trained or copied."""
         self._next: defaultdict[int, list[int]] = defaultdict(list)
         self._twins: defaultdict[int, list[int]] = defaultdict(list)
         self._copies: defaultdict[int, list[int]] = defaultdict(list)
-        """The twins that a restore made, whose weights are equal bit by bit."""
+        """For each version, the twins that a restore made. Their weights are equal bit by bit."""
         self._restored: set[int] = set()
         """Versions that a restore made."""
         self._path = [MODEL]
         self._left: dict[int, int] = {}
-        """By step, the versions that a crash has undone and whose batches are trained again."""
+        """By step, the versions that a crash has undone and whose batches will be trained again."""
 
     def add(self, change: VersionChange) -> None:
         """Add the version that an entry of the run log made."""
@@ -104,8 +104,8 @@ class VersionLineage:
         return self._steps[version]
 
     def common_version(self, version: int) -> int:
-        """Return the newest version on the training path from which `version` was trained. A
-        version on the path is its own result."""
+        """Return the newest version on the training path from which `version` was trained. If
+        `version` is on the path, return `version` itself."""
         path = set(self._path)
         while version not in path:
             version = self._previous[version]
@@ -113,15 +113,16 @@ class VersionLineage:
 
     def parent_of(self, version: int) -> int:
         """Return the version from which the training of `version` began. The result is the version
-        whose weights were restored in the latest restore before `version`. Return 0, the model
-        itself, without such a restore."""
+        whose weights were restored in the latest restore before `version`. If there was no such
+        restore, return 0, the version of the model itself."""
         while version not in self._restored and version != MODEL:
             version = self._previous[version]
         return self._previous.get(version, MODEL)
 
     def twins_of(self, version: int) -> set[int]:
-        """Return the versions that have the weights of `version`, because of a restore, or because
-        the same steps were trained again. The result contains the version itself."""
+        """Return the versions that have the same weights as `version`, because of a restore, or
+        because a step was trained again with the same batch. The result contains the version
+        itself."""
         if self._steps[version] == 0:
             return {one for one, step in self._steps.items() if step == 0}
         return _reached(version, self._twins)
@@ -149,7 +150,7 @@ class VersionLineage:
 
     def first_after(self, version: int, but: Set[int]) -> int | None:
         """Return the first version after `version` on the training path that is not in `but`.
-        Return None if no such version exists. Return None also if `version` is not on the path."""
+        Return None if no such version exists, or if `version` is not on the path."""
         later = self._path[self._path.index(version) + 1 :] if version in self._path else []
         return next((one for one in later if one not in but), None)
 

@@ -21,9 +21,9 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""Number of newest checkpoints to keep. Two older checkpoints are kept as well: the best one, and
-the best one from before the newest change of the reward hooks or the job. The checkpoints of
-pinned versions (the released one, for example) are kept too."""
+"""Number of newest checkpoints that are kept. The checkpoint with the highest mean reward is kept
+too, and so is the best checkpoint from before the latest change of the reward hooks or the job. The
+checkpoints of pinned versions (for example, of the released version) are also kept."""
 
 
 class Checkpointer:
@@ -56,8 +56,8 @@ class Checkpointer:
         """Load the newest checkpoint that is complete and that the trainer can read.
 
         Return the checkpoint, or None if the run has no checkpoint. If no checkpoint of the run can
-        be read, raise BackendRefused. Training from the initial weights instead would discard the
-        run.
+        be read, raise BackendRefused. Without this error, training would begin again from the
+        initial weights, and the run would be lost.
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
@@ -116,8 +116,8 @@ class Checkpointer:
         return SavedCheckpoint(step, folder, version, digest, mean)
 
     def forget_rewards(self) -> None:
-        """Leave all steps until now out of the next checkpoint's mean reward. Call this method when
-        the reward hooks or the job changed. Rewards before and after such a change cannot be
+        """Leave all earlier steps out of the mean reward of the next checkpoint. Call this method
+        when the reward hooks or the job changed. Rewards before and after such a change cannot be
         compared."""
         self._rewards = []
 
@@ -168,10 +168,10 @@ def best_before_change(
     known: Sequence[SavedCheckpoint], changes: Sequence[int]
 ) -> SavedCheckpoint | None:
     """Return the best of the checkpoints from before the latest change of the reward hooks or the
-    job. Return None if there are none.
+    job. Return None if there are no such checkpoints.
 
-    This checkpoint is kept on disk, so that a change of the hooks does not delete the user's best
-    weights.
+    The server keeps this checkpoint on disk. Otherwise a change of the hooks would cost the user
+    the best weights.
     """
     newest = max((saved.step for saved in known), default=0)
     since = last_change(changes, newest)

@@ -12,10 +12,10 @@ _DEFAULT_TEMPERATURE = TrainJob().temperature
 def with_job_sampling(body: Json, job: TrainJob) -> Json:
     """Return the request body with the job's temperature and token limit.
 
-    A temperature in the body takes precedence. A token limit in the body is lowered to the job's
-    `max_response_length_in_one_turn` if it is higher. If the job has the default temperature of 1,
-    no temperature is added, and the engine's own default applies. If nothing has to be added,
-    `body` itself is returned.
+    A temperature in the body takes precedence. If the body has a higher token limit than the job's
+    `max_response_length_in_one_turn`, the limit is lowered to this value. If the job has the
+    default temperature of 1, no temperature is added, and the engine's own default applies. If
+    nothing has to be added, `body` itself is returned.
 
     >>> with_job_sampling({"prompt": "Hi"}, TrainJob(temperature=0.9))
     {'prompt': 'Hi', 'temperature': 0.9}

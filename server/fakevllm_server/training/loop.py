@@ -37,11 +37,12 @@ from fakevllm_server.types.backend import (
 log = logging.getLogger("fakevllm.server")
 
 SWEEP_EVERY_S = 1.0
-"""Seconds between two sweeps of idle episodes and open groups."""
+"""Seconds between two sweeps. A sweep removes expired claims of episodes and expired open groups.
+"""
 STEP_GRACE_S = 30.0
-"""Seconds that a stop waits for the running step."""
+"""Maximum number of seconds that a stop waits for the running step."""
 SAVE_GRACE_S = 60.0
-"""Seconds that a stop waits for the last checkpoint."""
+"""Maximum number of seconds that a stop waits for the last checkpoint."""
 
 
 class LoopEnded(Exception):
@@ -96,7 +97,8 @@ class TrainLoop:
         self._on_endpoint = on_endpoint
         self._training_limit = training_limit
         self._is_limited = False
-        """Whether training waits at its limit, which is logged once."""
+        """Whether training waits because it has reached the training limit. Each wait is logged
+        once."""
         self._changed = asyncio.Event()
         self._backoff = RestartBackoff()
         self._is_stopping = False
@@ -133,7 +135,7 @@ class TrainLoop:
     async def between_steps(self, action: Action) -> ReleaseRow:
         """Run an action (a decision about a version) while no training step runs, and return the
         action's result. If the engines cannot be started, the action is run without engines, and
-        its argument is None. Raise LoopEnded if the loop ends before the action is run."""
+        the action's argument is None. Raise LoopEnded if the loop ends before the action is run."""
         if self.has_ended:
             raise LoopEnded
         done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
@@ -216,8 +218,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Set the engine offline and close the engine. Another start would also fail until the user
-        fixes the cause."""
+        """Set the engine offline and close the engine. Until the user fixes the cause, another
+        start would also fail."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -334,7 +336,7 @@ class TrainLoop:
 
     async def _act_without_engines(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
         """Run an action while the engines cannot be started. If the action lets training go back to
-        an earlier version, the next start begins with a remaining checkpoint."""
+        an earlier version, the next start of the engines begins with a remaining checkpoint."""
         version = self._log.version
         failure = await self._act(action, done, None)
         if self._log.version != version:
@@ -419,7 +421,7 @@ class TrainLoop:
     def _waits_at_limit(self) -> bool:
         """Return True if the next step would make a version beyond the limit of training. The limit
         does not apply to steps that a crash has undone. These steps are trained again, because the
-        limit allowed the steps when they began.
+        limit allowed the steps when they were first trained.
 
         When training begins to wait, this method logs a line.
         """
@@ -464,7 +466,8 @@ class TrainLoop:
             self._log.record_drops(self._log.last_step, self._pool.drop_all(self._end_reason))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds or the loop is stopped. Raise EngineLost if an engine dies.
+        """Wait until `condition` is true or the loop is stopped. Raise EngineLost if an engine
+        dies.
 
         The condition is checked after each change of the pool or the episodes, and at least once a
         second. Expired claims of episodes and expired open groups are also removed once a second.

@@ -36,8 +36,8 @@ from fakevllm_server.types.engine_spec import EngineSpec
 log = logging.getLogger("fakevllm.server")
 
 IN_USE_S = 600.0
-"""Seconds after the last request for a version during which the version is not unloaded to make
-room for another version. An evaluation requests its versions before each row."""
+"""Seconds for which a version stays loaded after the last request for it, even if another version
+needs room. An evaluation requests its versions again before each row of its data."""
 
 
 MAX_PINNED = MAX_ANSWERING
@@ -46,10 +46,10 @@ MAX_UNPINNED = MAX_POLICIES - MAX_PINNED
 """Maximum number of policies that only evaluations need."""
 PINNED_S = 600.0
 """Seconds for which a pinned version is kept after the last request to pin it. A proxy repeats the
-request every minute. If the proxy is gone, the version does not stay for ever."""
+request every minute. If the proxy is gone, the version is therefore not kept for ever."""
 STALE_PIN_S = 120.0
-"""Seconds after the last request to pin a version after which another version may take its place:
-twice the time in which a proxy repeats the request."""
+"""If the last request to pin a version is older than this number of seconds, another version may
+take its place. This is twice the interval at which a proxy repeats the request."""
 
 
 class PolicyRefused(Exception):
@@ -104,16 +104,16 @@ class PolicyLoader:
         which calls are sampled by this version. Raise PolicyRefused if the version cannot be
         sampled, or if all policies are in use. Raise BackendError if an engine fails.
 
-        If the engine holds the maximum number of policies, the policy without a request for the
-        longest time is unloaded. A policy that was requested within IN_USE_S is not unloaded.
+        If the engine holds the maximum number of policies, the policy whose last request is the
+        oldest is unloaded. A policy that was requested within IN_USE_S is not unloaded.
 
         The engine may be unable to hold the served version as a policy. The result is then the
-        served model's name. A pinned request is refused in this case, because training would
-        replace the weights.
+        served model's name. In this case, a request with `pinned=True` is refused, because training
+        would replace the weights.
 
-        A pinned policy answers apps. The pin lasts for PINNED_S, also if the policy is unloaded.
-        Pinned policies have a maximum number of their own. If too many policies are pinned, a
-        policy whose pin is older than STALE_PIN_S is unloaded.
+        A pinned policy answers apps. The pin lasts for PINNED_S, also if the policy is unloaded. At
+        most MAX_PINNED policies can be pinned. If a further policy is to be pinned, a policy whose
+        pin is older than STALE_PIN_S is unloaded.
         """
         name = policy_name(version)
         await self._check_rejected(version, endpoint)  # it does not wait until others are loaded

@@ -38,9 +38,8 @@ class Publisher:
         steps: StepRunner,
         distrust: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Create the publisher. The engine may have had other weights under the number of a
-        version. `distrust` is awaited with each such version, so that no answer of this version is
-        trained."""
+        """Create the publisher. `distrust` is awaited with the number of each version under which
+        the engine had wrong weights, so that no answer of this version is trained."""
         self._job = job
         self._engine = engine
         self._backend = backend
@@ -56,8 +55,8 @@ class Publisher:
         """Whether the rollout engine was stopped because it had wrong weights, and no engine has
         had the right weights since."""
         self.refusal: str | None = None
-        """Reason why nothing is trained although there are calls to train on; None if a trainer
-        trains."""
+        """Reason why the trainer does not train, although the engine's calls could be trained on.
+        None if the trainer trains."""
 
     async def catch_up(self, started: BackendStart) -> None:
         """Serve the latest weights of the run after an engine start, and prepare the trainer for
@@ -79,8 +78,8 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users. It says why nothing is trained, and how to fix the cause. The message
-        is None if training is possible."""
+        """Message for users that says why nothing is trained, and how to fix the cause. None if
+        training is possible."""
         if self.refusal is None:
             return None
         return (
@@ -91,9 +90,9 @@ class Publisher:
     async def publish(self, version: int) -> None:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
-        If the engine then has other weights, the trainer's weights are loaded once more, as the
-        next version. Raises BackendError if the second attempt also fails. The rollout engine is
-        then stopped.
+        The engine's weights are then compared with the trainer's. If they differ, the trainer's
+        weights are loaded once more, as the next version. Raises BackendError if the second attempt
+        also fails. The rollout engine is then stopped.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -120,12 +119,12 @@ class Publisher:
         await self._backend.publish(version)
 
     async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
-        """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.
-        The steps after this step are not trained again. `record` is called to record the return in
-        the journal.
+        """Restore a checkpoint of an earlier step into the running trainer, and serve the
+        checkpoint's weights. The steps after this earlier step are not trained again. `record` is
+        called to record the return in the journal.
 
-        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded in this case.
-        A part of the trainer's weights may have changed, so the trainer must be started again.
+        Raises ActionFailed if the checkpoint cannot be restored. In this case, nothing is recorded.
+        The trainer must be started again, because a part of its weights may have changed.
         """
         self._steps.is_in_sync = False
         await self._backend.trainer.restore(folder)
@@ -139,7 +138,7 @@ class Publisher:
 
     async def _problem(self, version: int) -> str | None:
         """Compare the weights that the engine serves as `version` with the trainer's weights.
-        Return the problem as text if they are known to differ. Return None otherwise."""
+        Return the problem as text if the two are known to differ. Return None otherwise."""
         if self.refusal is not None:
             return None
         result = await self._probe.run(version)
@@ -191,8 +190,8 @@ class Publisher:
         await self.publish(max(self._log.version, self._engine.version))
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint into a new trainer, and serve its weights. The steps after the
-        checkpoint are trained again.
+        """Load the newest checkpoint into a new trainer, and serve the checkpoint's weights. The
+        steps after the checkpoint are trained again.
 
         The checkpoint is loaded before the trainer gets the job. The checkpoint's weights are
         therefore served even if the trainer refuses the job.

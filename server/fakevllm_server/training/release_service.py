@@ -1,9 +1,9 @@
 """Make decisions about versions of the weights. The service checks a request, changes training if
 the decision requires a change, records the decision in the journal, and acknowledges the request.
 
-Decisions are made one after another. The training loop runs some decisions between two training
-steps. These are the decisions that change the trainer or need a checkpoint. While no engine runs,
-only the journal changes, and the next start continues from a remaining checkpoint.
+Decisions are made one after another. Decisions that change the trainer or need a checkpoint are run
+by the training loop, between two training steps. While no engine runs, only the journal changes,
+and the next start continues from a remaining checkpoint.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ GATE_PREFIX = "gate-"
 """Prefix of the ids of requests that come from the proxy's gate. Requests of operators have other
 ids."""
 OPERATOR = "operator"
-"""Value of `decided_by` for an operator whose key has no name, or if the server needs no key."""
+"""Value of `decided_by` for an operator without a name: the operator's key has no name, or the
+server needs no key."""
 REPLY_WITHIN_S = 60.0
 """Seconds after which a request is refused with 503, because its decision still waits for the end
-of a training step. The decision is carried out all the same, and the same request then gets its
-result."""
+of a training step. The decision is carried out all the same. If the client sends the same request
+again after that, it gets the result of the decision."""
 
 
 class DecisionPending(Exception):
@@ -68,7 +69,8 @@ class ReturnTarget:
     version: int
     step: int
     folder: Path | None
-    """Folder of the checkpoint, whose files are whole. None for the model itself."""
+    """Folder of the checkpoint with these weights. Its files were checked, and are complete. None
+    for the model itself, which has no checkpoint."""
 
 
 class TrainingControl(Protocol):
@@ -84,8 +86,8 @@ class TrainingControl(Protocol):
         """Continue training from `target`. `record` records the change in the journal.
 
         Raise ActionFailed if the trainer does not accept the weights. Raise another BackendError if
-        the trainer fails. After an error, nothing is recorded, and training continues from the
-        newest weights.
+        the trainer fails. If the error comes before the call of `record`, training continues from
+        the newest weights.
         """
         ...
 
@@ -119,14 +121,16 @@ class ReleaseService:
         self._between_steps = between_steps
         self._clock = clock
         self._lock = asyncio.Lock()
-        """Lock held while a decision is made, and not while it waits for the training loop."""
+        """Lock that is held while a decision is made, and not while the decision waits for the
+        training loop."""
         self._running: dict[str, tuple[bytes, asyncio.Task[ReleaseRecord]]] = {}
-        """Request hash and task of each decision that is being made, by its id."""
+        """Request hash and task of each decision that is being made, by the id of the request."""
 
     async def decide(self, request: ReleaseRequest, decided_by: str) -> ReleaseReply:
         """Make a decision about a version. Return the reply when the decision is on disk. Raise
         IdempotencyConflict if a different request had the same id. Raise DecisionPending if the
-        training step takes long. Raise BackendError if an engine fails."""
+        decision still waits for the end of a training step after REPLY_WITHIN_S seconds. Raise
+        BackendError if an engine fails."""
 
         async def make(control: TrainingControl | None) -> ReleaseRow:
             async with self._making(request) as known:
@@ -156,8 +160,8 @@ class ReleaseService:
         return SuccessReply(success=True)
 
     def _other_run(self, subject: str, remedy: str, run_id: str | None) -> str | None:
-        """Return the reason why a request is refused, if the request is about another run. Return
-        None if the request is about the current run."""
+        """If a request is about another run, return the reason why it is refused. Return None if
+        the request is about the current run."""
         if run_id in (None, self._run_id):
             return None
         return (
@@ -177,9 +181,9 @@ class ReleaseService:
     async def _making(
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
-        """Make sure that no other decision is made in the `with` block. If the request was already
-        decided, yield the decision. Otherwise yield None. A request may already be decided if the
-        training loop ended while the action ran, because the action is then run again."""
+        """Make sure that no other decision is made during the `with` block. If the request was
+        already decided, yield the decision. Otherwise yield None. A request may already be decided
+        if the training loop ended while the action ran, because the action is then run again."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -312,9 +316,9 @@ class ReleaseService:
     def _version_to_reject(self, version: int) -> int:
         """Return the version that is rejected after a request to reject `version`.
 
-        The result is usually `version` itself. The exception is a copy of the released version,
-        which training has restored. The result is then the next version on the training path that
-        is no such copy.
+        The result is usually `version` itself. There is one exception. If training has restored the
+        released weights, `version` may be a copy of the released version. The result is then the
+        next version on the training path that is not such a copy.
         """
         lineage, released = self._releases.lineage(), self._releases.state.released
         twins = lineage.twins_of(released)
@@ -333,8 +337,8 @@ class ReleaseService:
         return version
 
     async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
-        """Record a rejection. If the rejection includes the newest weights, let training go back to
-        the version that answers apps after the rejection."""
+        """Record a rejection. If the newest version is one of the rejected versions, let training
+        go back to the version that answers apps after the rejection."""
         lineage = self._releases.lineage()
         rejected = rejected_by(row, lineage)
         # An undone version would come back under another number.
@@ -392,12 +396,12 @@ class ReleaseService:
         return row
 
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
-        """Return the changes to the checkpoints when training goes back to `target`.
+        """Return the facts about a return of training to `target`, with the versions whose
+        checkpoints are kept.
 
-        A pinned version is one whose checkpoint must be kept. Two kinds of checkpoints are kept,
-        because their versions may still be released by force. The first kind are the versions that
-        are pinned before or after the decision. The second kind is the version that the decision
-        rejects.
+        A version is pinned if its checkpoint must be kept. The checkpoints of all versions that are
+        pinned before or after the decision are kept. The checkpoint of the version that the
+        decision rejects is also kept, because an operator may still release this version by force.
         """
         kept = self._releases.state.pinned | self._releases.pinned_after(row)
         if row.record.version is not None and not row.is_rollback:
@@ -441,7 +445,8 @@ class ReleaseService:
         return {saved.version: saved for saved in sorted(known, key=lambda one: one.version)}
 
     def _choices(self) -> str:
-        """Return a text that lists the versions with weights, for an error message."""
+        """Return a text for an error message. The text lists the versions whose weights are
+        available."""
         return ", ".join(map(str, [MODEL, *self._saved()]))
 
     def _row(
@@ -468,8 +473,8 @@ class ReleaseService:
 
 
 def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:
-    """Return a copy of a decision with which training goes back to `version`. The evidence of the
-    decision contains this version, so that clients can read the version."""
+    """Return a copy of a decision, changed into a decision that lets training go back to `version`.
+    The evidence in the copy contains `version`, so that clients can read it."""
     evidence = row.record.evidence | {"restored": version}
     record = row.record.model_copy(update={"evidence": evidence})
     return ReleaseRow(record, row.request_hash, row.newest, version, is_rollback, row.pinned)

@@ -6,8 +6,8 @@ two kinds of sessions:
 
 * An episode that a client has claimed is one session, with its calls in order of time.
 * In a passive group (the answers to one request of an app), all calls share one prompt. This prompt
-  is the next turn of a conversation. The proxy reports the previous turn, and its call is
-  `FinishedGroup.follows`. A group without a known previous turn is not examined.
+  is the next turn of a conversation. The proxy reports the previous turn. The model call of the
+  previous turn is `FinishedGroup.follows`. A group without a known previous turn is not examined.
 
 The functions do no I/O.
 """
@@ -31,14 +31,14 @@ def branch_metrics(
     """Return metrics about the calls that branch, which means that they do not continue an earlier
     call of their session (a sequence of model calls).
 
-    `branch_<cause>` is the number of calls with a cause. `branch_rate` is the share of branching
-    calls. The first call of each session is not counted. The metric is absent if no session has
-    more than one call. The module `forest.branch_causes` defines the causes and the metric
-    `drift_rate`.
+    `branch_<cause>` is the number of calls with this cause. `branch_rate` is the share of branching
+    calls among all calls except the first call of each session. `branch_rate` is absent if no
+    session has more than one call. The result also contains `drift_rate`. The module
+    `forest.branch_causes` defines `drift_rate` and the causes.
 
     Some causes are found only by a comparison of texts, which needs a vocabulary. Without a
     vocabulary, calls with these causes count as `unknown`. At most about MAX_TOKENS tokens are
-    compared as text. Calls after that count as `not_read`.
+    compared as text. Calls beyond this limit count as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.

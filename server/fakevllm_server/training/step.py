@@ -34,7 +34,7 @@ from fakevllm_server.types.planted_steps import PLANTED
 log = logging.getLogger("fakevllm.server")
 
 MAX_FAILURES = 3
-"""Attempts at one step before its groups are dropped."""
+"""Number of failed attempts at a step after which the groups of the step are dropped."""
 RETRY_STEP_AFTER_S = 1.0
 """Seconds between two attempts at a step. An engine that crashes exits within this time, so its
 death is not counted as a failed step."""
@@ -66,8 +66,9 @@ class StepRunner:
     ) -> None:
         """Create a runner without planned steps. `job_hash` is the digest of the job's identity.
 
-        `load_vocabulary` returns the vocabulary that is needed to find the causes of branching
-        calls. It runs in a thread, so it may be slow.
+        `load_vocabulary` returns the vocabulary that is needed to find out why calls branch (do not
+        continue an earlier call of their session). The function runs in a thread, so it may be
+        slow.
         """
         self._job = job
         self._job_hash = job_hash
@@ -81,14 +82,14 @@ class StepRunner:
         self._count_earlier_steps(job.max_mismatch_k3)
         self._reported_drops = Counter(runlog.drops)
         self._planned: deque[PlannedBatch] = deque()
-        """Batches in the journal that the current weights were not trained on."""
+        """Planned batches in the journal on which the current weights were not trained yet."""
         self._is_replaying = False
-        """Whether the planned batches were trained before, by weights that a crash has undone."""
+        """Whether the planned batches were trained in steps that a crash has undone."""
         self._num_failed = 0
         self._retry_at = 0.0
         self._recorded_at: float | None = None
         self.is_in_sync = False
-        """Whether the trainer's weights are those of the steps in the run log."""
+        """Whether the trainer has the weights that result from the steps in the run log."""
 
     def _count_earlier_steps(self, limit: float | None) -> None:
         """Pass the steps of earlier server processes to the mismatch stop. The mismatch stop ends
@@ -126,9 +127,9 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Set the batches to train again before any new batch is taken from the pool. Call this
-        method after the trainer was restored from a checkpoint: `batches` are those of the steps
-        after the checkpoint."""
+        """Set the batches that must be trained again before a new batch is taken from the pool.
+        Call this method after the trainer was restored from a checkpoint. `batches` are the batches
+        of the steps after the checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self._is_replaying = bool(batches)
         self.is_in_sync = True
@@ -147,7 +148,7 @@ class StepRunner:
         call are too old by now.
 
         The journal stores the groups with all of their calls. When the batch was first taken from
-        the pool, the stale calls were removed. Therefore they must be removed again.
+        the pool, the stale calls were removed only in memory. Therefore they must be removed again.
         """
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
@@ -237,7 +238,7 @@ class StepRunner:
         self, batch: PlannedBatch, penalties: list[FloatArray] | None
     ) -> tuple[PlannedStep, StepMetrics]:
         """Return two results: the batch as a planned step, with the advantage of each call, and
-        metrics about the share of its tokens that is trained.
+        metrics about the share of the batch's tokens that is trained.
 
         This method runs in a worker thread, because a large step takes seconds.
         """

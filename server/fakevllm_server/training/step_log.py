@@ -85,8 +85,8 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the part of the log line about shared prefixes. It has the number of tokens that the
-    trainer did not have to compute again.
+    """Return the part of the log line about shared prefixes. This part has the number of tokens
+    that the trainer did not have to compute again, and the speed-up.
 
     The speed-up is measured only in some steps.
     """

@@ -1,7 +1,7 @@
 """Convert finished groups to the calls that a training step uses. Each call gets its advantage, and
 its weight in the loss.
 
-The functions do no I/O. In a control run, the job may shuffle rewards. The job's seed then
+The functions do no I/O. In a control run, the job may shuffle the rewards. The job's seed
 determines the shuffled order.
 """
 
@@ -30,16 +30,15 @@ class PlannedStep:
 
     batch: Batch
     trained: list[TrainedGroup]
-    """Every group of the step, with the indices of its siblings that are in the loss. There are
-    none if the job's `control` is `frozen`. If `control` is `shuffled`, a feedback sample has
-    none."""
+    """Every group of the step, with the indices of those siblings of the group that are in the
+    loss. If the job's `control` is `frozen`, no group has such siblings. If `control` is
+    `shuffled`, feedback samples have no such siblings."""
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An episode or sibling of a step, with its reward and its calls. Its advantage is computed
-    later."""
+    """An episode or sibling of a step, with its reward and its calls. It has no advantage yet."""
 
     index: int
     outcome: Outcome
@@ -70,11 +69,11 @@ def plan_step(
 ) -> PlannedStep:
     """Compute the advantage and the weight of each call, and return the planned step.
 
-    `penalties` has one row for each call of `trainable_calls`. A row has one number for each
-    trained token of the call. This number is subtracted from the token's reward. If `penalties` is
-    None, nothing is subtracted. If `is_inverted`, the rewards count with the opposite sign. Raises
-    ValueError if the groups lack something that the job's algorithm needs, for example a greedy
-    answer.
+    `penalties` has one row for each call that `trainable_calls` returns. A row has one number for
+    each trained token of the call. This number is subtracted from the token's reward. If
+    `penalties` is None, nothing is subtracted. If `is_inverted` is True, the rewards are multiplied
+    by -1. Raises ValueError if the groups lack something that the job's algorithm needs, for
+    example a greedy answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
@@ -289,8 +288,8 @@ def _advantage_spread(calls: Sequence[Call]) -> dict[str, float]:
     Return {} if there are no trained tokens.
 
     The tokens are summed call by call. One sum over all tokens of a large step would take 100 ms.
-    It would hold the interpreter's lock (GIL) for this time, and the server's event loop would
-    stand still.
+    Such a sum would hold the interpreter's lock (GIL) for this time, and the server's event loop
+    would stand still.
     """
     calls = [call for call in calls if call.num_trained]
     if not calls:

@@ -12,9 +12,9 @@ from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
 """Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
-no update, and its groups are lost. One such step may be caused by a batch of unusual calls. Several
-consecutive steps above the limit have a permanent cause, such as wrong weights, another tokenizer
-or another temperature."""
+no update, and its groups are lost. A single such step may be caused by a batch of unusual calls.
+Several consecutive steps above the limit have a permanent cause, such as wrong weights, another
+tokenizer or another temperature."""
 
 
 class MismatchStop:
@@ -29,10 +29,10 @@ class MismatchStop:
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step if the log-probabilities of trainer and rollout engine differed too much in
-        it. `limit` is the job's `max_mismatch_k3`. If it is None, no step is counted.
+        this step. `limit` is the job's `max_mismatch_k3`. If `limit` is None, no step is counted.
 
-        A step that trained tokens without problems resets the count to 0. Other steps leave the
-        count unchanged. Examples are a step without a measurement, and a step that has only
+        A step that trained tokens without problems resets the count to 0. All other steps do not
+        change the count. Examples are a step without a measurement, and a step that has only
         feedback samples, because their tokens were sampled by older weights. A step that is trained
         again after a rollback counts once.
         """

@@ -131,7 +131,7 @@ class Intake:
 
     def drop_waiting(self, reason: str) -> int:
         """Drop all groups and samples that wait to be trained. Reopen every claimed episode for
-        other clients. Return the number of dropped groups. In this number, each episode of an
+        other clients. Return the number of dropped groups. In this number, each ended episode of an
         incomplete task counts as one group.
 
         Call this method while no engine runs, before another job is started. The caller must flush
@@ -246,8 +246,8 @@ class Intake:
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
     def complete_all_tasks(self) -> None:
-        """Complete all tasks that still wait for episodes, if the job's training steps take
-        incomplete tasks. Call this method before a step."""
+        """If the job allows training steps with incomplete tasks, complete all tasks that still
+        wait for episodes. Call this method before a step."""
         for completed in self.pool.complete_all():
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
@@ -337,7 +337,8 @@ class Intake:
         closed_reason: str | None,
     ) -> EndGroupReply:
         """Add a feedback sample (an answer that is trained again because of later feedback) to the
-        groups that wait for training. The request contains its calls and its advantage.
+        groups that wait for training. `calls` are the model calls of the sample. The request
+        contains the sample's advantage.
 
         Raises IdempotencyConflict if a different request has added the sample before. Raises
         JournalError if the sample cannot be written to the journal.
@@ -375,10 +376,10 @@ class Intake:
         """Give up the claimed episodes and the ended episodes (samples) whose calls are damaged in
         the journal.
 
-        Other clients can claim such an episode again, as if its claim had expired. A sample is an
-        ended episode. A damaged sample is dropped if it waits for other samples of its task.
+        Other clients can claim a damaged claimed episode again, as if its claim had expired. A
+        damaged sample waits for other samples of its task, and is dropped.
 
-        Return the reason for each dropped sample, by the sample's owner.
+        Return the drop reason of each dropped sample, by the sample's owner.
         """
         claims, samples = pending.corrupt_claims, pending.corrupt_samples
         if claims:
@@ -413,9 +414,9 @@ class Intake:
     def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
         """Add an ended episode from an earlier server process to its task.
 
-        If the task then has enough episodes, store the task's group. The task may have had too few
-        episodes before the restart and have enough now, because the new job may need fewer episodes
-        per task.
+        If this completes the task, store the task's group. The task may have had too few episodes
+        before the restart and have enough now, because the new job may need fewer episodes per
+        task.
         """
         group, members = self._add_to_task(sample, calls)
         if group is not None:

@@ -1,9 +1,9 @@
 """Read a model folder's tokenizer. The tokenizer is used to find out why a model call does not
 continue an earlier call of its session.
 
-The tokenizer is read with the package `tokenizers`. Every real engine on this machine depends on
-this package. Without the package or the folder's file `tokenizer.json`, only token ids are
-compared.
+The tokenizer is read with the package `tokenizers`. Every engine that loads a real model on this
+machine depends on this package. If the package or the folder's file `tokenizer.json` is missing,
+only token ids are compared.
 """
 
 from __future__ import annotations

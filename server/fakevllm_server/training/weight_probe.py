@@ -2,8 +2,8 @@
 
 The engine and the trainer compute the log-probabilities of one known prompt. With equal weights,
 the two results differ only by rounding. A larger difference means that the engine has old weights,
-or only a part of the new weights. The probe does not notice a smaller difference, which does no
-harm.
+or only a part of the new weights. A smaller difference does no harm, and the probe does not notice
+it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ SUM_LENGTH = 2**14
 """Number of products that a matrix multiplication adds up, for the widest layers of open models.
 Sums are kept in float32, whatever the type of the factors."""
 ROUNDINGS_PER_LAYER = 10
-"""Roundings of the hidden state in one layer: two norms, seven projections, attention."""
+"""Number of roundings of the hidden state in one layer: two norms, seven projections, attention."""
 LOGIT_SCALE = 2.0
-"""Standard deviation of a model's logits over its vocabulary, in nats. Measured logits of language
-models have 1 to 3."""
+"""Standard deviation of a model's logits over its vocabulary, in nats. Measured values of language
+models are 1 to 3."""
 
 PROBE_WITHIN_S = 60.0
-"""Seconds after which a probe is given up. Training waits for the probe, and it takes two forward
+"""Seconds after which a probe is given up. Training waits for the probe. A probe takes two forward
 passes of a short prompt."""
 MARGIN = 3.0
-"""Standard deviations that the mean difference may have. The mean of 32 tokens is well below one
-standard deviation of a single token, unless their errors are all alike."""
+"""Maximum of the mean difference, in standard deviations of a single token's error. The mean over
+32 tokens is well below one such standard deviation, unless the errors of all tokens are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ def limit_of(dtype: str, num_layers: int) -> float:
     Let u be the unit roundoff of the type. One operation has a relative error of about u. A sum of
     n products adds √n times the unit roundoff of float32 to this error. Errors of different
     operations have different signs, so the error of N operations is √N times the error of one. Two
-    more factors of √2 follow. Engine and trainer round independently. A log-probability is the
-    difference of a logit and a mean of logits, which contributes at most √2.
+    factors of √2 are added. The first factor is needed because engine and trainer round
+    independently. The second factor is an upper bound, because a log-probability is the difference
+    of a logit and a mean of logits.
 
     >>> [round(limit_of("bfloat16", layers), 2) for layers in (4, 28)]
     [0.3, 0.79]
@@ -101,19 +102,19 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 class WeightProbe:
     """The comparison of the rollout engine's weights with the trainer's weights, for one backend.
-    Both are asked for log-probabilities of the known prompt. If one of them cannot answer, one log
-    line says so."""
+    Engine and trainer are asked for log-probabilities of the known prompt. If one of the two cannot
+    answer, one log line says so."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._is_off = False
         self.has_passed = False
-        """Whether the engines have agreed before, which shows that their numbers can be
+        """Whether engine and trainer have agreed before, which shows that their numbers can be
         compared."""
 
     async def run(self, version: int) -> ProbeResult | None:
-        """Compare the served weights with the trainer's, which were published as `version`. Return
-        None if an engine cannot answer.
+        """Compare the weights that the engine serves as `version` with the trainer's weights.
+        Return None if an engine cannot answer.
 
         Raises BackendError if an engine fails.
         """

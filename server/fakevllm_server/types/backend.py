@@ -1,10 +1,10 @@
 """Interfaces between the server and its engines.
 
 The server has one Backend, which consists of a Rollout and a Trainer. The Rollout samples: it
-answers vLLM's HTTP requests. The Trainer updates the weights from batches. Rollout and Trainer are
-objects in the server's process. This project's own engines have processes of their own. Inside such
-a process, a TokenEngine samples and a TrainEngine trains. `backends/http/engine_server.py` serves
-them over HTTP.
+answers requests in the format of vLLM's HTTP API. The Trainer updates the weights from batches.
+Rollout and Trainer are objects in the server's process. This project's own engines run in processes
+of their own. Inside such a process, a TokenEngine samples and a TrainEngine trains, and
+`backends/http/engine_server.py` makes them available over HTTP.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Call:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Log-probability of each response token, under the distribution from which it was sampled. The
-    sequence is as long as `response_ids`."""
+    """Log-probability of each response token, under the distribution from which the token was
+    sampled. The sequence is as long as `response_ids`."""
     version: int
     """Oldest weight version that sampled a token of the response."""
     temperature: float
     advantage: float | Sequence[float]
-    """One number for all trained tokens of the response, or a sequence with one number for each of
-    them."""
+    """One number for all trained tokens of the response, or a sequence with one number for each
+    trained token."""
     weight: float
     """Weight of each token of the response in the loss."""
     unit: str | None = None
-    """Name of the call's unit. The loss treats all calls of a unit as one sequence. If it is None,
-    the call is a unit by itself."""
+    """Name of the call's unit. The loss treats all calls of a unit as one sequence. If the name is
+    None, the call is a unit by itself."""
     allowed: TokenMasks | None = None
-    """For each response token, the set from which it was sampled. None means the whole
+    """For each response token, the set of tokens from which it was sampled. None means the whole
     vocabulary."""
 
     @property
@@ -70,7 +70,8 @@ class Call:
         """For each response token, whether it is trained. A trained token counts in the loss and in
         the loss's denominators.
 
-        A forced token is not trained. It was the only token that could be sampled at its position.
+        A forced token is not trained. A forced token is the only token that could be sampled at its
+        position.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -78,8 +79,8 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Forced tokens are not counted: at their
-        position, a grammar or `allowed_token_ids` allowed only one token."""
+        """Number of response tokens that are trained. Forced tokens are not counted. A token is
+        forced if a grammar or `allowed_token_ids` allowed only this token at its position."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -131,8 +132,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address at which an engine answers vLLM's HTTP requests, and the model that the engine
-    serves."""
+    """The address at which an engine answers requests in vLLM's format, and the model that the
+    engine serves."""
 
     socket: Path | None
     """Path of the engine's Unix socket, or None if the engine is reached over TCP at `url`."""
@@ -146,21 +147,24 @@ class Endpoint:
     """HTTP headers to send with every call, such as the API key for an engine that the user
     runs."""
     refusal: str | None = None
-    """Reason why calls of this engine must not be trained on; None if they may be. In both cases
-    the engine serves apps."""
+    """Reason why calls of this engine must not be trained on. None if they may be trained on. The
+    engine serves apps in either case."""
     reports_allowed: bool = False
     """Whether the engine supports `return_allowed_tokens` and the trainer can use the reported
     sets."""
     is_bundled: bool = False
     """Whether the engine is one of this project. Such an engine can send the token ids of a prompt
-    as bytes in front of an answer, and each choice of a call when it is complete."""
+    as bytes in front of an answer. It can also send each choice of a call as soon as the choice is
+    complete."""
     holds_policies: bool = False
-    """Whether the engine can hold further policies beside the weights that it serves."""
+    """Whether the engine can hold policies, which are other versions of the weights, beside the
+    weights that it serves."""
     takes_adapters: bool = False
     """Whether the engine loads weights and policies as folders with LoRA adapters, and not as whole
     models."""
     gate: WeightGate = field(default_factory=WeightGate)
-    """Gate that every call to the engine passes. A change of the weights closes the gate."""
+    """Gate that every call to the engine passes. The gate may be closed while the weights
+    change."""
 
 
 class BackendError(Exception):
@@ -169,13 +173,13 @@ class BackendError(Exception):
 
 
 class ActionFailed(BackendError):
-    """Error for an action, such as a training step, that failed in a running engine. The engine
-    continues to run and to answer calls."""
+    """Error for a failed action, such as a training step, of a running engine. The engine continues
+    to run and to answer calls."""
 
 
 class BackendRefused(BackendError):
-    """Error for an engine that cannot start or cannot take its job. A retry would fail again. The
-    message names the cause, which the user must fix."""
+    """Error for an engine that cannot start, or that cannot do what the job needs. A retry would
+    fail. The message names the cause, which the user must fix."""
 
 
 class Rollout(Protocol):
@@ -194,9 +198,9 @@ class Rollout(Protocol):
         ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Load the weights in a folder, beside the weights that the engine serves. The folder has
-        the same form as for `load_weights`. A call whose model has this name is then sampled with
-        these weights. If the policy is loaded already, nothing happens.
+        """Load the weights in a folder as a policy, which the engine holds beside the weights that
+        it serves. The folder has the same form as for `load_weights`. Calls that request `name` as
+        their model are then sampled with the policy. If the policy is loaded already, do nothing.
 
         Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed in three
         cases: the name was given to another version before, the engine holds too many policies, or
@@ -205,12 +209,12 @@ class Rollout(Protocol):
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Its running requests end normally. If the policy is not loaded, nothing
-        happens."""
+        """Remove a policy. Running requests of the policy end normally. If the policy is not
+        loaded, do nothing."""
         ...
 
     async def policies(self) -> dict[str, int]:
-        """Return the version of each policy that was loaded by `load_policy`, by name."""
+        """Return the name and the version of each policy that `load_policy` has loaded."""
         ...
 
     async def probe(self) -> ProbeReply | None:
@@ -224,7 +228,7 @@ class Rollout(Protocol):
 
     async def lost(self) -> str:
         """Wait until the engine has died or hangs. Return a message that says what happened. If the
-        cause is known, the message names it."""
+        cause is known, the message names the cause."""
         ...
 
     async def close(self) -> None: ...
@@ -249,9 +253,9 @@ class Trainer(Protocol):
         """Return the log-probabilities of each call's trained response tokens under the weights
         `policy`.
 
-        They are computed for the distribution from which the tokens were sampled. This means the
-        call's temperature, and the set of allowed tokens at each position. Only jobs with
-        `use_kl_in_reward` need this method. A trainer without it refuses such a job in `boot`.
+        The log-probabilities include the call's temperature and the set of allowed tokens at each
+        position, as in sampling. Only jobs with `use_kl_in_reward` need this method. A trainer that
+        does not support the method refuses such a job in `boot`.
         """
         ...
 
@@ -274,7 +278,7 @@ class Trainer(Protocol):
         ...
 
     async def restore(self, folder: Path) -> None:
-        """Load the checkpoint in `folder` and continue from it."""
+        """Load the checkpoint in `folder`. Later steps continue from it."""
         ...
 
     async def health(self) -> bool:
@@ -283,7 +287,7 @@ class Trainer(Protocol):
 
     async def lost(self) -> str:
         """Wait until the trainer has died or hangs. Return a message that says what happened. If
-        the cause is known, the message names it."""
+        the cause is known, the message names the cause."""
         ...
 
     async def close(self) -> None: ...
@@ -298,10 +302,10 @@ class BackendStart:
     """Address of the rollout engine. If the engine was already running, this is the same object as
     at the previous start."""
     trainer_is_new: bool
-    """Whether the trainer was started now. A new trainer has the model's initial weights, even if
-    the run was trained before."""
+    """Whether this start created the trainer. A new trainer has the model's initial weights, even
+    if the run has trained the model before."""
     refusal: str | None = None
-    """Reason why there is no trainer; None if there is one. The user must fix the cause. The
+    """Reason why there is no trainer, which the user must fix. None if there is a trainer. The
     rollout engine answers apps even without a trainer."""
 
 
@@ -334,13 +338,13 @@ class Backend(Protocol):
         ...
 
     async def close_rollout(self) -> None:
-        """Stop the rollout engine, because it must not answer calls any more. The next `start`
-        starts it again. If the rollout engine also trains, the trainer stops with it."""
+        """Stop the rollout engine, so that it answers no more calls. The next call of `start`
+        starts the rollout engine again. If one engine samples and trains, the trainer stops too."""
         ...
 
     async def lost(self) -> str:
-        """Wait until one of the engines has died. Return a message that says what happened. If the
-        cause is known, the message names it."""
+        """Wait until one of the engines has died or hangs. Return a message that says what
+        happened. If the cause is known, the message names the cause."""
         ...
 
     async def close(self) -> None: ...
@@ -371,17 +375,17 @@ class TokenEngine(Protocol):
         """Return the prompt's token ids for a conversation, rendered with the model's chat
         template.
 
-        A text that is larger than `max_prompt_bytes` is cut if the request allows truncation.
-        Otherwise WireError (400) is raised. WireError (400) is also raised if the template refuses
-        the conversation.
+        If the text is larger than `max_prompt_bytes` and the request allows truncation, the text is
+        cut. Raises WireError (400) if the text is too large and the request does not allow
+        truncation, or if the template refuses the conversation.
         """
         ...
 
     def check(self, sampling: Sampling) -> None:
         """Raise WireError (400) if the engine does not support these sampling parameters.
 
-        Call this method before `generate`. `generate` would raise the same error, but possibly
-        after the first bytes of a stream were sent.
+        Call this method before `generate`. Otherwise `generate` raises the error, possibly after
+        the first bytes of a stream were sent.
         """
         ...
 
@@ -390,7 +394,7 @@ class TokenEngine(Protocol):
     ) -> AsyncGenerator[list[Token]]:
         """Sample a completion and yield its tokens in order, including the end-of-sequence token.
 
-        Closing the iterator cancels the request.
+        If the caller closes the generator, sampling stops.
         """
         ...
 

@@ -37,11 +37,11 @@ def are_ids(values: Sequence[object]) -> bool:
 
 
 def checked_ids(values: Sequence[object]) -> IdArray:
-    """Return the ids in `values` as an array. `values` was parsed from JSON. Raises ValueError if a
+    """Return the ids in `values`, which was parsed from JSON, as an array. Raises ValueError if a
     value is not an id (see `are_ids`).
 
-    For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
-    text.
+    For long prompts, this function is several times as fast as `are_ids`, because it checks the
+    numbers as text.
 
     >>> checked_ids([0, MAX_ID])
     [0, 2147483647]
@@ -58,10 +58,9 @@ def checked_ids(values: Sequence[object]) -> IdArray:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """A range of response tokens and the weight version that sampled them. The range includes
-    `start` and excludes `end`.
+    """A range [start, end) of response tokens, and the weight version that sampled these tokens.
 
-    If spans overlap, any of their versions may have sampled a token in the overlap.
+    If two spans overlap, either version may have sampled a token in the overlap.
     """
 
     version: int
@@ -82,13 +81,13 @@ class RecordedCall:
     untrainable: str | None
     """Reason why the call must not be trained on, or None if the call may be trained on."""
     allowed: TokenMasks | None = None
-    """For each response token, the set from which it was sampled. None means the whole vocabulary.
-    The sets are sent to the trainer. They are not sent to the proxy, because its ledger does not
-    need them, and they may be larger than the call."""
+    """For each response token, the set of tokens from which it was sampled. None means the whole
+    vocabulary. The server sends the sets to the trainer, but not to the proxy, because the proxy
+    does not need them, and they may be larger than the call."""
 
     def __post_init__(self) -> None:
-        """Keep ids and log-probabilities in arrays, because millions of tokens may wait for a
-        step."""
+        """Convert ids and log-probabilities to arrays. Lists would be slow for the millions of
+        tokens that may wait for a step."""
         object.__setattr__(self, "prompt_ids", id_array(self.prompt_ids))
         object.__setattr__(self, "response_ids", id_array(self.response_ids))
         if self.logprobs is not None:
@@ -96,8 +95,8 @@ class RecordedCall:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Forced tokens are not counted: at their
-        position, a grammar allowed no other token."""
+        """Number of response tokens that are trained. Forced tokens are not counted. A token is
+        forced if no other token was allowed at its position."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -107,7 +106,7 @@ class RecordedCall:
 
     @property
     def version(self) -> int:
-        """Oldest weight version that sampled a token of the call."""
+        """Oldest weight version that sampled a token of the response."""
         return min((span.version for span in self.versions), default=0)
 
     def to_wire(self, prompt: int | None = None) -> CapturedCall:
@@ -166,8 +165,9 @@ class RecordedCall:
 def with_prompts_apart(
     calls: Sequence[Sequence[RecordedCall]],
 ) -> tuple[list[list[CapturedCall]], list[bytes]]:
-    """Return two lists: the calls in the form that is sent to the proxy, and their prompts. Equal
-    prompts are in the list only once. A call refers to its prompt by index."""
+    """Return two lists: the calls in the form that is sent to the proxy, and the prompts of the
+    calls. A call refers to its prompt by an index into the second list, so that calls with equal
+    prompts can share one entry."""
     indices: dict[int, int] = {}
     prompts: list[Sequence[int]] = []
 
@@ -184,8 +184,8 @@ def with_prompts_apart(
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """One sample of a group. It is an episode, or one answer to an app's request. It has its
-    captured calls. If it was scored, it also has its reward."""
+    """One sample of a group, with its captured calls and its reward. A sample is a claimed episode
+    or one answer to an app's request. Both are called an episode here."""
 
     index: int
     """Index of the episode, unique within its group."""
@@ -207,21 +207,23 @@ class ScoredEpisode:
 
 
 TASK = "task:"
-"""Prefix of the ids of groups that consist of claimed episodes. The id of their task follows."""
+"""Prefix of the ids of groups that consist of claimed episodes. In such an id, the id of the
+group's task follows the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A group whose episodes have ended. The rewards of its episodes are compared with each
-    other."""
+    """A group whose episodes have ended. In training, the rewards of these episodes are compared
+    with each other."""
 
     group_id: str
     episodes: Sequence[ScoredEpisode]
     follows: RecordedCall | None = None
-    """The served call of the previous turn of the same conversation, if the server still has it."""
+    """The call of the previous turn of the same conversation whose answer the app received. None if
+    there is no such call, or if the server no longer has it."""
     advantage: float | None = None
-    """Advantage of a feedback sample, which the proxy sends; None for all other groups. A feedback
-    sample has one episode, which is not compared with others."""
+    """The advantage that the proxy has sent with a feedback sample; None for all other groups. A
+    feedback sample has one episode, which is not compared with others."""
     hook_hash: str = ""
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
 

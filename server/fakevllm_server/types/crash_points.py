@@ -18,8 +18,8 @@ def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[
     """Return a function that ends the process when a certain crash point is passed. Assign the
     function to `on_pass`.
 
-    `spec` names the crash point as `LABEL`, or as `LABEL:N` to end the process at the N-th pass.
-    `before` is called just before the process ends.
+    `spec` is `LABEL`, the name of the crash point, or `LABEL:N` to end the process at the N-th
+    pass. `before` is called just before the process ends.
     """
     target, _, pass_number = spec.partition(":")
     passes_left = int(pass_number or 1)

@@ -28,14 +28,16 @@ class EngineSpec:
     allow_hub: bool = False
     """Whether the engine may load a model from the Hugging Face hub."""
     extra_args: Sequence[str] = ()
-    """The engine's own command-line arguments, which follow the server's."""
+    """The engine's own command-line arguments from the user. They follow the arguments that the
+    server passes."""
     job_args: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The engine's own arguments that the job sets, by name. `extra_args` override them."""
+    """The engine's own arguments that the job sets, by name. Arguments in `extra_args` override
+    arguments of the job."""
     lora_rank: int = 0
     """Rank of the LoRA adapters that the job trains and the trainer can export; 0 if there are
     none."""
     target_modules: str = ""
-    """The layers with an adapter, in the words of the job."""
+    """The layers with an adapter, as the job's setting `target_modules` names them."""
     train_only: bool = False
     """Whether the engine is only a trainer and another engine samples."""
     url: str | None = None
@@ -63,14 +65,15 @@ class EngineSpec:
     def new_socket(self) -> Path:
         """Return a path for a Unix socket that no process has used before.
 
-        Sockets that earlier engines of this role left in the run directory are deleted. The new
-        path is in the run directory. If this path would be too long, the new path is in a new
-        temporary folder. Pass the path to `remove_socket` when the engine has ended.
+        The path is in the run directory or, if it would be too long there, in a new temporary
+        folder. Sockets that earlier engines of this role left in the run directory are deleted.
+        Pass the path to `remove_socket` when the engine has ended.
 
-        Each start needs a new path, because a server may be killed while its engine starts. This
-        engine may open its socket later. With a fixed path, the next server could mistake this old
-        engine for its own, and load the trained weights into it. Later the new engine would open
-        the path and answer apps with the initial weights.
+        Each start needs a new path, because a server may be killed while its engine starts. The old
+        engine may open its socket when the next server already runs. With a fixed path, the next
+        server could mistake the old engine for its own engine, and load the trained weights into
+        the old engine. After that, the new engine would open the path and answer apps with the
+        initial weights.
         """
         run_dir = self.run_dir.resolve()
         for old_socket in run_dir.glob(f"{self.role}-*.sock"):

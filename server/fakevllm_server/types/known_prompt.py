@@ -1,7 +1,7 @@
-"""The known prompt. With it, the server checks that an engine samples with the right weights.
+"""The known prompt, with which the server checks that an engine samples with the right weights.
 
-The engine returns the log-probabilities of the prompt's own tokens, and so does the trainer. With
-equal weights, the numbers are nearly equal (see `training/weight_probe.py`).
+The engine and the trainer each return the log-probabilities of the prompt's tokens. If they have
+equal weights, the log-probabilities are nearly equal (see `training/weight_probe.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ KNOWN_PROMPT = (
     "The 7 boats left at 6:45, and 12 of the crew said: 'Où est le port?' "
     "def area(r): return 3.14 * r ** 2 # answer below"
 )
-"""Text of the known prompt. Words, numbers, code and another language use different parts of the
-weights. Otherwise its contents do not matter."""
+"""Text of the known prompt. It contains words, numbers, code and another language, because these
+use different parts of the weights."""
 PROBE_ID = "known_prompt"
-"""Id of the group of the call with which the trainer computes the log-probabilities."""
+"""Group id of the call that the server sends to the trainer to get the log-probabilities."""
 MAX_TOKENS = 33
 """Maximum number of tokens of the prompt that are used. The first token has no log-probability, so
 32 are compared."""
@@ -29,9 +29,9 @@ class ProbeReply:
     ids: Sequence[int]
     """Token ids of the prompt."""
     log_probs: Sequence[float]
-    """Log-probability of each token after the first, at temperature 1, from the whole
-    vocabulary."""
+    """Log-probability of each token after the first, at temperature 1, under the distribution over
+    the whole vocabulary."""
     dtype: str
-    """Type in which the engine computes, such as `bfloat16`."""
+    """Data type in which the engine is taken to compute, such as `bfloat16`."""
     num_layers: int
     """Number of layers of the model."""

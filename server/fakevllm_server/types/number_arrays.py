@@ -1,9 +1,9 @@
 """Arrays of token ids and of floats. They are used in place of lists of numbers.
 
 The calls that wait for a step have millions of tokens. In a list, each token is an object. The
-garbage collector visits all objects, and freeing them takes the same time as making them. Both hold
-the interpreter's lock (GIL) for hundreds of milliseconds, and the server's event loop stands still
-meanwhile. An array is one block of memory. The module does no I/O.
+garbage collection and the release of so many objects each hold the interpreter's lock (GIL) for
+hundreds of milliseconds. The server's event loop stands still meanwhile. An array is one block of
+memory and does not have this problem. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ else:  # Python 3.11 has no array[int]
 
 
 class _EqualsLists:
-    """The base class of the arrays. It makes an array equal to a list, and gives it the same text
-    as a list."""
+    """The base class of the arrays. An array is equal to a list or tuple with the same numbers, and
+    its `repr` is that of the list."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -61,7 +61,7 @@ class FloatArray(_EqualsLists, _Floats):
 
 
 def id_array(ids: Iterable[int]) -> IdArray:
-    """Return the ids as an array. If `ids` is an IdArray, return it itself."""
+    """Return the ids as an array. If `ids` is an IdArray already, return `ids` itself."""
     return ids if isinstance(ids, IdArray) else cast(IdArray, IdArray("i", ids))
 
 
@@ -80,10 +80,11 @@ def ids_from_bytes(raw: bytes) -> IdArray:
 
 
 def float_array(values: Iterable[float]) -> FloatArray:
-    """Return the values as an array. If `values` is a FloatArray, return it itself."""
+    """Return the values as an array. If `values` is a FloatArray already, return `values`
+    itself."""
     return values if isinstance(values, FloatArray) else cast(FloatArray, FloatArray("d", values))
 
 
 def repeated(value: float, times: int) -> FloatArray:
-    """Return an array that contains one number several times."""
+    """Return an array that contains the number `value` `times` times."""
     return cast(FloatArray, FloatArray("d", array("d", [value]) * times))

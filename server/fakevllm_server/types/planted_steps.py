@@ -2,8 +2,9 @@
 
 `FAKEVLLM_INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of
 version 39 to 48. Training may return to earlier weights and repeat a step. Version numbers are
-never reused, so the repeated step has another version and is not inverted.
-`fakevllm demo --plant-bad-step` sets the environment variable. Without it, nothing is inverted.
+never reused, so the repeated step begins with another version, and its rewards are not inverted.
+`fakevllm demo --plant-bad-step` sets the environment variable. If the variable is not set, no
+rewards are inverted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ VARIABLE = "FAKEVLLM_INVERT_REWARDS"
 
 
 def planted_versions(spec: str) -> range:
-    """Return the versions that `spec` names.
+    """Return the versions that `spec` names: "FIRST:LAST", both included, or "" for no version.
 
     >>> planted_versions("39:48"), len(planted_versions(""))
     (range(39, 49), 0)
@@ -24,4 +25,5 @@ def planted_versions(spec: str) -> range:
 
 
 PLANTED = planted_versions(os.environ.get(VARIABLE, ""))
-"""Versions with whose weights an inverted step begins."""
+"""The rewards of a step are inverted if the step begins with the weights of one of these
+versions."""

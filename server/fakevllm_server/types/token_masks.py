@@ -1,8 +1,7 @@
 """Token masks. A mask is the set of tokens from which one token of a response was sampled.
 
 A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. If the
-trainer normalises over the same part, it computes the same probability that the engine sampled
-with.
+trainer normalises over the same part, it computes the probability with which the engine sampled.
 
 A set is stored as bytes, called a packed set. The first four bytes are the number of tokens in the
 set, in little-endian order. The rest is a bitmap with one bit for each token id, compressed with
@@ -26,7 +25,7 @@ Json = dict[str, Any]
 WHOLE = -1
 """Index that stands for the whole vocabulary, which needs no packed set."""
 SIZE_BYTES = 4
-"""Number of bytes in which a packed set stores its size."""
+"""Number of bytes at the start of a packed set that store the number of tokens in the set."""
 MAX_BYTES = 1 << 20
 """Maximum number of bytes in a bitmap. No vocabulary has eight million tokens."""
 CACHE_SIZE = 256
@@ -36,7 +35,7 @@ CACHE_SIZE = 256
 @lru_cache(CACHE_SIZE)
 def packed(bits: bytes) -> bytes:
     """Return a bitmap of token ids as a packed set (size and compressed bitmap). The lowest bit of
-    the bitmap's first byte is token 0.
+    the bitmap's first byte stands for token 0.
 
     >>> unpacked(packed(bytes([0b101, 0])))
     b'\\x05'
@@ -73,7 +72,7 @@ class TokenMasks:
     sets: Sequence[bytes]
     """The distinct packed sets."""
     set_indices: Sequence[int]
-    """For each token of the response, the index of its set in `sets`, or WHOLE."""
+    """For each token of the response, the index in `sets` of the token's set, or WHOLE."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "set_indices", id_array(self.set_indices))
@@ -131,8 +130,8 @@ class TokenMasks:
         """Parse the masks in an engine's answer. `wire` is the JSON value of the masks, and `ids`
         are the token ids of the response.
 
-        Return None in three cases: `wire` is malformed, it lacks a set for a position, or a token
-        is not in the set for its position.
+        Return None in three cases: `wire` is malformed, `wire` has no set for a position of the
+        response, or a token is not in the set for its position.
         """
         try:
             allowed = TokenMasks.from_wire(wire)
@@ -159,8 +158,7 @@ class TokenMasks:
 
 
 def _size_bytes(bits: bytes) -> bytes:
-    """Return the number of set bits in a bitmap, as the first `SIZE_BYTES` bytes of a packed
-    set."""
+    """Return the number of tokens in a bitmap, as the first `SIZE_BYTES` bytes of a packed set."""
     return int.from_bytes(bits).bit_count().to_bytes(SIZE_BYTES, "little")
 
 

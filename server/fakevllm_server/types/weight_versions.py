@@ -1,5 +1,5 @@
-"""Record for each call the weight versions that may have sampled it. This is needed for engines
-that do not report the versions.
+"""Record for each call the weight versions that may have sampled the call. The record is needed for
+engines that do not report the versions.
 
 While the weights change, new calls wait and are not refused. If a running call does not end within
 a time limit, the weights change while it runs. The call is then recorded with the old and the new
@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 ABANDONED_PAUSE_S = 0.05
-"""Seconds that `WeightGate.call` waits before it raises GateAbandoned. Callers retry at once, in a
-loop. If the next engine does not run yet, the loop would leave the event loop no time to start
-it."""
+"""Seconds that `WeightGate.call` waits before it raises GateAbandoned. Callers retry at once until
+the next engine runs. Without the wait, their retries would leave the event loop no time to start
+that engine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,13 +30,13 @@ class CallStamp:
     """Whether a change of weights failed during the call. Which weights sampled the call is then
     unknown."""
     overlaps_swap: bool = False
-    """Whether the call ran while the engine took new weights without closing the gate. Only the
-    engine knows then which weights sampled the call."""
+    """Whether the call ran during `WeightGate.swap`, in which the engine takes new weights while
+    the gate is open. Then only the engine knows which weights sampled the call."""
 
     @property
     def known_version(self) -> int | None:
-        """The version that sampled all tokens of the call so far. It is None if the call may have
-        tokens of another version."""
+        """The version that sampled all tokens of the call so far. None if the call may have tokens
+        of several versions, or if it is unknown which weights sampled the call."""
         is_certain = len(self.versions) == 1 and not (self.is_doubtful or self.overlaps_swap)
         return self.versions[0] if is_certain else None
 
@@ -47,14 +47,14 @@ class GateAbandoned(Exception):
 
 
 class WeightGate:
-    """A gate that each call to one engine must pass. It is closed while the engine's weights
-    change."""
+    """A gate that each call to one engine must pass. While `change` changes the engine's weights,
+    the gate is closed. `swap` and `serve_adapter` leave the gate open."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
         self.adapter: str | None = None
-        """Name at the engine of the adapter that holds the served weights. None if the engine knows
-        them by the name of its model."""
+        """Name that the engine uses for the adapter with the served weights. None if the served
+        weights are those of the engine's model."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -75,8 +75,8 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Wait until the gate is open, then count a call as running while the `with` block runs.
-        Yield a stamp, in which the weight versions of this call are recorded.
+        """Wait until the gate is open. Then count a call as running while the `with` block runs.
+        Yield a stamp, in which the gate records the weight versions of this call.
 
         The block must last from the call's first byte to its last byte. Raises GateAbandoned if the
         engine was replaced or stopped.
@@ -130,12 +130,12 @@ class WeightGate:
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
-        """Mark the calls that run during the `with` block. In this block, an engine changes to the
-        weights of `version`. Use this method for an engine that itself reports the versions of
-        calls. The gate stays open.
+        """Set `overlaps_swap` for the calls that run during the `with` block, in which an engine
+        changes to the weights of `version`. The gate stays open. Use this method for an engine that
+        itself reports the versions of calls.
 
-        If the block fails, it is unknown which weights the engine has. Calls are then marked until
-        a later block succeeds.
+        If the block fails, it is unknown which weights the engine has. In this case,
+        `overlaps_swap` is set for all further calls until a later `swap` succeeds.
         """
         self._is_swapping = True
         for stamp in self._running:
@@ -147,9 +147,9 @@ class WeightGate:
     def serve_adapter(self, name: str, version: int) -> None:
         """Serve the weights in the adapter `name` as `version` from now on. The gate stays open.
 
-        Running calls go on with the adapter that they began with. A call that is about to be sent,
-        or is sent once more, may get the new adapter. Therefore all running calls are recorded with
-        both versions.
+        A running call normally keeps the adapter with which it began. But a call that passed the
+        gate and is not sent yet, or that is sent once more, may get the new adapter. Therefore the
+        new version is added to the stamps of all running calls.
         """
         for stamp in self._running:
             stamp.versions.append(version)

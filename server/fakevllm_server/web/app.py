@@ -84,8 +84,8 @@ class FastPaths:
     """ASGI middleware that passes a POST request for a model call directly to its endpoint, also
     below `/e/UUID`. All other requests go to `app`.
 
-    The direct call saves the cost of the framework's own middlewares and of its router. The
-    router's routes for these paths only refuse other HTTP methods with 405.
+    The direct call saves the cost of the framework's own middlewares and of its router. For these
+    paths, the router's own routes are needed only to refuse other HTTP methods with 405.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
@@ -128,7 +128,7 @@ def _add_engine_routes(
     for path in MODEL_CARD_PATHS:
         _add_route(app, path, card, ["GET"])
     stored = stored_responses.create_endpoint(state)
-    # GET is first, because a 405 names the first method of a path, which is vLLM's only one.
+    # GET is first: a 405 names the first method of a path, and vLLM's 405 for PATH names GET.
     for path, method in (
         (stored_responses.PATH, "GET"),
         (stored_responses.PATH, "DELETE"),

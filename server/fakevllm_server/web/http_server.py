@@ -1,5 +1,5 @@
-"""HTTP server of the swarm server's process. The module handles its socket, its limit on open
-files, and its shutdown."""
+"""HTTP server of the swarm server's process. The module handles the server's socket, its limit on
+open files, and its shutdown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fakevllm_server.web.app import create_app
 from fakevllm_server.web.server_state import ServerState
 
 BROKEN_JOURNAL_EXIT_CODE = 1
-"""Exit code of a server that ended itself because its journal is broken. It is not 0, so that a
-supervisor restarts the server."""
+"""Exit code of a server that ended itself because its journal is broken. The code is not 0, so that
+a supervisor restarts the server."""
 
 
 def serve(
@@ -31,11 +31,11 @@ def serve(
 ) -> None:
     """Run the server until SIGINT or SIGTERM.
 
-    With `until_stdin_closes`, the server also stops when its standard input closes. This happens if
-    its parent process dies. If the parent process already listens on a socket, `listen_fd` is the
-    socket's file descriptor. If `listen_fd` is None, the server binds the configured host and port.
-    Raises ConfigError if the address or the run directory cannot be used. Raises SystemExit if the
-    journal can no longer be written.
+    With `until_stdin_closes`, the server also stops when its standard input closes. The standard
+    input closes, for example, when the parent process dies. If the parent process already listens
+    on a socket, `listen_fd` is the socket's file descriptor. If `listen_fd` is None, the server
+    binds the configured host and port. Raises ConfigError if the address or the run directory
+    cannot be used. Raises SystemExit if the journal can no longer be written.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

@@ -72,7 +72,7 @@ class LatestCall:
         """Return the latest call as a JSON object with `input` and `output`, or None if no call was
         answered yet.
 
-        The object also has a key `format` if the call's wire format is not chat completions.
+        If the call's wire format is not chat completions, the object also has the key `format`.
         """
         call = self._latest
         if call is None:
@@ -84,7 +84,7 @@ class LatestCall:
 
     def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
         """Return an ASGI app that wraps `app`, the endpoint of a wire format. The returned app
-        behaves in the same way, and also keeps the latest answered call in this object."""
+        gives the same answers, and also keeps the latest answered call in this LatestCall."""
 
         async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()
@@ -116,7 +116,7 @@ def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _event_list(raw: bytes) -> bytes:
-    """Return a JSON list of the data of all events in a stream. The bytes of the data are not
+    """Return a JSON list with the data of each event in a stream. The bytes of the data are not
     changed."""
     events = [data_of(event) for event in SseDecoder().feed(raw)]
     return b"[" + b",".join(data for data in events if data is not None) + b"]"

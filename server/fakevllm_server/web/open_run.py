@@ -28,7 +28,7 @@ from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.training.submission_intake import Intake
 
 _ENGINE_RUNS = "engine_runs"
-"""Key of the journal's table `meta`. It exists from an engine's start until the engine is
+"""Key in the journal's table `meta`. The key exists from an engine's start until the engine is
 stopped."""
 
 
@@ -37,8 +37,8 @@ class OpenRun:
     the server ends."""
 
     def __init__(self, relative: str, folder: RunFolder, engine: EngineLifecycle) -> None:
-        """Open a run, and restore everything that waits in its journal to be trained. The engine
-        must be offline, and is not changed.
+        """Open a run, and restore the groups and episodes that wait in its journal to be trained.
+        The engine must be offline.
 
         Raises ConfigError if the folder or the journal cannot be used. The folder is unlocked in
         this case.
@@ -71,7 +71,7 @@ class OpenRun:
     def _read_journal(self, engine: EngineLifecycle) -> None:
         self.runlog = RunLog(self.journal)
         if not (self.runlog.version or self.checkpoints.is_empty):
-            # A run that starts from the beginning would delete these checkpoints.
+            # The run would start from its first step, and delete these checkpoints.
             raise ValueError("it has no trained steps, but the run directory has checkpoints")
         job_yaml = self.journal.read(reads.meta, JOB)
         self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
@@ -85,12 +85,12 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Compare a new job with the job of the last start of the run's engine. Return the names of
-        the settings that make the new job count as another job. `identity` is the identity of the
-        new job. All changes of the journal must be on disk.
+        """Compare a new job with the job with which the run's engine was started last. `identity`
+        has the settings of the new job that identify a job. Return the names of those settings that
+        differ. All changes of the journal must be on disk before this call.
 
-        An older server stored no identity of its job. Such a job is assumed to have the model and
-        the experiment name of the new job.
+        An older version of the server did not store the identity of its job. The job of such a
+        server is assumed to have the model and the experiment name of the new job.
         """
         previous = self._read_identity()
         job_yaml = self.journal.read(reads.meta, JOB)

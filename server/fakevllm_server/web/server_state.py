@@ -51,8 +51,8 @@ log = logging.getLogger("fakevllm.server")
 
 
 HEALTH_CHECK_INTERVAL_S = 1.0
-"""Seconds between health checks of an engine that failed a call and did not exit. They are needed
-because no event reports that the engine is healthy again."""
+"""Seconds between health checks of an engine that failed a call and did not exit. The checks are
+needed because no event reports that the engine is healthy again."""
 
 
 @dataclass(slots=True)
@@ -69,9 +69,11 @@ class ServerState:
     server_id: str = field(default_factory=new_id)
     """ID of this server process. It changes with each restart."""
     engine_client: EngineClient | None = None
-    """Client of the engine, or None before the first boot has ended, and after a stop."""
+    """Client of the engine. None until the engine's first boot has ended, and after the engine was
+    stopped."""
     run: OpenRun = field(init=False)
-    """The current run. It changes only when the engine is started for a job of another run."""
+    """The current run. Another run becomes current only when the engine is started for a job of
+    that run."""
     engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held during the whole start or stop of an engine, and while a client sends a job. It
     prevents two errors. A stop could remove the socket of an engine that is being started. A job
@@ -88,14 +90,14 @@ class ServerState:
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
-    """Maker of the decisions about versions of the current run."""
+    """Object that makes the decisions about versions of the current run."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
-    """Task that starts the engine when the journal can be written again. None if no such task was
-    needed when the server started."""
+    """Task that starts the engine as soon as the journal can be written. None if the server did not
+    need such a task at its start."""
 
     def __post_init__(self) -> None:
         self._lock = RunFolder(self.config.run_dir)
@@ -165,7 +167,7 @@ class ServerState:
 
     @property
     def model(self) -> str | None:
-        """Model folder or name. It is None for the fake engine, and before the first start."""
+        """Model folder or name. None for the fake engine, and before the engine's first start."""
         return self._model.model
 
     @property
@@ -382,8 +384,8 @@ class ServerState:
         """Return the engine's status for a client.
 
         `is_own_client` is True if the client is fakevllm's own client. Other clients see each state
-        of a step for longer if the job's training steps need the agreement of clients. Such clients
-        read the status rarely, and could otherwise miss short states.
+        of a step for longer if the job's training steps need the agreement of clients. Other
+        clients read the status rarely, and could otherwise miss short states.
         """
         if is_own_client or self.job is None or not method_of(self.job).is_agreed_on:
             return self.engine.status
@@ -391,11 +393,11 @@ class ServerState:
 
     @property
     def closed_reason(self) -> str | None:
-        """Reason why no more groups and episodes will be trained, or None while training continues.
+        """Reason why no more groups and episodes will be trained; None while training may continue.
 
-        While the engine is off, a client may have sent the next job. The limit of steps in that job
-        may be meant for another run. Therefore training has then ended only if the current run's
-        own job has ended as well.
+        While the engine is off, two jobs may be known: the current run's own job, and the next job
+        that a client has sent. The next job's limit of steps may be meant for another run.
+        Therefore training has ended only if the current run has reached the last step of both jobs.
         """
         if self._loop is not None:
             return self._loop.closed_reason
@@ -405,7 +407,7 @@ class ServerState:
 
     @property
     def backlog(self) -> float:
-        """Number of batches that the waiting groups and episodes would fill, as a fraction.
+        """Number of batches that the waiting groups and episodes would fill; it may be fractional.
 
         The number is at least 1 if a training step is due or will be retried. The batch of a
         running step does not count.
@@ -458,9 +460,9 @@ class ServerState:
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
         """Wait until the engine answers calls, and return its client. The wait has no time limit.
 
-        `failed` is the client of an engine on which a call failed. This client is returned again
-        only if its engine is healthy. Raises WireError (503) before the first engine is ready, and
-        after the engine was stopped.
+        `failed` is the client of an engine on which a call failed. The function returns this client
+        again only if the client's engine is healthy. Raises WireError (503) before the first engine
+        is ready, and after the engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -527,9 +529,9 @@ async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = Non
     """Close the HTTP client of an engine that was replaced or stopped.
 
     Calls may be waiting at the engine's gate, which holds calls while the engine's weights are
-    changed. These calls leave the gate and look for the next engine. There is one exception. If
-    `next_endpoint` has the same gate, the engine is the same, and only its address has changed. The
-    calls then continue to wait.
+    changed. These calls leave the gate and look for the next engine. There is one exception: if
+    `next_endpoint` has the same gate, only the address of the same engine has changed, and the
+    calls continue to wait.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

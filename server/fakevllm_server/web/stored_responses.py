@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of all stored responses. When it is exceeded, the oldest responses are removed."""
+"""Maximum size of all stored responses. When this size is exceeded, the oldest responses are
+removed."""
 MAX_RESPONSES = 10_000
 MAX_ID_CHARS = 256
 """Maximum length of an id. A response with a longer id, which its client has chosen, is not
@@ -14,11 +15,12 @@ stored."""
 
 
 class StoredResponses:
-    """The latest responses of OpenAI's Responses format, by the API key that made them and by their
-    id.
+    """The latest responses in OpenAI's Responses format. A response is found by the API key that
+    made it and by its id.
 
-    They are lost when the server stops. Apps may retrieve a response days later. Therefore the
-    proxy keeps the responses of its apps in its ledger, a SQLite file.
+    The responses are lost when the server stops. An app may retrieve a response days after the
+    response was made. Therefore the proxy keeps the responses of its apps in its ledger, a SQLite
+    file.
 
     >>> stored = StoredResponses()
     >>> stored.store("key", "resp_1", b"{}")

@@ -18,7 +18,8 @@ from pathlib import Path
 TOP_FOLDER = "ajet"
 """The folder that contains every member of the zip file."""
 MAX_ZIP_BYTES = 8 * 2**20
-"""Maximum size of the upload. The list of members takes many times its size in memory."""
+"""Maximum size of the upload. In memory, the list of the zip file's members takes many times the
+size of the upload."""
 MAX_MEMBERS = 10_000
 """Maximum number of files and folders in the zip file."""
 MAX_UNPACKED_BYTES = 128 * 2**20
@@ -27,7 +28,7 @@ MAX_UNPACKED_BYTES = 128 * 2**20
 _COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Accepted methods. With any other method, zipfile may unpack an unlimited amount in one read."""
 _FILE_TYPES = (0, stat.S_IFREG, stat.S_IFDIR)
-"""Accepted file types. Zip files from systems without Unix file types have 0."""
+"""Accepted file types. The file type is 0 in zip files from systems without Unix file types."""
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\:\x00-\x1f\x7f]{1,200}")
 _ENCRYPTED = 0x1
 _NOT_A_ZIP = "Uploaded file is not a valid zip file."

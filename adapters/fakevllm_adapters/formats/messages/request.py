@@ -1,6 +1,7 @@
 """Requests of /v1/messages, translated to chat completions by the same rules as in vLLM.
 
-Oddities of vLLM's translation are kept, because the model must read the same tokens.
+Oddities of vLLM's translation are kept, because the model must read the same tokens as with vLLM's
+own translation.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fakevllm_adapters.formats.messages.schema import (
 )
 
 _BILLING_HEADER = "x-anthropic-billing-header"
-"""Start of a block that Claude Code sends with a new hash in each request. Such a block is left out
-of the prompt."""
+"""Start of a text block that Claude Code adds to each request, with a new hash each time. Such a
+block is left out of the prompt."""
 
 
 def chat_body(request: MessagesBody) -> Json:

@@ -20,8 +20,8 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 class MalformedBody(NotTranslated):
     """Error for a request body that vLLM would refuse.
 
-    `error` is the response that vLLM would send. The client gets it if the engine itself has no
-    Messages route.
+    `error` is the response that vLLM would send. The client gets this response if the engine itself
+    has no Messages route.
     """
 
     def __init__(self, error: WireError) -> None:

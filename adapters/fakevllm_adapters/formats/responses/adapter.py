@@ -45,7 +45,7 @@ tested client skips the space."""
 
 
 class ResponsesExchange:
-    """A translator of one Responses request, and of its response, to chat completions and back."""
+    """A translator of one Responses request to chat completions, and of the response back."""
 
     def __init__(self, request: ResponsesRequest, body: Json, engine: EngineInfo) -> None:
         self._dialect = dialect_of(engine.version)
@@ -54,10 +54,10 @@ class ResponsesExchange:
         self.streamed = bool(request.stream)
         self.response_id = request.request_id or new_id("resp_")
         self.on_response: Callable[[bytes], None] = _ignore
-        """Callback with the complete response object, in JSON, before the app gets its last byte.
-        The callback is not called for a response that failed or that has `store: false`. It is
-        assigned after construction, because only the caller of `open` knows where responses are
-        stored."""
+        """Callback that gets the complete response object as JSON. It is called before the app gets
+        the last byte of the response. It is not called for a failed response, or if the request has
+        `store: false`. It is assigned after construction, because only the caller of `open` knows
+        where responses are stored."""
         self._is_stored = bool(request.store)
         model = engine.model or request.model or ""
         self._resource = Resource(

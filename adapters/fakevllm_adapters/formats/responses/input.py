@@ -60,11 +60,11 @@ class _MalformedItem(NotTranslated):
         self._message = message
 
     def refusal(self, request_input: Input, index: int) -> NotTranslated:
-        """Return the exception to raise for this item. Its error response has the first line of
-        vLLM's response, and the line about this field.
+        """Return the exception to raise for this item.
 
-        vLLM's response has further lines, because the item might have had other types. There is one
-        line for each type.
+        The exception's error response has two lines of vLLM's response: the first line, and the
+        line about this field. vLLM's response also has a line for each other type that the item
+        might have had.
         """
         place = ("input", index, _CLASS_NAMES[_type_of(self._item)], self._key)
         text = "Input should be a valid string"
@@ -204,7 +204,7 @@ _CLASS_NAMES = {
     "function_call": "ResponseFunctionToolCallParam",
     "function_call_output": "FunctionCallOutput",
 }
-"""Names of vLLM's classes, by type of item. vLLM's error messages quote them."""
+"""Names of vLLM's classes, by type of item. vLLM's error messages quote these names."""
 _READERS: dict[str, Callable[[list[Json], Json], None]] = {
     "message": _message,
     "function_call": _function_call,

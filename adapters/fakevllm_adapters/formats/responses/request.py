@@ -1,5 +1,5 @@
-"""The schema of Responses requests, equal to vLLM's, and their translation to chat completions
-requests.
+"""The schema of Responses requests, which is equal to vLLM's schema, and the translation of these
+requests to chat completions requests.
 
 The chat request has the fields that vLLM itself derives from a Responses request. Fields that vLLM
 ignores at /v1/responses are left out. Some of these fields would have an effect at
@@ -49,8 +49,8 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 _BRANCH = re.compile(r"^(str|int|float|bool)$|\[")
-"""Pattern for names of types that pydantic adds to the location of a problem. vLLM removes them
-from its errors, but keeps the names of its own classes."""
+"""Pattern for names of types that pydantic adds to the location of a problem. vLLM's errors do not
+have these names, but they have the names of vLLM's own classes."""
 
 
 class OpenModel(BaseModel):
@@ -185,7 +185,8 @@ def _problems(error: ValidationError, body: Json) -> list[Json]:
         path = [part for part in problem["loc"] if not _BRANCH.search(str(part))]
         value: Any = problem["input"]
         if problem["type"] == "missing" and len(path) == 1 and not body.get("tools"):
-            # vLLM sets `tool_choice` in a body without tools, and its error counts the fields.
+            # vLLM sets `tool_choice` in a body without tools, and its error gives the number of
+            # fields.
             value = {"tool_choice": "none"} | body
         problems.append(dict(problem) | {"loc": tuple(path), "input": value})
     return problems

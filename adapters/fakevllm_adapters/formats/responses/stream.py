@@ -177,9 +177,8 @@ class _CallItem:
         yield Event(ITEM_DONE, self._item_at | {"item": self._item(status)})
 
     def in_resource(self) -> Json:
-        # The id stays the same even in the old dialect, because the openai SDK treats a call with
-        # another id as an error. (Old versions of vLLM send another id and another call_id. A
-        # call_id must not change.)
+        # The ids stay the same, because the openai SDK treats a call with a changed id as an error,
+        # and because a call_id must not change. Old versions of vLLM do change both ids.
         return self._item(self._status)
 
     def _item(self, status: str) -> Json:

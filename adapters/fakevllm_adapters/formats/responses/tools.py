@@ -69,7 +69,7 @@ _CLASS_NAMES = {
     "code_interpreter": "CodeInterpreter",
     "file_search": "FileSearchTool",
 }
-"""Names of vLLM's classes, by type of tool. vLLM's error messages quote them."""
+"""Names of vLLM's classes, by type of tool. vLLM's error messages quote these names."""
 _TYPE_NAMES: dict[type, tuple[str, str]] = {
     str: ("string_type", "string"),
     dict: ("dict_type", "dictionary"),

@@ -1,8 +1,8 @@
 """The asyncio side of the embedded engine, which samples and trains one model on one torch thread.
 
-The asyncio side passes requests to this engine thread and waits for results. Requests are checked
-and rendered on the threads of `backends/http/preparation.py`. Sampling and training run on the
-engine thread.
+The asyncio side passes requests to this thread, called the engine thread, and waits for results.
+Requests are checked and rendered on the threads of `backends/http/preparation.py`. Sampling and
+training run on the engine thread.
 """
 
 from __future__ import annotations
@@ -68,16 +68,18 @@ from fakevllm_server.types.sampling import Sampling, Token
 Result = TypeVar("Result")
 
 MAX_WAITING = 4096
-"""Maximum number of waiting requests, which is more than the clients of one engine keep open.
-Further requests get status 503, which is better than a queue in which every request times out."""
+"""Maximum number of waiting requests. Usually, the clients of one engine have fewer requests open.
+Further requests get status 503. Without a maximum, the queue could become so long that every
+request in it times out."""
 CACHE_MEMORY_SHARE = 0.15
-"""Maximum share of the device's memory for keys and values. In addition, the trainer needs four
-times the memory of the weights."""
+"""Maximum share of the device's memory for the KV cache. In addition, the trainer needs four times
+the memory of the weights."""
 PREFIX_MEMORY_SHARE = 0.04
 """Share of the device's memory for the prefix cache, if its size is not configured."""
 POLICY_MEMORY_SHARE = 1 / 8
-"""Memory for the keys and values of a further policy, as a share of the memory for those of the
-weights that are trained. A policy answers fewer requests."""
+"""Memory for the KV cache of a further policy (weights beside the trained weights), divided by the
+memory for the KV cache of the trained weights. A further policy answers fewer requests than the
+trained weights."""
 DRAIN_BOUND_S = 5.0
 """Seconds that a publish waits for running requests."""
 
@@ -94,16 +96,16 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     torch_threads: int | None = 1
-    """Number of torch's threads; None to measure at start-up which number is fastest. In lockstep,
-    None means 1. Two threads on two busy cores are far slower than one, because OpenMP waits at
-    every barrier."""
+    """Number of torch's threads; None to measure at start-up which number is fastest. In lockstep
+    (reproducible runs), None means 1. Two threads on two busy cores are far slower than one,
+    because OpenMP waits at every barrier."""
     prefix_cache_mib: int | None = None
     """Maximum size of the prefix cache in MiB. 0 turns the cache off. None means the share
     PREFIX_MEMORY_SHARE of the device's memory."""
     drain_bound_s: float = DRAIN_BOUND_S
     lockstep: bool = False
     """Whether requests are decoded one at a time, so that results are reproducible. In a batch, the
-    other rows change the rounding of a row's sums."""
+    rounding of a row's sums depends on the other rows."""
 
 
 class EmbeddedEngine:
@@ -143,7 +145,8 @@ class EmbeddedEngine:
         self._state = self._sampling_state(model)
         self.names = PolicyNames(self.model_name)
         self._policies: dict[str, SamplingState] = {}
-        """The states of the further policies, by name."""
+        """The sampling states of the further policies (weights beside the trained weights), by
+        policy name."""
         self._trainer: PolicyTrainer | None = None
         num_threads = self._num_threads(model)
         print(
@@ -173,7 +176,8 @@ class EmbeddedEngine:
             if config.prefix_cache_mib is None
             else int((config.prefix_cache_mib << 20) * memory_share)
         )
-        # In lockstep, results must not depend on the order in which siblings arrive.
+        # In lockstep, results must not depend on the order in which requests with a common prefix
+        # arrive.
         prefixes = PrefixCache(
             prefix_bytes // shape.bytes_per_position, whole_prompts=config.lockstep
         )
@@ -348,10 +352,10 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer. The first call creates it.
+        """Return the trainer. The first call creates the trainer.
 
-        The trainer holds a second copy of the weights. An engine that only samples does not need
-        this copy. Call this method on the engine thread, because only this thread may use torch.
+        The trainer has its own copy of the weights, which an engine that only samples does not
+        need. Call this method on the engine thread, because only this thread may use torch.
         """
         if self._trainer is None:
             self._trainer = PolicyTrainer(

@@ -3,17 +3,17 @@
 The thread samples the tokens of requests and runs tasks. A task is a generator for longer work,
 such as a training step or a publish of new weights. Tasks run one after another, in parts. Each
 iteration of the thread takes new requests and tasks from the inbox, and samples one token for every
-running request. Then it may run the next part of the current task. The constant DECODE_SHARE sets
-how sampling and the task share the thread's time while requests are running.
+running request. After that, the thread may run the next part of the current task. The constant
+DECODE_SHARE sets how sampling and the task share the thread's time while requests are running.
 
-There may be further policies. Their weights differ from the trained weights. Their requests are
-decoded in turn: each iteration of the thread samples one token for every running request of each
-policy.
+The thread may also serve further policies, which are sets of weights beside the trained weights. In
+each iteration, the thread serves the policies one after another: it samples one token for every
+running request of each policy.
 
-At the end of a decode iteration, the thread passes the new tokens to the event loops of the
-requests, with one call per event loop. The tokens of a request that is not streamed are passed on
-when the request has finished. An error in a task is raised in the caller of the task. An error in a
-decode iteration ends the process, because the state of the running requests is then unknown.
+After sampling, the thread passes the new tokens to the event loops of the requests, with one call
+per event loop. The tokens of a request that is not streamed are passed on when the request has
+finished. An error in a task is raised in the caller of the task. An error during sampling ends the
+process, because the state of the running requests is then unknown.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ from fakevllm_server.types.sampling import Token
 IDLE_WAIT_S = 1.0
 """Maximum seconds that an idle thread waits for new items. A new item ends the wait at once."""
 DECODE_SHARE = 1.0
-"""Time for running requests after a part of a task, as a multiple of the time that this part took.
-At 1, sampling and training each get half of the thread's time while both have work. If only one
-token were sampled per micro-batch, a reply would take as long as a whole training step."""
+"""After each part of a task, the thread only samples for some time. DECODE_SHARE is this time,
+divided by the time that the part took. At 1, sampling and training each get half of the thread's
+time while both have work. If the thread sampled only one token after each micro-batch of a training
+step, a reply would take as long as the whole step."""
 CRASH_GRACE_S = 0.5
-"""Seconds between a crash and the end of the process, in which running requests get their error."""
+"""Seconds between a crash of the thread and the end of the process. During this time, the running
+requests receive an error."""
 CRASH_EXIT_CODE = 70
 
 Task = Generator[None, None, Any]
@@ -62,8 +64,7 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request that a policy samples (weights beside the trained weights). The weights of such a
-    policy differ from the trained weights."""
+    """A request for a further policy, whose weights differ from the trained weights."""
 
     request: DecodeRequest
     policy: str
@@ -73,12 +74,13 @@ class EngineThread:
     def __init__(self, state: SamplingState, num_threads: int) -> None:
         self.state = state
         self._policies: dict[str, SamplingState] = {}
-        """The states of the further policies by name. Only the engine thread changes them."""
+        """The sampling states of the further policies (weights beside the trained weights), by
+        policy name. Only the engine thread changes this dict."""
         self._retired: list[SamplingState] = []
-        """The states of unloaded policies whose requests have not ended."""
+        """The sampling states of unloaded policies that still have waiting or running requests."""
         self._num_threads = num_threads
-        # The engine bounds the number of requests before it submits one, and all tasks come from
-        # one server.
+        # The inbox needs no maximum length: the engine limits the number of requests before it
+        # submits one, and all tasks come from one server.
         self._inbox: queue.SimpleQueue[
             DecodeRequest | PolicyDecodeRequest | tuple[Callable[[], Task], Future[Any]] | None
         ] = queue.SimpleQueue()
@@ -92,21 +94,21 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest, policy: str | None = None) -> None:
-        """Queue a request for decoding, with the trained weights, or with those of the further
-        policy `policy`. Any thread may call this method. Raises WireError (503) if the engine is
-        closed."""
+        """Queue a request for decoding. The tokens are sampled with the trained weights if `policy`
+        is None, and otherwise with the weights of the further policy `policy`. Any thread may call
+        this method. Raises WireError (503) if the engine is closed."""
         if self._closing:
             raise _shutting_down()
         self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
-        """Begin to decode requests for the policy `name`, with the sampling state `state`. Call
-        this method in a task."""
+        """Accept requests for the policy `name`, and decode them with the sampling state `state`.
+        Call this method from a task on the engine thread."""
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:
-        """Accept no more requests for this policy. Requests that are waiting or running now still
-        end normally. Call this method in a task."""
+        """Accept no more requests for the policy `name`. Requests that are already waiting or
+        running still finish normally. Call this method from a task on the engine thread."""
         state = self._policies.pop(name, None)
         if state is not None:
             self._retired.append(state)
@@ -137,8 +139,8 @@ class EngineThread:
                         self._deliver(state.run_iteration())
                 self._retired = [state for state in self._retired if state.has_work]
                 self._advance_task()
-        # The state of the rows is unknown, so this process must not answer any more. The supervisor
-        # starts a new one.
+        # The state of the running requests is unknown, so this process must not answer any more.
+        # The supervisor starts a new process.
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()

@@ -65,10 +65,10 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
-    """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Before
-    the first update, the model's outputs stay the same. If `lora.target_modules` does not fit the
-    model, or if peft cannot be imported, the model does not change, and BackendRefused is raised.
-    """
+    """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Until
+    the first update, the model's outputs do not change. Raises BackendRefused if
+    `lora.target_modules` does not fit the model, or if peft cannot be imported. The model is then
+    unchanged."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
@@ -96,9 +96,9 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of some values of each weight, without the adapters. The hash identifies the
-    model for which adapters were trained. Comparing only shapes would not detect another model of
-    the same shape."""
+    """Return a hash of some values of each weight. Adapters do not change the hash. The hash
+    identifies the model for which adapters were trained. Comparing only shapes would not detect
+    another model of the same shape."""
     digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
         values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()
@@ -111,8 +111,8 @@ def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
     """Return the full names of the layers that get an adapter.
 
     Raises BackendRefused in three cases: the model has no layer for an adapter, a name in
-    `target_modules` matches no linear layer, or the LM head gets an adapter and shares its weight
-    with the embedding.
+    `target_modules` matches no linear layer, or the LM head would get an adapter although it shares
+    its weight with the embedding.
     """
     network: Any = model
     head = network.get_output_embeddings()

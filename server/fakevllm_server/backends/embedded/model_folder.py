@@ -28,8 +28,8 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 of `do_sample`. vLLM also takes `repetition_penalty`, which this engine does not use as a default.
 """
 BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
-"""Layer types that the batched cache supports. Sliding layers are supported only if no completion
-can exceed the window."""
+"""Layer types that the batched cache supports. Sliding layers are supported only if prompt and
+completion together always fit into the window."""
 DEFAULT_MAX_MODEL_LEN = 2048
 """Context length in tokens for a model whose config does not contain a number of positions."""
 
@@ -101,9 +101,9 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Load and return the model in evaluation mode. It stays in this mode during training, so
-    dropout is never active. Raises BackendError if the weights cannot be loaded or are incomplete.
-    """
+    """Load and return the model in evaluation mode. The model stays in evaluation mode during
+    training, so dropout is never active. Raises BackendError if the weights cannot be loaded or are
+    incomplete."""
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         loaded, info = load(
@@ -148,8 +148,8 @@ def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
     """Check that the model has plain causal attention, which batched decoding needs. Raises
-    BackendError otherwise. The check reads only the config. Models that it misses are found by the
-    decoding check at start-up."""
+    BackendError otherwise. This check reads only the config. Later, the decoding check at start-up
+    finds unsuitable models that passed this check."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()

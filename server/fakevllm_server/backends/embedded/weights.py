@@ -20,8 +20,8 @@ def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 class MergedWeights(Mapping[str, Tensor]):
     """A mapping from names to weights of a model, with the LoRA adapters merged. The names are
-    those of the weights before the adapters were inserted. A weight is merged when it is read.
-    Therefore no second copy of the whole model is in memory."""
+    those of the weights before the adapters were inserted. A weight is merged with its adapter only
+    when the weight is read. Therefore no second copy of the whole model is in memory."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         adapters = adapters_of(model)

@@ -53,7 +53,7 @@ from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeRe
 from fakevllm_server.types.sampling import Sampling, Token
 
 NUM_BYTES = 256
-"""Number of ids that are bytes of UTF-8 text."""
+"""Token ids below this number are the bytes of UTF-8 text."""
 EOS, TURN, TOOL_CALL = 256, 257, 258
 """Ids of the special tokens that end a sequence, begin a message, and begin a message's tool calls.
 """
@@ -62,7 +62,7 @@ START_THETA = -1.0
 MAX_LOGIT = 700.0
 """Largest absolute logit. math.exp of a larger value overflows."""
 MIN_PROBABILITY = 1e-30
-"""Smallest probability in a log-probability, so that the logarithm is finite."""
+"""Lower bound of a probability before its logarithm is taken, so that the logarithm is finite."""
 
 
 class FakeEngine:
@@ -85,7 +85,8 @@ class FakeEngine:
         self._version = 0
         self.names = PolicyNames(model_name)
         self._policies: dict[str, tuple[float, int]] = {}
-        """Theta and version of each further policy, by name."""
+        """Theta and version of each further policy (weights beside the trained ones), by policy
+        name."""
         self._lr = 0.0
 
     # --- TokenEngine
@@ -189,9 +190,9 @@ class FakeEngine:
         ]
 
     def _random(self, prompt_ids: Sequence[int], seed: int | None) -> random.Random:
-        """Return the random number generator of one request. Requests with a seed get the same
-        generator again for the same prompt. Without a seed, repeated requests get different random
-        numbers."""
+        """Return the random number generator of one request. Requests with the same prompt and the
+        same seed get equal random numbers. Requests with the same prompt and no seed get different
+        random numbers."""
         digest = hashlib.sha256(repr(list(prompt_ids)).encode()).digest()
         self._num_requests[digest] += 1
         variant = self._num_requests[digest] if seed is None else f"seed {seed}"
@@ -300,8 +301,8 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 def _constrained_text(grammar: Grammar, script: Script) -> str:
     """Return the text of an answer that a grammar constrains. If the script (the directives in the
     user message) has a value of the needed kind, return this value. Otherwise return the minimal
-    value that the grammar allows. Only a choice is compared with the grammar. JSON values of the
-    script are not checked against the schema.
+    value that the grammar allows. For a choice, the scripted answer is used only if it is one of
+    the alternatives. JSON values of the script are not checked against the schema.
 
     Raises WireError (400) for a grammar that the fake engine does not support.
     """

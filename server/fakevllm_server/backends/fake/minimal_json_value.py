@@ -1,4 +1,5 @@
-"""The minimal value that a JSON schema allows. The fake engine returns it as its answer.
+"""The minimal value that a JSON schema allows. The fake engine answers with this value if a JSON
+schema constrains the answer.
 
 A minimal object has only the required properties. A minimal number is the allowed number closest to
 0. A minimal string is the shortest allowed string. Of several alternatives, the first is used.
@@ -25,7 +26,7 @@ _TEXTS = {
     "uri": "http://a.co",
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
-"""Value of a string by its `format`."""
+"""The minimal string for each `format` of a schema."""
 
 
 def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:

@@ -58,8 +58,8 @@ class Script:
 
     @property
     def text(self) -> str | None:
-        """Text of the scripted answer, in which tool calls are in Hermes format. If it is None, the
-        answer is not scripted, and the engine's policy samples it."""
+        """Text of the scripted answer, in which tool calls are in Hermes format. None if the answer
+        is not scripted; the engine's policy then samples the answer."""
         if not self.calls:
             return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)

@@ -72,9 +72,10 @@ class ChatCompletion:
         separates_prompt: bool = False,
         separates_choices: bool = False,
     ) -> None:
-        """Check the request and tokenize its prompt. If `separates_prompt` is True, the answers do
-        not contain the prompt's token ids, and the caller must send the ids of `separate_prompt`
-        before them. If `separates_choices` is True, call `complete_choices` and no other method."""
+        """Check the request and tokenize its prompt. If `separates_prompt` is True, the caller must
+        send `separate_prompt` (the prompt's token ids) before the response, and `answer` and
+        `chunks` leave these ids out. If `separates_choices` is True, call `complete_choices` and no
+        other method."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request
@@ -106,14 +107,14 @@ class ChatCompletion:
         return self._writer.completion(choices, usage, self._requested_prompt_ids())
 
     def chunks(self) -> AsyncGenerator[Json]:
-        """Sample the choices of a streamed request, and yield the chunks of the response
-        meanwhile."""
+        """Sample the choices of a streamed request. Yield each chunk of the response as soon as it
+        is available."""
         choices = [self._chunks_of(choice) for choice in self._choices]
         return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each choice as soon as it is complete, in the
-        form of the answer to a request for one choice."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete, as if the
+        request had asked only for this choice."""
         return complete_all([self._complete(choice) for choice in self._choices])
 
     async def _complete(self, choice: SampledChoice) -> SentChoice:

@@ -40,7 +40,7 @@ class SampledChoice:
     index: int
     """Index of the choice in the response."""
     number: int
-    """Number of the choice in its request, which its seed depends on."""
+    """Number of the choice in its request. The seed of the choice depends on this number."""
     tokens: list[Token] = field(default_factory=list[Token])
     text: str = ""
     finish_reason: str = "length"
@@ -59,8 +59,8 @@ async def sample_choice(
     """Sample one choice. Yield the text and the tokens of each engine iteration as a Piece, and add
     them to `choice`.
 
-    Sampling ends at an end-of-sequence token, at a stop string or stop id, or at the token limit. A
-    request may ignore end-of-sequence tokens.
+    Sampling ends at an end-of-sequence token, at a stop string or stop id, or at the token limit.
+    If the request has `ignore_eos`, sampling does not end at an end-of-sequence token.
     """
     skips = request.skip_special_tokens
     detokenizer = Detokenizer(partial(engine.decode, skip_special_tokens=skips))

@@ -140,8 +140,9 @@ class ControlRoutes:
 
 
 def _calls_in(body: Json) -> list[Call]:
-    """Parse the model calls in a request body, and return them. For a large step this takes
-    seconds. In this time, the event loop must continue to serve the streams of apps."""
+    """Parse the model calls in a request body, and return them. For a large step, parsing takes
+    seconds. Call this function on a worker thread, because the event loop must continue to serve
+    the streams of apps."""
     return [Call.from_wire(call) for call in body["calls"]]
 
 

@@ -53,7 +53,7 @@ class StopScanner:
         self._num_held = max((len(stop) for stop in self._stops), default=1) - 1
         self._pending = ""
         self.hit: str | None = None
-        """The stop string that was found."""
+        """The stop string that was found, or None."""
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
         """Add a piece of text. Return the text that certainly belongs to the answer and has not

@@ -94,8 +94,8 @@ class _Series:
         return counter.labels(*self._labels)
 
     def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
-        """Create one counter with the label `finished_reason`. Return its child for each finish
-        reason."""
+        """Create one counter with the label `finished_reason`. Return a dict with the counter for
+        each value of this label."""
         labels = (*LABELS, "finished_reason")
         counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
@@ -115,7 +115,8 @@ class MeasuredEngine(EngineWrapper):
     them."""
 
     def __init__(self, engine: TokenEngine, metrics: EngineMetrics | None = None) -> None:
-        """Measure `engine`. Its requests are counted in `metrics`, or in new metrics."""
+        """Measure `engine`. The requests are recorded in `metrics`, or in new metrics if it is
+        None."""
         super().__init__(engine, engine.model_name)
         self.metrics = metrics or EngineMetrics(engine)
 

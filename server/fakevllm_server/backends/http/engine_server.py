@@ -1,8 +1,8 @@
 """The HTTP server of an engine's process, on a Unix socket.
 
-A TokenEngine (an engine that samples tokens) answers vLLM's public routes. A TrainEngine answers
-the control routes (`/control/…`). A process that only trains has only the control routes and
-/health.
+A TokenEngine (an engine that samples tokens) answers vLLM's public routes. A TrainEngine (an engine
+that trains) answers the control routes (`/control/…`). A process that only trains has only the
+control routes and /health.
 
 The control routes are for the swarm server that started the process. The permissions of the
 socket's folder keep other users out.

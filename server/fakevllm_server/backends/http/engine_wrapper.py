@@ -13,8 +13,8 @@ from fakevllm_server.types.sampling import Sampling, Token
 
 
 class EngineWrapper(ABC):
-    """A TokenEngine that passes all calls on to another TokenEngine. A subclass defines how tokens
-    are sampled."""
+    """A TokenEngine that passes all calls except `generate` on to another TokenEngine. A subclass
+    defines `generate`, which samples tokens."""
 
     def __init__(self, engine: TokenEngine, model_name: str) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Sample several choices of one request at the same time. There are three ways: run all of them to
+"""Sample several choices of one request at the same time. There are three ways: run all choices to
 their end, merge their streams, or yield each choice when it is complete."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all `choices` at the same time, and wait until they have ended. If one choice fails,
-    cancel the other choices and raise its error."""
+    cancel the other choices and raise the error of the failed choice."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for choice in choices:
@@ -61,7 +61,7 @@ async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     """Yield the items of all streams in order of arrival.
 
     Closing the merged stream closes all streams. If one stream fails, read the other streams to
-    their end, and then raise its error.
+    their end, and then raise the error of the failed stream.
     """
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]

@@ -17,8 +17,8 @@ from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
 MAX_POLICIES = 6
-"""Maximum number of further policies: four for evaluations, and two that answer apps. In
-this project's own engines, each takes the memory of the whole model."""
+"""Maximum number of further policies: four for evaluations, and two that answer apps. In this
+project's own engines, each policy takes as much memory as the whole model."""
 
 Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 
@@ -59,7 +59,8 @@ class PolicyNames:
     """
 
     def __init__(self, model_name: str) -> None:
-        """Create the list. `model_name` is the name of the weights that are trained."""
+        """Create an object without policies. `model_name` is the name of the weights that are
+        trained."""
         self._model_name = model_name
         self._known: dict[str, int] = {}
         self.loaded: dict[str, int] = {}

@@ -19,11 +19,11 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 Result = TypeVar("Result")
 
 LONG_BODY_BYTES = 64 * 2**10
-"""Size in bytes from which a body counts as long. The preparation of a shorter body takes at most
-about 0.1 s."""
+"""A request body of this many bytes or more is a long body. The preparation of a shorter body takes
+at most about 0.1 s."""
 MAX_PREPARING = 4096
 """Maximum number of requests that are being prepared or wait for preparation. Further requests get
-status 503, which is better than a queue in which every request times out."""
+status 503. Without a maximum, the queue could become so long that every request in it times out."""
 
 
 class PreparationThreads:
@@ -36,7 +36,7 @@ class PreparationThreads:
 
     async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
         """Run `function`, which parses and checks one request, and return its result. The size of
-        the body, `num_bytes`, decides which of the two threads runs it.
+        the body, `num_bytes`, decides which of the two threads runs `function`.
 
         If this call is cancelled while the request waits in the thread's queue, the request is
         removed from the queue. Raises WireError (503) if too many requests wait.

@@ -61,7 +61,7 @@ class EncodedPrompt:
 
     ids: list[int]
     text: str
-    """Text that an answer with `echo` repeats."""
+    """The prompt's text, which the answer repeats if the request has `echo`."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _PendingChunk:
         self.tokens.extend(piece.tokens)
 
     def next(self) -> _PendingChunk:
-        """Return a new, empty chunk. It begins after the tokens and the text of this chunk."""
+        """Return a new, empty chunk that begins after the tokens and the text of this chunk."""
         return _PendingChunk(self.num_chars_before + len(self.text), is_first=False)
 
 
@@ -116,9 +116,9 @@ class TextCompletion:
         separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
-        one prompt, the answers do not contain the prompt's token ids, and the caller must send the
-        ids of `separate_prompt` before them. If `separates_choices` is True, call
-        `complete_choices` and no other method."""
+        one prompt, the caller must send `separate_prompt` (the prompt's token ids) before the
+        response, and `answer` and `chunks` leave these ids out. If `separates_choices` is True,
+        call `complete_choices` and no other method."""
         self._engine = engine
         self._request = request
         self._common = common = request.common
@@ -153,14 +153,14 @@ class TextCompletion:
         return self._writer.completion(choices, self._usage(self._continuations, self._prompts))
 
     def chunks(self) -> AsyncGenerator[Json]:
-        """Sample the choices of a streamed request, and yield the chunks of the response
-        meanwhile."""
+        """Sample the choices of a streamed request. Yield each chunk of the response as soon as it
+        is available."""
         streams = [self._chunks_of(each) for each in self._continuations]
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
     def complete_choices(self) -> AsyncGenerator[SentChoice]:
-        """Sample all choices of the request. Yield each choice as soon as it is complete, in the
-        form of the answer to a request for one choice."""
+        """Sample all choices of the request. Yield each choice as soon as it is complete, as if the
+        request had asked only for this choice."""
         return complete_all([self._complete(each) for each in self._continuations])
 
     async def _complete(self, continuation: Continuation) -> SentChoice:

@@ -23,9 +23,9 @@ Json = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 MIN_TEXT_BYTES = 2**20
-"""Size of a text that `/tokenize` accepts even if the text cannot fit into the context, because
-apps count the tokens of long texts before they cut the texts. Tokenizing a text of this size takes
-about two seconds."""
+"""`/tokenize` accepts texts of up to this many bytes, even if a text cannot fit into the context.
+The reason is that apps count the tokens of long texts before they cut the texts. Tokenizing a text
+of this size takes about two seconds."""
 
 
 class _TokenizePrompt(BaseModel):

@@ -7,8 +7,8 @@ The request determines the parser:
   (`<tool_call>{…}</tool_call>`)
 * `tool_choice` required, or a named tool: an answer that a grammar restricts to JSON
 
-A parser can read a whole answer at once. A parser can also read the text piece by piece while it is
-sampled. It then returns the deltas of the response stream.
+A parser can read a whole answer at once. A parser can also read the text piece by piece while the
+text is sampled. The parser then returns the deltas of the response stream.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class HermesParser:
 
 
 class FirstCallParser:
-    """Parser for requests with `parallel_tool_calls` false. As in vLLM, it keeps only the first
-    tool call of the answer."""
+    """Parser for requests with `parallel_tool_calls` false. As in vLLM, the parser keeps only the
+    first tool call of the answer."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
@@ -145,7 +145,8 @@ def _has_no_later_call(delta: Json) -> bool:
 
 
 class NamedToolParser:
-    """Parser for requests that name a tool. The whole answer is the arguments of this tool."""
+    """Parser for requests that name a tool. The whole answer consists of the arguments of this
+    tool, as JSON."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -181,7 +182,7 @@ class RequiredToolParser:
         tool call."""
         self._in_string = self._is_escaped = False
         self._head = ""
-        """Text of the present call before its parameters."""
+        """Text of the current tool call before the parameters of this call."""
         self._in_parameters = False
         self._parameters_have_begun = False
         """Whether a character of the parameters that is not white space has been read."""

@@ -65,7 +65,7 @@ class ResponseForm:
 
     request_id: str | None
     separates_prompt: bool
-    """Whether the prompt's token ids precede the response."""
+    """Whether the prompt's token ids are sent before the rest of the response."""
     separates_choices: bool
     """Whether each choice is sent as a part of the response when it is complete."""
 
@@ -116,8 +116,8 @@ class PublicRoutes:
         return _json({"object": "list", "data": cards})
 
     def _engine_for(self, model: str | None) -> TokenEngine:
-        """Return the engine that samples for a request with this model name. An unknown name is
-        refused later, by the checks of the request."""
+        """Return the engine that samples for a request with the model name `model`. For an unknown
+        name, return the main engine; the checks of the request refuse the name later."""
         if self._policies is None or model is None:
             return self._engine
         policy = self._policies.policy(model)
@@ -191,7 +191,7 @@ class PublicRoutes:
         """Read the request body, run `prepare(body)` on a thread that parses and checks requests,
         and return the result.
 
-        Raises ClientDisconnected if the client disconnects first.
+        Raises ClientDisconnected if the client disconnects before the result is available.
         """
         raw = await _json_body(request)
         prepared = self._threads.run(len(raw), partial(prepare, raw))
@@ -231,8 +231,8 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
 
 
 def _prompt_headers(sampled: SampledRequest) -> dict[str, str]:
-    """Return the header with the size of the prompt's token ids, if they precede the response.
-    Otherwise return no header."""
+    """If the prompt's token ids are sent before the rest of the response, return the header with
+    their size. Otherwise return no header."""
     prompt = sampled.separate_prompt
     return {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
 

@@ -44,7 +44,8 @@ Json = dict[str, Any]
 log = logging.getLogger("fakevllm.server")
 
 CONTROL_TIMEOUT_S = 3600
-"""Timeout of a control action, which suffices for one training step of a large model."""
+"""Timeout of a control action in seconds, which is long enough for one training step of a large
+model."""
 HEALTH_TIMEOUT_S = 5
 HEALTH_INTERVAL_S = 10.0
 """Seconds between two health checks of a running engine."""
@@ -53,7 +54,8 @@ HUNG_AFTER_S = 60.0
 thread does not delay a health check, because the process's event loop answers the check."""
 HUNG_AFTER_CHECKS = 3
 """Minimum number of failed health checks in a row before an engine counts as hung. If this server
-itself was suspended for a while, only the check that was running then fails."""
+itself was suspended for a while, only one check fails, namely the check that was running at that
+time."""
 HUNG_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a hung engine, which rarely reacts to SIGTERM."""
 URL = "http://engine"
@@ -164,7 +166,7 @@ class ChildEngine:
             return False
 
     async def lost(self) -> str:
-        """Wait until the engine's process has exited or hangs. A process that hangs is stopped.
+        """Wait until the engine's process has exited or hangs. If the process hangs, stop it.
         Return a message that says what happened."""
         exited = asyncio.ensure_future(self._process.lost())
         hung = asyncio.ensure_future(self._wait_until_hung())
@@ -225,15 +227,15 @@ class ChildEngine:
         body: Json | None = None,
         calls: Sequence[Call] | None = None,
     ) -> Json:
-        """Send a control request to the engine, and return the reply. If `calls` is not None, they
-        are sent as the field `calls` of the body.
+        """Send a control request to the engine, and return the reply. If `calls` is not None, the
+        calls are sent as the field `calls` of the body.
 
-        The calls of a step may be hundreds of megabytes. A worker thread serialises them, one at a
-        time, and the event loop sends them one at a time.
+        The calls of a step may be hundreds of megabytes. Therefore a worker thread serialises one
+        call at a time, and the event loop sends one call at a time.
 
-        Raises ActionFailed if the engine reports a failed action. The action may then be repeated.
-        Raises BackendRefused if the user must correct something. Raises BackendError for all other
-        failures. An example is a step that failed after it had changed some weights.
+        Raises ActionFailed if the engine reports a failed action. The caller may then repeat the
+        action. Raises BackendRefused if the user must correct something. Raises BackendError for
+        all other failures. An example is a step that failed after it had changed some weights.
         """
         parts = None if calls is None else await asyncio.to_thread(_json_parts, body, calls)
         if self._http is None:

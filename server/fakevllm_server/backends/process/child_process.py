@@ -38,12 +38,12 @@ KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 POLL_INTERVAL_S = 0.05
 """Seconds between two checks whether a started process is ready."""
 TAIL_BYTES = 4096
-"""Number of bytes at the end of the log file in which the last line is searched."""
+"""Number of bytes at the end of the log file that are read to find the last line."""
 
 
 class ChildProcess:
-    """A child process with a log file, and a name for messages. It can be started again after it
-    has ended. Only one process runs at a time."""
+    """A child process with a log file, and a name for messages. After the process has ended,
+    `start` can start a new one. Only one process runs at a time."""
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -113,7 +113,7 @@ class ChildProcess:
         """Stop the process with SIGTERM. If the process still runs after `grace_s` seconds, kill it
         with SIGKILL. Also kill all other processes of its process group.
 
-        If the call is cancelled while it waits, kill all these processes at once.
+        If the call is cancelled while it waits, kill all these processes immediately.
         """
         process = self._process
         if process is None:

@@ -26,11 +26,12 @@ from fakevllm_server.types.known_prompt import ProbeReply
 MEMORY = Path("/dev/shm")
 """Folder in which files are kept in memory and never written to a disk."""
 MAX_SLOW_CHECKS = 6
-"""Number of slow failed health checks after which an engine counts as dead."""
+"""If this many health checks in a row fail slowly, the engine is considered dead."""
 COARSEST_DTYPE = "bfloat16"
-"""Type with the largest rounding errors in which a trainer may compute."""
+"""The dtype with the largest rounding errors among those in which a trainer may compute."""
 QUICK_CHECK_S = 1.0
-"""Seconds below which a failed health check counts as quick. Only a dead engine fails quickly."""
+"""A health check fails quickly if it fails in less than this number of seconds. Only checks of a
+dead engine fail quickly."""
 
 
 class OneProcess:
@@ -85,8 +86,8 @@ class TwoProcesses:
         self._weights_folder = weights_folder
         self._endpoint: Endpoint | None = None
         self._has_trainer = False
-        """Whether a BackendStart has reported the trainer to the caller. If the start of the
-        rollout fails after the trainer's start, the trainer is therefore started again."""
+        """Whether the trainer was launched successfully. After a failed launch, the next `start`
+        launches the trainer again."""
 
     @property
     def trainer(self) -> Trainer:
@@ -188,11 +189,11 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
     """Return the path of the folder for new weights. The folder is in `root`. If `root` is None,
-    the folder is in memory (/dev/shm). If /dev/shm does not exist, it is in the system's temporary
-    folder.
+    the folder is in memory (/dev/shm). If /dev/shm does not exist, the folder is in the system's
+    temporary folder.
 
-    One run directory on one machine always has the same path. Therefore the next server process
-    finds and removes the files of a killed server.
+    For one run directory on one machine, the path is always the same. Therefore the next server
+    process finds and removes the files that a killed server has left.
     """
     run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:

@@ -2,14 +2,14 @@
 
 A few random calls go through the model twice: as a forest with this method, and one by one through
 the unchanged model. Some calls have the same prompt. Two calls are equal. Some calls continue
-another call, as the next turn of a conversation does. The log-probabilities of both passes must
-agree, and so must a gradient through all layers.
+another call, as the next turn of a conversation does. The log-probabilities of the two passes must
+agree, and so must the gradients of a few weights.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
 of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
-a large model, it takes as long as reading all weights about twenty times. This is less than the
-first training step takes. The check of FlexAttention uses longer calls and includes the compilation
-of the kernels. The first training step would need this compilation anyway.
+a large model, it takes as long as reading all weights from memory about twenty times. This is less
+than the first training step takes. The check of FlexAttention uses longer calls and includes the
+compilation of the kernels. The first training step would need this compilation anyway.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ TOLERANCE = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
-"""Largest accepted difference by dtype, relative to the largest log-probability and to the norm of
-the gradient. The limit is above the rounding of a deep model, and below the effect of a wrong
-position or mask. Norm layers compute in float32 even in a float64 model."""
+"""Largest accepted relative difference for each dtype. A difference of log-probabilities is divided
+by the largest log-probability, and a difference of gradients by the norm of the gradients. Each
+limit is above the rounding errors of a deep model, and below the effect of a wrong position or
+mask. The limit for float64 is not smaller, because norm layers compute in float32 even in a float64
+model."""
 NUM_CHECKED_WEIGHTS = 4
-"""Number of weights whose gradients are compared. They are the first weights that are trained, so
-their gradients go through all layers above them. One weight is not enough, because half of the
-weights of a new adapter have a gradient of 0."""
+"""Number of weight tensors whose gradients are compared. The check uses the first trainable tensors
+of the model, so their gradients go through all layers above them. One tensor is not enough, because
+half of the tensors of a new LoRA adapter have a gradient of 0."""
 MAX_WINDOW = 64
-"""Longest attention window, in tokens, that the check's calls exceed. Exceeding a longer window
-would need the memory of a step."""
+"""If the attention window has at most this many tokens, the check's calls are longer than the
+window. For a longer window, such calls would need as much memory as a training step."""
 SHORT = 9
-"""Length of a prompt, in tokens, if the attention window is too long for the check's calls."""
+"""Length of a prompt, in tokens, if the attention window is longer than MAX_WINDOW."""
 WHOLE_BLOCKS = 3
-"""Number of whole blocks in a prompt for a kernel that computes by blocks. Later blocks attend to
-these blocks without a mask."""
+"""Number of whole blocks of tokens in a prompt for `flex`, whose kernel computes block by block.
+Later blocks attend to these blocks without a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,11 @@ class AttentionCheck:
     """Result of the check of one attention method."""
 
     log_prob: float = 0.0
-    """Largest difference, relative to the largest log-probability."""
+    """Largest difference of two log-probabilities of a token, relative to the largest
+    log-probability."""
     gradient: float = 0.0
-    """Norm of the difference, relative to the norm of the gradient; 0 if nothing is trained."""
+    """Norm of the difference of the gradients, relative to the norm of the gradients; 0 if the
+    model has no trainable weights."""
     fault: str | None = None
     """Why the attention method must not be used, as one clause. None if the method may be used."""
 
@@ -134,9 +138,9 @@ def _one_by_one(
 
 
 def _coefficients(number: int) -> Tensor:
-    """Return one random coefficient for each of `number` tokens. The check compares gradients of
-    the sum of coefficient times log-probability. With random coefficients, errors at different
-    tokens do not cancel each other out."""
+    """Return one random coefficient for each of `number` tokens. The check compares the gradients
+    of Σ coefficient · log-probability, summed over the tokens. With random coefficients, errors at
+    different tokens do not cancel each other out."""
     return torch.randn(number, generator=torch.Generator().manual_seed(0))
 
 
@@ -151,8 +155,8 @@ def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -
 def _gradients(
     log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the gradients of the sum of `coefficients` times `log_prob`, one for each of the model
-    weights `weights`. The gradient is 0 for a weight on which the sum does not depend."""
+    """Return the gradients of Σ `coefficients` · `log_prob`, one for each of the model weights
+    `weights`. The gradient is 0 for a weight on which the sum does not depend."""
     if not (log_prob.requires_grad and weights):
         return [torch.zeros_like(weight) for weight in weights]
     total = (log_prob * coefficients.to(log_prob)).sum()
@@ -168,8 +172,9 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Return random calls that are long enough to check the given attention method. For `flex`, the
-    calls have several query blocks, and some key blocks to which all queries attend."""
+    """Return random calls that are long enough to check the given attention method. For `flex`,
+    which computes blocks of tokens, the calls have several query blocks, and key blocks to which
+    all queries of later blocks attend."""
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT

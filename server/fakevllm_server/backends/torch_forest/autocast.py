@@ -18,8 +18,7 @@ MARK = "fakevllm_compute_dtype"
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Set the dtype in which `model` computes. If it is the dtype of the weights, no autocast is
-    used.
+    """Set the dtype in which `model` computes. If `dtype` is the dtype of the weights, do nothing.
 
     Call this function again after layers of the model have been replaced.
     """

@@ -5,7 +5,7 @@ A piece is a set of calls that go through the model together. A head is a node o
 predicts tokens, at one temperature and from one set of allowed tokens. An edge is one token that is
 predicted by a head:
 
-    log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
+    log_prob[e] = log_softmax(logits[head of e] / temperature of the head)[token of e]
 
 The logits of tokens outside the allowed set are -inf. `Plan.flat` and `Plan.per_call` convert the
 values of edges to values of the calls' tokens.
@@ -55,9 +55,9 @@ def edge_values(
     Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
     gradient graph keeps logits in memory that no backward pass frees.
 
-    At most `max_logits` logits (heads times vocabulary) are in memory at a time. If a piece has
-    more, its logits are computed in several chunks, and computed again in the backward pass. If the
-    piece has no trained tokens, the model does not run, and the returned tensors are empty.
+    At most `max_logits` logits are in memory at a time. If a piece has more logits, they are
+    computed in several chunks, and computed again in the backward pass. If the piece has no trained
+    tokens, the model does not run, and the returned tensors are empty.
     """
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)
@@ -163,8 +163,9 @@ class HeadTokenSets:
     of the logits.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
-    normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
-    the logits of their heads are computed. They are unpacked again for the backward pass.
+    normalized over this set. A mask is as large as the logits. Therefore the sets stay packed
+    (compressed) until the logits of their heads are computed. If the backward pass computes the
+    logits again, it also unpacks the sets again.
     """
 
     def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:

@@ -17,9 +17,9 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece (a set of calls that go through the model together). In the tensors,
-    a head is a node that predicts tokens, at one temperature. An edge is one token that a head
-    predicts. Several calls may share a head or an edge.
+    """The tensors of one piece (a set of calls that go through the model together). A head is a
+    node that predicts tokens, with one temperature and one set of allowed tokens. An edge is one
+    token that a head predicts. Several calls may share a head or an edge.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference
@@ -41,16 +41,16 @@ class Plan:
     edge_token: Tensor
     """[edges] The token id of each edge."""
     gather: Tensor
-    """[trained tokens] The edge of every trained token of every call, one call after another. An
-    edge occurs once for each call that trains on the edge, and the gradient of the gather adds up
-    the gradients of these calls."""
+    """[trained tokens] For every trained token of every call, the index of its edge. The calls
+    follow one another. If several calls train on an edge, the edge occurs once for each of them.
+    The backward pass of the gather operation adds up the gradients of these calls."""
     num_trained: Sequence[int]
     """Number of trained tokens of each call."""
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
-        """Return the plan for one forward pass over `forest`, with its tensors on `device`. A
-        forest has model calls as trees of tokens."""
+        """Return the plan for one forward pass over `forest` (model calls as trees of tokens). The
+        plan's tensors are on `device`, except the temperatures."""
         edges = forest.edges
         return Plan(
             forest=forest,

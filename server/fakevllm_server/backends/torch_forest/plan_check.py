@@ -1,4 +1,4 @@
-"""Check before every training step that its plans contain the recorded tokens.
+"""Before every training step, check that the plans of the step contain the recorded tokens.
 
 A plan has the tensors for one forward pass over a forest: the calls of a step, merged so that a
 shared prefix is computed once. Each token of the forest is a node. The recorded calls have the
@@ -15,8 +15,8 @@ trained token:
     I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
 The check covers the tensors that a forward pass reads. It also covers the parents, subtree ends and
-segments, because the attention layouts are built from them. The module `attention_check` checks the
-attention kernels.
+segments of the forest, because the attention methods use them. The module `attention_check` checks
+the attention kernels.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class PlanCheck:
     num_correct: int
     """Number of tokens for which all three invariants hold."""
     fault: str | None = None
-    """Description of the first token that differs from the recorded token, as one clause. None if
-    all tokens agree."""
+    """Description of the first difference between the plan and the recorded calls, as one clause.
+    None if there is no difference."""
 
 
 def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
     """Compare the tensors of a plan with the recorded calls, and return the result. `calls` are in
-    the order of the plan. `sampled_log_prob` has the sampled log-probabilities that the loss will
-    read, [trained tokens] in the order of `plan.flat`."""
+    the order of the plan. `sampled_log_prob` has the values that the loss will read as
+    log-probabilities at sampling time, [trained tokens] in the order of `plan.flat`."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
@@ -161,8 +161,9 @@ class _CallRows(NamedTuple):
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Find the node of each token of the calls by following the plan's paths, and compare it
-        with the recorded token. Return None if a path and its call differ in length."""
+        """Find the node of each token of the calls by following the plan's paths. Compare the
+        node's token id with the recorded token id. Return None if a path and its call differ in
+        length."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)
@@ -187,8 +188,9 @@ class _CallRows(NamedTuple):
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
     """Return a mask, [tokens of all calls] of bool, that is True where the token's node correctly
-    continues the call. Two conditions must hold. The node is a child of the previous token's node,
-    and it attends to exactly its ancestors and itself."""
+    continues the call. Two conditions must hold. First, the node is a child of the previous token's
+    node, or a root if the token is the first one. Second, the node attends to exactly its ancestors
+    and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -199,10 +201,9 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
     """Return a mask, [nodes] of bool. It is True for each node that attends to exactly its
     ancestors and itself.
 
-    Two conditions are checked. First, the node's segment must be consistent. A segment is a range
-    of nodes without a branch, and its path lists the ancestors. Second, count the subtrees that
-    contain the node: its own subtree and the subtree of each ancestor. Their number must be the
-    node's position + 1.
+    Two conditions are checked. First, `_has_consistent_segment` must be true for the node. Second,
+    the number of subtrees that contain the node must be the node's position + 1, because these
+    subtrees are its own subtree and the subtree of each ancestor.
     """
     forest = plan.forest
     num = forest.num_nodes
@@ -213,8 +214,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment (a range
-    of nodes without a branch).
+    """Return a mask, [nodes] of bool. It is True for each node whose segment (a range of nodes
+    without a branch) agrees with the parents and the subtree ends of the nodes.
 
     Two conditions must hold for a segment. All nodes of the segment have the same subtree end, so
     that the segment has no branch. The path of the segment contains each ancestor once, and ends

@@ -1,15 +1,15 @@
-"""Split trees of calls whose common prefix costs more time than it saves.
+"""Split a tree of calls if sharing the calls' common prefix costs more time than it saves.
 
 Calls may share only a few first tokens, such as the token that begins every prompt. Sharing these
-tokens saves almost nothing. But sharing has two costs. First, every node below a branch needs one
-more partial attention, except the nodes below the child with the largest subtree. Second, if the
-tree is cut into parts that go through the model separately, each part computes the shared tokens
-again.
+tokens saves almost nothing. But sharing has two costs. First, nodes below a branch need one more
+partial attention, which is attention to a part of their ancestors. Only the nodes below the child
+with the largest subtree do not need it. Second, if the tree is cut into parts that go through the
+model separately, each part computes the shared tokens again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
-this module splits the tree into one tree for each branch. To do so, the module gives the calls
-different root keys. Calls with different root keys share no tokens. The training result does not
-change.
+this module splits the tree into one tree for each branch. To do so, the module gives the calls of
+each branch another root key. Calls with different root keys share no tokens. The training result
+does not change.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from fakevllm_server.forest import CallTokens, Forest, Segment, build_forest
 from fakevllm_server.forest.consecutive_nodes import Slices
 
 SHARE_OF_A_TOKEN = 0.1
-"""Upper bound of the cost of another partial attention, as a share of a node's total cost. It is
-measured on a CPU with small models, where the share is largest."""
+"""Upper bound of the time that one more partial attention (attention to a part of the ancestors) of
+a node takes, as a fraction of the node's total time. The value was measured on a CPU with small
+models, where the fraction is largest."""
 
 MAX_PEELS = 8
-"""Maximum number of passes. Each pass builds the forest again. Prefixes that stay shared after the
-last pass cost a little time, but the training result is the same."""
+"""Maximum number of passes over the calls. Each pass builds the forest again, and splits trees at
+their tops. Prefixes that stay shared after the last pass cost a little time, but the training
+result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return copies of the calls. Where sharing a small prefix costs more time than it saves, the
-    copies have other root keys, and calls with different root keys share no tokens. Call this
-    function before `pack`, which builds the trees."""
+    """Return the calls, with new root keys where sharing a small prefix costs more time than it
+    saves. Calls with different root keys share no tokens. Call this function before `pack`, which
+    builds the trees of calls."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -49,9 +51,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the tops of trees whose sharing costs more time than it saves, as a dict by the first
-    node of each top. The top of a tree is the part before its first branch. Trees without a branch
-    are left out."""
+    """Return the tops of trees for which sharing costs more time than it saves. The keys of the
+    dict are the first nodes of the tops. The top of a tree is the part before its first branch.
+    Trees without a branch are left out."""
     return {
         top.start: top
         for top in forest.segments
@@ -64,8 +66,8 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
     """Return the node that identifies the branch to which a call belongs. The top of a tree is the
-    part before the first branch. The result is the first node of the call that comes after the top.
-    If the call ends inside the top, the result is the first node of the top."""
+    part before the first branch. The result is the call's first node after the top. If the call
+    ends inside the top, the result is the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -1,8 +1,8 @@
 """Allow-list of the model types whose calls may share prefixes.
 
-In these models, the hidden state at a token depends only on its position and on the preceding token
-ids, and attention works with any set of keys. Other models would silently give wrong results,
-because the calls of a forest are in one row. Examples are:
+In these models, the hidden state at a token depends only on the token's position and on the token
+ids up to it. A token can attend to any set of keys. Other models would silently give wrong results,
+because the calls that share prefixes are put into one row. Examples of unsuitable parts of a model:
 
 * Recurrent layers (linear attention, Mamba, short convolutions) depend on all earlier tokens of the
   row, including tokens of other calls.
@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose code has been reviewed and tested. After the LM head these models run no code
-that `edge_log_probs` leaves out."""
+"""Model types whose code has been reviewed and tested. `edge_log_probs` repeats everything that
+these models compute after the LM head."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """RoPE types whose frequencies depend only on the config."""

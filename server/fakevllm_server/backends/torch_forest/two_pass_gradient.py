@@ -1,5 +1,5 @@
 """The gradient of a loss that couples tokens of different pieces (sets of calls that go through the
-model together). All pieces of a training step together do not fit into memory.
+model together). The pieces of a training step do not all fit into memory at the same time.
 
 The loss depends on the weights only through the log-probabilities l_e of the edges e, which are
 predicted tokens. If the loss uses entropies, it also depends on the weights through the entropies
@@ -8,7 +8,7 @@ of the edges. Without entropies, the gradient of the loss is
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 
 The first pass computes all l_e without a gradient graph. Then `loss_coefficients` computes every
-c_e from them. The second pass computes l_e again, one piece after another. For each piece,
+c_e from all l_e. The second pass computes l_e again, one piece after another. For each piece,
 `backward_piece` runs the backward pass of Σ c_e · l_e. The gradient is exact, no matter which
 tokens the loss couples. The method costs one additional forward pass.
 """
@@ -25,8 +25,8 @@ from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edg
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 
 LossOfEdges = Callable[[Sequence[EdgeValues]], Tensor]
-"""Function of the edge values of all pieces, in the order of the pieces, that returns the loss as a
-scalar."""
+"""Function that takes the edge values of all pieces, in the order of the pieces, and returns the
+loss as a scalar. Edge values are log-probabilities and entropies of predicted tokens."""
 
 
 def loss_coefficients(

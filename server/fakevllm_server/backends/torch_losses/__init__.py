@@ -1,18 +1,18 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
-    step_loss.py              one micro-batch's part of a step's loss, which trainers call
+    step_loss.py              the function that trainers call: one micro-batch's part of the loss
     trained_tokens.py         the trained tokens of some calls as flat tensors
     ppo_clip.py               PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py
     policy_loss.py            arithmetic that the losses share
     kl.py                     KL divergence to a reference policy
-    importance_correction.py  importance weights and rejection where trainer and engine differ
+    importance_correction.py  importance weights and rejection, against trainer-engine mismatch
     mismatch_metrics.py       metrics of the difference between trainer and engine
     aggregate.py              weighted mean over tokens
 
-A policy loss takes tensors [tokens] and returns the loss of each token. It never averages over
-tokens, because `algorithms.loss_sequences` determines the weight of each token. To add a loss, add
-a file, an entry in LOSSES, and an entry in `loss_spec.LOSS_DEFAULTS`.
+A policy loss takes tensors of shape [tokens] and returns the loss of each token. It never averages
+over tokens, because `algorithms.loss_sequences` determines the weight of each token. To add a loss,
+add a file, an entry in LOSSES, and an entry in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fakevllm_server.backends.torch_losses.sapo import sapo
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, Any], PolicyLoss]
 """Function of (log_prob, old_log_prob, advantages, units, spec) that returns a PolicyLoss. Each
-tensor is [tokens]."""
+tensor has shape [tokens]."""
 
 LOSSES: dict[str, PolicyLossFn] = {
     "vanilla": vanilla,

@@ -9,8 +9,8 @@ from torch import Tensor
 def token_mean(
     per_token: Tensor, weights: Tensor, total_weight: Tensor | float | None = None
 ) -> Tensor:
-    """Return the weighted mean over tokens. `per_token` and `weights` have the same shape.
-    `weights` is 0 for tokens that do not count.
+    """Return the weighted mean over tokens. `per_token` and `weights` have the same shape. A token
+    with weight 0 does not contribute.
 
     If `total_weight` is given, it is the divisor instead of the sum of `weights`. With the total
     weight of the whole batch as the divisor, the results of the micro-batches add up to the mean

@@ -21,8 +21,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def cispo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the CISPO loss of each token. Each tensor is [tokens]. In the result, `clipped` marks
-    the tokens whose importance weight is outside the clip bounds. `units` is unused."""
+    """Return the CISPO loss of each token. Each tensor has shape [tokens]. In the result, `clipped`
+    marks the tokens whose importance weight is outside the clip bounds. `units` is unused."""
     ratio = ratio_of(log_prob, old_log_prob).detach()
     weight = torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
     return PolicyLoss(

@@ -25,8 +25,9 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 def geo_mean(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the GMPO loss of each token. Each tensor is [tokens]. The tensors must contain all
-    tokens of each unit (one sequence in the loss). `units` has the unit number of each token."""
+    """Return the GMPO loss of each token. Each tensor has shape [tokens]. The tensors must contain
+    all tokens of each unit (one sequence in the loss). `units` has the unit number of each
+    token."""
     # verl leaves this log-ratio unbounded: one impossible token of a stale call makes it infinite.
     log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)

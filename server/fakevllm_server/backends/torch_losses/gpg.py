@@ -20,6 +20,6 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclip
 def gpg(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the policy-gradient loss of each token. Each tensor is [tokens]. `old_log_prob` and
-    `units` are unused."""
+    """Return the policy-gradient loss of each token. Each tensor has shape [tokens]. `old_log_prob`
+    and `units` are unused."""
     return unclipped(-advantages * log_prob)

@@ -5,8 +5,9 @@ a whole unit.
     L = max(-A s, -A clip(s, 1 - low, 1 + high))     for each token of the unit
 
 L is the loss of a token, A is its advantage, and s is the ratio of its unit. low and high are the
-clip bounds (`clip_ratio_low`, `clip_ratio_high`). The bounds are narrow (3e-4, 4e-4), because s is
-a geometric mean. For the gradient, each token t has a ratio of its own:
+clip bounds (`clip_ratio_low`, `clip_ratio_high`). The usual bounds are narrow (low = 3e-4, high =
+4e-4), because s is a geometric mean and stays close to 1. For the gradient, each token t has a
+ratio of its own:
 
     s_t = sg(s) · π_t / sg(π_t)
 
@@ -32,8 +33,9 @@ MAX_LOG_UNIT_RATIO = 10.0
 def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the GSPO loss of each token. Each tensor is [tokens]. The tensors must contain all
-    tokens of each unit (one sequence in the loss). `units` has the unit number of each token."""
+    """Return the GSPO loss of each token. Each tensor has shape [tokens]. The tensors must contain
+    all tokens of each unit (one sequence in the loss). `units` has the unit number of each
+    token."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

@@ -2,12 +2,13 @@
 importance weights, and the rejection of tokens.
 
 Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
-log-probability of a token. No gradient flows through them. Formulas and names are those of verl's
-`rollout_correction`. A sequence is a unit of the loss, which the setting `loss_unit` defines.
+log-probability of a token. No gradient flows through the corrections. Formulas and names are those
+of verl's `rollout_correction`. In this file, "sequence" and "unit" mean the same: a group of tokens
+that the loss treats as one sequence. The setting `loss_unit` selects the groups.
 
 There are two kinds of importance weights. Truncated weights have an upper bound (Yao et al., "Your
-efficient RL framework secretly brings you off-policy RL training", 2025). Masked weights are 0
-outside two bounds (IcePop).
+efficient RL framework secretly brings you off-policy RL training", 2025). Masked weights have two
+bounds, and a ratio outside the bounds gives a weight of 0 (IcePop).
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
     """Return the importance weight of each token (shape [tokens]). All weights are 1 if
     `rollout_is` is not set.
 
-    If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If it is `sequence`, the
-    ratio is exp of the sum of log_ratio over the token's sequence. The bounds are
-    `rollout_is_bounds`. Without a lower bound, the weight is min(ratio, upper bound). With a lower
-    bound, the weight is the ratio. If the ratio is outside the bounds, the weight is 0.
+    If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If `rollout_is` is
+    `sequence`, the ratio is exp of the sum of log_ratio over the token's sequence. The setting
+    `rollout_is_bounds` has the bounds. Without a lower bound, the weight is min(ratio, upper
+    bound). With a lower bound, the weight is the ratio if the ratio is within the bounds, else 0.
     """
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
@@ -53,11 +54,12 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
 
 
 def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
-    """Return the mean importance weight of a step. With `rollout_is_batch_normalize`, all
-    importance weights are divided by it. The mean is taken over the step's tokens, or over its
-    sequences if `rollout_is` is `sequence`. If the mean is almost 0, return 1.
+    """Return the mean importance weight of a step. If the mean is almost 0, return 1.
 
-    Each tensor is [tokens], and must contain all tokens of the step that count in the loss.
+    If `rollout_is` is `sequence`, the mean is taken over the step's sequences, else over the step's
+    tokens. With the setting `rollout_is_batch_normalize`, the caller divides all importance weights
+    by the returned mean. Each tensor has shape [tokens], and must contain all tokens of the step
+    that count in the loss.
     """
     if spec.rollout_is == "sequence":
         share_of_unit = 1 / unit_sum(torch.ones_like(weights), units)
@@ -68,8 +70,8 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return a mask (bool, shape [tokens]). It is True for each token that passes all rejection
-    criteria in the setting `rollout_rs`.
+    """Return a mask (bool, shape [tokens]). The mask is True for each token to keep: a token that
+    passes all rejection criteria in the setting `rollout_rs`.
 
     A unit is one sequence in the loss. `units` (shape [tokens]) has the number of each token's
     unit.
@@ -96,8 +98,9 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
     """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
-    The estimator k1 has two bounds. Both bounds are probability ratios, so their logarithms are
-    compared. The estimators k2 and k3 have only an upper bound, which is compared directly."""
+    For the estimator k1, there are two bounds. They are probability ratios, so the divergence is
+    compared with their logarithms. For k2 and k3, there is only an upper bound, with which the
+    divergence is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

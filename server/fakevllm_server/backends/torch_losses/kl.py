@@ -7,7 +7,7 @@ Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - refe
     k3  exp(-d) + d - 1    unbiased value ≥ 0 of low variance; its gradient is not that of the KL
 
 `k1+` and `k3+` have the values of k1 and k3, but the gradient of k2. verl has second names for
-three of them: kl for k1, mse for k2, and low_var_kl for k3.
+three of the estimators: kl for k1, mse for k2, and low_var_kl for k3.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
-"""Bounds of k3, so that one impossible token does not dominate the batch. Both values are verl's
-(`low_var_kl`)."""
+"""Bounds in `k3`: MAX_LOG_RATIO for |d|, and MAX_K3 for the estimate. They keep one impossible
+token from dominating the batch. Both values are verl's (`low_var_kl`)."""
 
 
 def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:

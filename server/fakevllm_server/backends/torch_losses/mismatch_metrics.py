@@ -9,15 +9,14 @@ log-probability) and w = exp(d). n is the number of tokens.
     mismatch_large  share of tokens with |d| > 0.5
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
-The formulas are for tokens of equal weight. In general, each token is weighted with its
-`token_share`, the weight that it has in all means over the step's tokens. The metrics are computed
-from sums over all tokens of the step. Therefore they do not depend on the division into
-micro-batches.
+The formulas are for tokens of equal weight. In general, the weight of a token is its `token_share`,
+as in all means over the step's tokens. The metrics are computed from sums over all tokens of the
+step. Therefore they do not depend on the division into micro-batches.
 
 Rounding differences increase the metrics, and so do weights that changed after sampling. To measure
-only rounding differences, the metrics use only the calls that were sampled entirely with the
-current weights. `equal_version` is the share of the step's tokens in such calls. If this share is
-0, the metrics use all tokens.
+only rounding differences, the metrics are computed only from calls that were sampled entirely with
+the current weights. `equal_version` is the share of the step's tokens in such calls. If this share
+is 0, the metrics are computed from all calls.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ LARGE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Weighted sums over some tokens, from which the mismatch metrics are computed. Each token is
-    weighted with its `token_share`, the weight that it has in all means over the step's tokens."""
+    """Weighted sums over some tokens, from which the mismatch metrics are computed. The weight of a
+    token is its `token_share`, as in all means over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -48,8 +47,9 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute the sums of the class over some tokens. The tensors have one value per token: the
-        trainer's log-probability, the engine's log-probability, and the token's `token_share`."""
+        """Compute the weighted sums over the given tokens. The tensors have one value per token:
+        the trainer's log-probability, the engine's log-probability, and the token's
+        `token_share`."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -83,8 +83,9 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Two sums for the mismatch metrics. The first sum is over some tokens of a step. The second
-    sum has only the tokens whose call was sampled entirely with the current weights."""
+    """Two sets of sums for the mismatch metrics, computed from some tokens of a step. The first set
+    is over all these tokens. The second set is over only those tokens whose call was sampled
+    entirely with the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums

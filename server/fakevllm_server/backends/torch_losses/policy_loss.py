@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound of a log-ratio that keeps exp finite when the tokens of a stale call have become
-impossible. The value is verl's."""
+"""Bound of the absolute value of a log-ratio, so that exp stays finite. A token that was sampled
+with old weights may be almost impossible under the current weights. The value is verl's."""
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of each token, and marks for clipped tokens. Each tensor is [tokens]."""
+    """The loss of each token, and marks for clipped tokens. Each tensor has shape [tokens]."""
 
     per_token: Tensor
     clipped: Tensor
-    """1 for a token that counts as clipped, else 0. Whether such a token has a gradient depends on
-    the loss."""
+    """1 for a token that counts as clipped, else 0. In some losses, a clipped token has no
+    gradient."""
     clipped_lower: Tensor
-    """1 where a bound for negative advantages is active, else 0."""
+    """1 for a token with a negative advantage at which the loss applies its bound for negative
+    advantages, else 0."""
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:

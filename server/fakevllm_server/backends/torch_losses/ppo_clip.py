@@ -37,7 +37,8 @@ def vanilla(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: ClipSettings
 ) -> PolicyLoss:
     """Return the PPO loss of each token. Only `log_prob` gets a gradient. The tensors may have any
-    common shape, and `advantages` may be broadcast to it. `units` is unused."""
+    common shape. `advantages` may also have a shape that broadcasts to the common shape. `units` is
+    unused."""
     ratio = ratio_of(log_prob, old_log_prob)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)

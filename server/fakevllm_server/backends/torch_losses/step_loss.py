@@ -7,9 +7,9 @@ weight_t is the importance weight that corrects the difference between rollout e
 kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is the token's factor in the mean or
 sum that `loss_agg_mode` selects.
 
-scale_t is computed from the whole step (`call_shares`). Therefore the losses and gradients of the
-micro-batches add up to those of the step. A rejected token adds nothing to the loss, but still
-counts in the denominators. The denominators are computed before any forward pass.
+The function `call_shares` computes scale_t from the whole step. Therefore the losses and gradients
+of the micro-batches add up to those of the step. A rejected token adds nothing to the loss, but
+still counts in the denominators of means, because these are computed before any forward pass.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
-    """Raised if a loss couples tokens, but gets only a part of the coupled tokens. The loss couples
-    the tokens of a sequence or of the whole step."""
+    """Raised if a loss couples the tokens of a sequence or of the whole step, but gets only a part
+    of the coupled tokens."""
 
 
 class StepLoss(NamedTuple):
     loss: Tensor
     """Scalar: this micro-batch's part of the step's loss."""
     metrics: dict[str, Tensor]
-    """Scalars without a gradient: this micro-batch's parts of means over the step's tokens."""
+    """Scalars without a gradient. Each is this micro-batch's part of a mean over the step's
+    tokens."""
 
 
 def step_loss(
@@ -50,7 +51,7 @@ def step_loss(
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
     Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
-    step, but `tokens` contains only a part of them.
+    step, but `tokens` contains only a part of the coupled tokens.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.
@@ -92,7 +93,7 @@ def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
 
 def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
     """Return one micro-batch's contributions to means over the step's tokens, by name and without a
-    gradient. `per_token` has a tensor [tokens] of values for each name. Tokens with weight 0 in the
+    gradient. `per_token` has a tensor of shape [tokens] for each name. Tokens with weight 0 in the
     loss do not count."""
     counted = tokens.counted
     return {

@@ -27,26 +27,27 @@ class TrainedCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """The trained tokens of a micro-batch, one call after another. Each tensor is [tokens].
+    """The trained tokens of a micro-batch, one call after another. Each tensor has shape [tokens].
 
     The calls may be divided into micro-batches in any way that puts each call into exactly one
-    micro-batch. The step's loss is always the same.
+    micro-batch. The sum of the losses of the micro-batches does not depend on the division.
     """
 
     sampled_log_prob: Tensor
-    """The engine's log-probabilities, under the distribution that the token was sampled from."""
+    """The rollout engine's log-probability of each token, under the distribution from which the
+    engine sampled the token."""
     advantages: Tensor
     scale: Tensor
     """Factor of a token's loss; 0 for a token that does not count."""
     token_share: Tensor
     """Weight of a token in means over the step's tokens."""
     units: Tensor
-    """Number of the token's unit (a sequence in the loss) within this micro-batch. Units with a
-    counted token are numbered from 0."""
+    """Number of each token's unit (a sequence in the loss) within this micro-batch. Units with a
+    token that counts in the loss are numbered from 0."""
     has_whole_units: bool
     """Whether all tokens of every unit are in this micro-batch."""
     has_whole_step: bool
-    """Whether all counted tokens of the step are in this micro-batch."""
+    """Whether all tokens of the step that count in the loss are in this micro-batch."""
     old_log_prob: Tensor | None = None
     """The trainer's log-probabilities before the step's first update. If None, the current
     log-probabilities are used, without their gradient."""
@@ -87,8 +88,8 @@ class TrainedTokens:
         counts = torch.tensor(lengths, dtype=torch.long)
 
         def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
-            """Repeat the number of each call for all of its trained tokens, and return a tensor
-            [tokens]."""
+            """Repeat each call's value in `values` once for each trained token of the call. Return
+            a tensor of shape [tokens]."""
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
         def joined(rows: Sequence[Sequence[float]]) -> Tensor:
@@ -125,8 +126,8 @@ def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
     """Return the number of each call's unit within a micro-batch. A unit is one or more calls that
     the loss treats as one sequence.
 
-    Units with a token that counts in the loss are numbered from 0. All other units get the number 0
-    too, because they do not contribute to the loss.
+    Units with a token that counts in the loss are numbered from 0. Each other unit also gets the
+    number 0, which has no effect, because its tokens do not contribute to the loss.
     """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
@@ -141,8 +142,10 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return True if a micro-batch contains all tokens of the step that count in the loss. Each
-    token's share in the loss is known, and the shares of a whole step add up to 1. The result is
-    also True if no token of the micro-batch counts. Such a micro-batch adds nothing to the loss."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss.
+
+    In that case, the `token_share` values of the tokens add up to 1. The result is also True if no
+    token of the micro-batch counts, because such a micro-batch adds nothing to the loss.
+    """
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -21,8 +21,8 @@ class UpdateTracker:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Record that an update of the weights begins. Call this method before the update. If the
-        update fails, it may have changed some weights."""
+        """Record that an update of the weights begins. Call this method before the update. A failed
+        update may have changed some weights."""
         self.has_begun = True
 
 

@@ -1,20 +1,20 @@
-"""verl's trainer (FSDP2) in Ray workers. It can be combined with any rollout engine.
+"""verl's trainer (FSDP2) in Ray workers. This trainer can be combined with any rollout engine.
 
     __main__.py          the trainer's process: settings, workers, HTTP
     trainer.py           the TrainEngine: boot, step, log-probabilities, checkpoints
     cluster.py           the Ray cluster: an existing one, or a private one
-    session_cleanup.py   a process that ends what a killed trainer leaves running
+    session_cleanup.py   a process that kills the processes that a dead trainer left
     worker_placement.py  number of workers per node
     worker_group.py      one method call on all workers
     worker.py            one worker (rank) of verl, with a reference policy and an export
-    worker_config.py     the settings of a worker, as verl's configuration
+    worker_config.py     verl's configuration object for a worker
     policy_loss.py       verl's policy loss, with this project's KL term
     batch_split.py       division of the calls among the workers
-    tensordict_batch.py  calls as rows of verl
+    tensordict_batch.py  calls in verl's batch format
     step_metrics.py      metrics of a step before its first update
     weight_files.py      weights as safetensors files
     install_check.py     check that Ray and a tested verl are installed
-    cpu_platform.py      the CPU as a platform of verl
+    cpu_platform.py      a platform plugin with which verl runs on the CPU
 
 The trainer runs in a process of its own, which only trains and never samples.
 """

@@ -15,8 +15,8 @@ from fakevllm_server.backends.verl.install_check import HOW_TO_INSTALL, check_in
 from fakevllm_server.types.backend import BackendError
 
 CLOSE_TIMEOUT_S = 8.0
-"""Maximum seconds for the end of this process. Without the limit, Ray may wait for workers in the
-middle of a step."""
+"""Maximum seconds that this process takes to shut down. Without the limit, Ray may wait for workers
+that are in the middle of a step."""
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 from fakevllm_server.types.backend import BackendError, Call
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
-"""A row with weight 0. Such rows make the number of rows divisible by the number of workers."""
+"""A row with weight 0. `split_batch` adds this row repeatedly until the number of rows is divisible
+by the number of workers."""
 
 
 def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
-    """Divide the calls of a batch among the workers. Return the rows (calls) of worker 0, then
-    those of worker 1, and so on. Calls without a response are left out.
+    """Divide the calls of a batch among the workers. Return one list that has the rows (calls) of
+    worker 0 first, then the rows of worker 1, and so on. Calls without a response are left out.
 
     Each worker gets the same number of rows, and nearly the same number of tokens. If necessary,
     padding rows with weight 0 are added. Raises BackendError for a call without a prompt or with
@@ -42,7 +43,7 @@ def num_tokens(call: Call) -> int:
 
 
 def total_weight(calls: Sequence[Call]) -> float:
-    """Return the sum of the loss weights of all response tokens. It is the denominator of the
+    """Return the sum of the loss weights of all response tokens. This sum is the denominator of the
     batch's loss."""
     return sum(call.weight * len(call.response_ids) for call in calls)
 

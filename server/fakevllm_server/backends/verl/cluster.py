@@ -20,9 +20,10 @@ from fakevllm_server.types.backend import BackendRefused
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 200 * 2**20
-"""Size of the object store on a CPU. Only the batches of a small model pass through it."""
+"""Size of Ray's object store if the workers train on CPUs. Only the batches of a small model pass
+through the store."""
 CPUS_PER_WORKER = 4
-"""CPUs that a private cluster declares for each worker. verl reserves more than it uses."""
+"""CPUs that a private cluster declares for each worker. verl reserves more CPUs than it uses."""
 CONNECT_TIMEOUT_S = 10.0
 MAX_FOLDER_CHARS = 40
 """Maximum length of the path of the temporary folder. Ray adds 60 characters to this path for its
@@ -33,16 +34,16 @@ class Cluster:
     """A connection to a Ray cluster.
 
     Create the object on a thread that lives as long as this process. The kernel ends a private
-    cluster when the thread that started it ends. If some of the cluster's processes continue to
-    run, a separate cleanup process kills them.
+    cluster when the thread that started it ends. If some of the private cluster's processes
+    continue to run, a separate cleanup process kills them.
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
         """Connect to the Ray cluster at `address`, or start a private cluster if `address` is None.
 
-        A private cluster declares `num_fake_gpus` GPUs, which do not exist. verl needs them to
-        place workers on CPUs. The environment variables `env` are set in every worker. Raises
-        BackendRefused if the cluster at `address` cannot be joined.
+        A private cluster declares `num_fake_gpus` GPUs, which do not exist. verl needs these
+        declared GPUs to place workers on CPUs. The environment variables `env` are set in every
+        worker. Raises BackendRefused if the cluster at `address` cannot be joined.
         """
         self._folder: Path | None = None
         self._cleanup_process: subprocess.Popen[bytes] | None = None

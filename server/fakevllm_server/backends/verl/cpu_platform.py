@@ -2,8 +2,8 @@
 without an accelerator.
 
 This module is a plugin of verl. It registers the platform when it is imported. verl imports the
-modules in the environment variable VERL_USE_EXTERNAL_MODULES, and the function
-`workers_environment` adds this module to the variable.
+modules that the environment variable VERL_USE_EXTERNAL_MODULES lists. The function
+`workers_environment` sets the variable to this module.
 """
 
 # pyright: reportMissingImports=false
@@ -87,8 +87,8 @@ class CpuPlatform(PlatformBase):
         return os.environ.get("VERL_PLATFORM") == NAME
 
     def current_device(self) -> Any:
-        """Return the name of the CPU device. verl passes the value to `.to(device)`. A number would
-        mean an accelerator there."""
+        """Return the name of the CPU device. verl passes the returned value to `.to(device)`, where
+        a number would select an accelerator."""
         return NAME
 
     def device_count(self) -> int:

@@ -1,5 +1,5 @@
-"""verl's policy loss with this project's KL term: the loss function for the workers, and the
-metrics of a batch."""
+"""verl's policy loss with this project's KL term. This file has the loss function for the workers,
+and computes the loss metrics of a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -27,14 +27,14 @@ METRIC_NAMES = {
     "actor/pg_clipfrac": "clip_fraction",
     "actor/pg_clipfrac_lower": "clip_fraction_lower",
 }
-"""This project's name of a metric, by verl's name."""
+"""Maps verl's name of a metric to this project's name of the metric."""
 UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean")
 SUPPORTED_SETTINGS = {
     *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
     *("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg"),
 }
-"""Settings of a loss that may differ from the default. The tau settings affect only sapo, which is
-refused."""
+"""Settings of a loss that a job may change from their defaults. The tau settings affect only
+`sapo`, which this trainer refuses."""
 
 
 class VerlPolicyLoss:
@@ -42,8 +42,7 @@ class VerlPolicyLoss:
 
     def __init__(self, spec: LossSpec) -> None:
         """Look up verl's policy loss for `spec`. Raises BackendError if verl does not have this
-        loss. Raises BackendError as well if the verl trainer does not support the settings of
-        `spec`."""
+        loss, or if the verl trainer does not support the settings of `spec`."""
         _check_supported(spec)
         self.spec = spec
         try:
@@ -55,8 +54,8 @@ class VerlPolicyLoss:
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """Return a new loss function to send to the workers. The function has a config object of
-        its own, in which verl stores totals of the batch."""
+        """Return a new loss function to send to the workers. verl stores totals of the batch in the
+        function's config object. Therefore each function gets a config object of its own."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
@@ -121,7 +120,7 @@ def _check_supported(spec: LossSpec) -> None:
 
     verl gets each call as a row of its own, and computes the loss as a weighted mean over tokens.
     Therefore no other aggregation is supported. Losses that couple the calls of an episode are not
-    supported either. A row has no information about other calls.
+    supported either, because a row has no information about other calls.
     """
     default = LossSpec()
     unsupported = [

@@ -1,10 +1,10 @@
-"""The cleanup process. It ends all processes that a killed trainer leaves running.
+"""The cleanup process, which kills all processes that a killed trainer leaves running.
 
     python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
 
-When the process that started Ray ends, Ray ends too. But some of Ray's helper processes continue to
-run for a while. The cleanup process runs in a session of its own, and its standard input is a pipe
-from the trainer. When the trainer ends, the pipe closes. The cleanup process then kills all
+When the trainer, which started Ray, ends, Ray ends too. But some of Ray's helper processes continue
+to run for a while. The cleanup process runs in a session of its own, and its standard input is a
+pipe from the trainer. When the trainer ends, the pipe closes. The cleanup process then kills all
 processes of the trainer's session SESSION, and removes Ray's folder FOLDER.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from fakevllm_server.backends.process.procfs import SESSION, live_processes
 
 MAX_ROUNDS = 50
-"""Maximum number of rounds of kills. A process that starts another process just before its end
-makes a further round necessary."""
+"""Maximum number of rounds, in each of which all processes of the session are killed. A further
+round is necessary if a process has started another process just before it was killed."""
 ROUND_INTERVAL_S = 0.1
 
 
@@ -48,8 +48,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session. Repeat this until no process is left, because processes may
-    start new processes meanwhile. There are at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of a session. Processes may start new processes meanwhile. Therefore
+    repeat the kills until no process is left, for at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

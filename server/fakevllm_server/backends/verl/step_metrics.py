@@ -25,8 +25,8 @@ def first_pass_metrics(
     metrics have the same names as in the embedded trainer. `log_probs` and `entropies` have one
     tensor [response tokens] for each row.
 
-    `version` is the version of the trainer's weights. Means are taken over response tokens. The
-    weight of a token is the loss weight of its call.
+    `version` is the version of the trainer's weights. The metrics of KL divergence and entropy are
+    means over response tokens, in which the weight of a token is the loss weight of its call.
     """
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
     weights = token_weights(rows)

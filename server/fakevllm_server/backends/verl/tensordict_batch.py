@@ -30,9 +30,10 @@ def make_tensordict(
     `rollout_is_weights`, and divides the sum by the sum of `loss_mask` over all workers. Therefore
     `rollout_is_weights` and `loss_mask` both contain the loss weights.
 
-    `max_tokens` is the maximum number of tokens of a micro-batch. It is raised to the length of the
-    longest row. `reference` has the reference policy's log-probabilities, one tensor [response
-    tokens] for each row. If `is_trained` is false, the workers compute only log-probabilities.
+    `max_tokens` is the maximum number of tokens of a micro-batch. If a row is longer, the length of
+    the longest row is the maximum instead. `reference` has the reference policy's
+    log-probabilities, one tensor [response tokens] for each row. If `is_trained` is false, the
+    workers compute only log-probabilities.
     """
     assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
@@ -69,8 +70,8 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
     """Return the part of a worker's output that belongs to response tokens, as one tensor [response
     tokens] for each row.
 
-    `per_token` is a jagged tensor, [rows, tokens]. Its value at position i of a row belongs to
-    token i + 1.
+    `per_token` is a jagged tensor, [rows, tokens]. The value at position i of a row is about the
+    prediction of token i + 1.
     """
     return [
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()

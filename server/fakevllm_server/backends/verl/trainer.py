@@ -1,5 +1,5 @@
-"""The verl trainer. It is a TrainEngine (the interface for training), and its weights are in Ray
-workers."""
+"""The verl trainer, which trains a model in Ray workers. It implements TrainEngine, the server's
+interface for training."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from fakevllm_server.types.backend import (
 Result = TypeVar("Result")
 
 LOST_EXIT_CODE = 70
-"""Exit code after workers were lost. It differs from 2, the exit code for errors that the user must
-fix."""
+"""Exit code of this process after workers were lost. It differs from 2, the exit code for errors
+that the user must fix."""
 CLOSE_TIMEOUT_S = 5.0
 NO_REFERENCE = (
     "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
@@ -140,8 +140,8 @@ class VerlTrainer:
     ) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
-        metrics then contain the value that is not finite. If the mismatch between the
+        If the loss or the gradient norm is not finite, the step makes no more updates, and the
+        returned metrics contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
         update.
         """
@@ -176,8 +176,8 @@ class VerlTrainer:
         return mean_of_epochs(epochs)
 
     def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
-        """Return verl's policy loss for `spec`. If the workers have another loss, send them this
-        one."""
+        """Return verl's policy loss for `spec`. If the workers have a different loss, send them the
+        loss for `spec`."""
         self._check_reference(spec.kl_loss_coef > 0)
         if self._loss is None or self._loss.spec != spec:
             loss = VerlPolicyLoss(spec)
@@ -217,7 +217,7 @@ class VerlTrainer:
 
         If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
         raised. Raises BackendRefused if the checkpoint was saved by another number of workers.
-        After this error, the server does not use an older checkpoint, because this would undo
+        After a BackendRefused, the server does not try an older checkpoint, because that would undo
         training steps without the user's consent.
         """
         try:
@@ -238,8 +238,8 @@ class VerlTrainer:
         return await self._thread.run(lambda: self._exit_if_lost(action))
 
     def _exit_if_lost(self, action: Callable[[], Result]) -> Result:
-        """Run an action and return its result. If workers are lost, end this process. The server
-        then starts a new process, which restores the latest checkpoint."""
+        """Run an action and return its result. If the action fails because workers are lost, end
+        this process. The server then starts a new process, which restores the latest checkpoint."""
         try:
             return action()
         except WorkersLost as error:

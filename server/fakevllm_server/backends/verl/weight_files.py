@@ -19,7 +19,8 @@ def write_weights(
 ) -> None:
     """Write the weights to `model.safetensors`, or to several shard files with an index.
 
-    A shard has at most `max_shard_bytes` bytes. A larger tensor gets a shard of its own.
+    A shard has at most `max_shard_bytes` bytes. A tensor that is larger than this limit gets a
+    shard of its own.
     """
     shard_of_tensor: dict[str, str] = {}
     shard: dict[str, Tensor] = {}

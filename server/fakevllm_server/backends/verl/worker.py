@@ -57,8 +57,8 @@ class PolicyWorker(TinkerTrainingWorker):
         dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False
     )
     def reference_log_probs(self, data: Any) -> Any:
-        """Run `infer_batch` with the weights of the reference policy, and return its output, which
-        contains the log-probabilities."""
+        """Run verl's `infer_batch` with the weights of the reference policy. Return the output of
+        `infer_batch`, which contains the log-probabilities."""
         assert self._reference is not None, "call keep_reference first"
         with self._with_weights(self._reference):
             return self.infer_batch(data)
@@ -118,8 +118,8 @@ class PolicyWorker(TinkerTrainingWorker):
         the full tensor of each weight, on the CPU. Otherwise only take part in the gathering, and
         yield nothing.
 
-        The names are those in a Hugging Face model folder. Of several tied weights, only one is
-        yielded.
+        The names are those in a Hugging Face model folder. If several names share one tied weight,
+        the weight is yielded under one name only.
         """
         engine: Any = self.engine
         is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings
@@ -136,8 +136,8 @@ def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    """Return an exact copy of a tensor on the CPU. To save memory, the copy is in bfloat16 if this
-    represents all values exactly. This is true for the starting weights of most models."""
+    """Return an exact copy of a tensor on the CPU. To save memory, the copy is in bfloat16 if
+    bfloat16 represents all values exactly. The starting weights of most models are such values."""
     exact = tensor.to("cpu", copy=True)
     rounded = exact.to(torch.bfloat16)
     return rounded if torch.equal(rounded.to(exact.dtype), exact) else exact

@@ -22,8 +22,8 @@ FLOAT32_EVERYWHERE = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dty
 
 def worker_config(model: Path, *, is_cpu: bool, seed: int) -> TrainingWorkerConfig:
     """Return the configuration of verl's worker. The weights and the optimizer's moments are
-    float32. The model computes in float32 on a CPU, and in bfloat16, verl's default, on an
-    accelerator."""
+    float32. On a CPU, the model computes in float32. On an accelerator, it computes in bfloat16,
+    which is verl's default."""
     # Packing needs the kernels of FlashAttention. Without them, rows are padded, which is slower
     # and gives the same result.
     has_flash_attention = not is_cpu and importlib.util.find_spec("flash_attn") is not None

@@ -20,22 +20,22 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Raised if a worker has died. Also raised if a call has failed on one of several ranks,
+    """Raised if a worker has died. Also raised if a method call has failed on one of several ranks,
     because this rank is then out of step with the other ranks. All workers must be started again
     before training can continue."""
 
 
 class WorkerGroup:
-    """All workers of the trainer. Each method is called on every rank.
+    """All workers of the trainer. A method of this class calls a worker method on every rank.
 
-    If a worker dies, the method raises WorkersLost. If a call fails on one of several workers, the
-    method raises WorkersLost too, because the ranks are then out of step. With a single worker, a
-    failed call raises BackendError.
+    If a worker dies, the method of this class raises WorkersLost. If the call fails on one of
+    several workers, the method raises WorkersLost too, because the ranks are then out of step. If
+    the call fails on the only worker, the method raises BackendError.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
-        """Start the workers. If `on_loopback` is true, all workers are on this machine. They
-        connect to each other by the loopback address."""
+        """Start the workers. `on_loopback` is True if all workers are on this machine. The workers
+        then connect to each other through the loopback address."""
         self.num_workers = sum(workers_per_node)
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
@@ -58,11 +58,11 @@ class WorkerGroup:
         self._call_all("set_grad_clip", grad_clip)
 
     def forward_backward(self, rows: Any) -> tuple[float, Any]:
-        """Run a forward and backward pass over a batch. The gradients are added to those that the
-        workers hold.
+        """Run a forward and backward pass over a batch. The gradients are added to the gradients
+        that the workers already have.
 
-        Return (loss of the batch, verl's output). The output contains `log_probs` and `entropy` for
-        the rows of the batch, in the same order.
+        Return (loss of the batch, verl's output). The output contains `log_probs` and `entropy`,
+        with the rows in the order of the batch.
         """
         result = self._group.forward_backward(rows)
         self._wait(result.futures)
@@ -107,7 +107,8 @@ class WorkerGroup:
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
         """Wait for a call on all ranks, and return the results of all ranks. If the call fails on
-        one rank, raise the error at once. The other ranks would wait for this rank forever."""
+        one rank, raise the error at once, because the other ranks would wait for this rank
+        forever."""
         waiting = list(futures)
         try:
             while waiting:

@@ -9,9 +9,9 @@ from fakevllm_server.types.backend import BackendRefused
 
 
 def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
-    """Return the number of workers on each used node. All used nodes get the same number of
-    workers. As few nodes as possible are used. `num_gpus_per_node` has the number of GPUs of each
-    node. A worker takes one GPU.
+    """Return the number of workers on each node that gets workers. All these nodes get the same
+    number of workers, and as few nodes as possible are used. `num_gpus_per_node` has the number of
+    GPUs of each node. A worker takes one GPU.
 
     If `num_workers` is None, there is one worker for each GPU. Raises BackendRefused if no
     placement is possible.

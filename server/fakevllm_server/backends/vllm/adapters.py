@@ -2,18 +2,18 @@
 of the weights.
 
 Calls select an adapter by its name, `policy-N` for version N. The served weights are also an
-adapter. At version 0, this adapter changes nothing. The adapter is needed because vLLM on a CPU
-computes the model itself wrongly while vLLM holds adapters.
+adapter, even at version 0, where the adapter changes nothing. The reason is that vLLM on a CPU
+computes the model without an adapter wrongly while vLLM holds adapters.
 
 Four rules follow from how vLLM works:
 
-* A name is never given to other weights, because vLLM's prefix cache identifies an adapter by its
-  name.
-* An adapter's files stay as long as a call may use the adapter. vLLM may read the files again at
-  any time, and dies if the files are gone.
-* The served weights change without a pause. Running calls end with the adapter with which they
-  began.
-* vLLM's own weights are never replaced, because vLLM could not answer calls after that.
+* A name is never used again for other weights, because vLLM's prefix cache identifies an adapter by
+  its name.
+* An adapter's files are kept as long as a call may use the adapter. vLLM may read the files again
+  at any time, and dies if the files are gone.
+* The served weights change without a pause. A running call keeps the adapter with which it began
+  until the call ends.
+* vLLM's own weights are never replaced, because after that vLLM could not answer calls.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fakevllm_server.types.weight_versions import CallStamp, WeightGate
 log = logging.getLogger("fakevllm.server")
 
 FOLDER_NAME = "engine-adapters"
-"""Folder in the run directory with the files of the loaded adapters. It is deleted when vLLM has
-ended, and when the next one is started."""
+"""Folder in the run directory with the files of the loaded adapters. The folder is deleted when
+vLLM has ended, and before the next vLLM is started."""
 CONFIG_FILE = "adapter_config.json"
 _ALREADY_LOADED = "has already been loaded"
 
@@ -49,7 +49,8 @@ class _Leaving:
     name: str
     folder: Path
     calls: frozenset[CallStamp]
-    """The calls that ran when it was last needed. Its files stay until they have ended."""
+    """The calls that ran when the adapter was last needed. The adapter's files are kept until these
+    calls have ended."""
 
 
 class Adapters:
@@ -66,7 +67,7 @@ class Adapters:
         were_held: bool = False,
     ) -> None:
         """Create an empty list of adapters. `model_name` is the name of vLLM's model. `max_rank` is
-        the highest adapter rank that vLLM takes. `were_held` is True if a vLLM with the same
+        the highest adapter rank that vLLM accepts. `were_held` is True if a vLLM with the same
         arguments has held adapters before."""
         self._client = client
         self._gate = gate
@@ -76,18 +77,18 @@ class Adapters:
         self._lock = asyncio.Lock()
         self._numbers = count()
         self._loaded: dict[str, Path] = {}
-        """Folders of the adapters that vLLM knows, by name."""
+        """Maps the name of each adapter that vLLM knows to the folder of the adapter."""
         self._leaving: list[_Leaving] = []
         self.names = PolicyNames(model_name)
-        """The policies, which were loaded by `load_policy`."""
+        """The loaded policies, which are versions that vLLM holds beside the served weights."""
 
     async def serve(self, folder: Path, version: int) -> None:
         """Serve the adapters in `folder` as `version` from now on. If these adapters cannot be
         loaded, vLLM continues to serve the previous adapters.
 
-        Raise BackendRefused if vLLM cannot hold adapters of this kind. Raise BackendError for all
-        other failures. If vLLM has held adapters before, this method never raises BackendRefused,
-        because vLLM can hold adapters of this kind.
+        Raise BackendRefused if vLLM refuses the adapters and has never held any adapters, because
+        vLLM then probably cannot hold adapters of this kind. Raise BackendError for all other
+        failures.
         """
         name = policy_name(version)
         async with self._lock:
@@ -196,8 +197,8 @@ class Adapters:
         self._leaving.append(_Leaving(name, folder, self._gate.running))
 
     async def _remove_unused(self) -> None:
-        """Unload the adapters that no call can use any longer, and delete their files. If this
-        fails or is cancelled for an adapter, the next change tries again."""
+        """Unload the adapters that no call can use any longer, and delete their files. If an
+        adapter cannot be unloaded, the next change of adapters tries again."""
         for one in list(self._leaving):
             if one.calls & self._gate.running:
                 continue

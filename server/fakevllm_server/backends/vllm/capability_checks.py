@@ -18,19 +18,21 @@ from fakevllm_server.backends.vllm.response import Json, VllmResponse, as_list, 
 
 UPDATE_ROUTES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache")
 NO_SUCH_METHOD = 405
-"""HTTP status of a GET request to an existing POST route. For a route that does not exist, it is
-404."""
+"""HTTP status of a GET request to an existing POST route. For a route that does not exist, the
+status is 404."""
 MINUS_INFINITY = -9999.0
 """The value that vLLM sends as the logprob minus infinity."""
 PROCESSED_RATIO = (0.4, 0.62)
-"""Accepted range of a ratio that shows that logprobs include the temperature. The ratio is a
-difference between two logprobs at temperature 2, divided by the same difference at temperature 1.
-The exact ratio is 0.5. The range allows for logits in bfloat16."""
+"""Range of a ratio. A ratio within the range shows that logprobs include the temperature. The ratio
+is the difference between the logprobs of two tokens at temperature 2, divided by the difference
+between the logprobs of the same tokens at temperature 1. The exact ratio is 0.5. The range allows
+for the rounding of logits in bfloat16."""
 RAW_RATIO = (0.8, 1.25)
-"""The range of the ratio of PROCESSED_RATIO for logprobs that ignore the temperature. The exact
-ratio is 1."""
+"""Range of the ratio that PROCESSED_RATIO describes. A ratio within this range shows that logprobs
+ignore the temperature. The exact ratio is 1."""
 MIN_GAP = 1e-4
-"""Smallest difference of two logprobs at temperature 1 that allows the ratio to be measured."""
+"""Smallest difference between two logprobs at temperature 1 with which the ratio can be
+measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,13 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that vLLM reports the logprobs of the distribution from which it samples. In this
-    distribution, the logits are divided by the temperature.
+    """Check that vLLM reports the logprobs of the distribution from which it samples. The logits of
+    this distribution are divided by the temperature.
 
     The arguments are two chat completions for the same prompt, at temperatures 1 and 2. Both
-    contain the top logprobs at the first position. The check compares the difference between the
-    logprobs of two tokens. If the logprobs include the temperature, the difference at temperature 2
-    is half of the difference at temperature 1.
+    contain the top logprobs at the first position. The check measures the difference between the
+    logprobs of two tokens in each completion. If the logprobs include the temperature, the
+    difference at temperature 2 is half of the difference at temperature 1.
     """
 
     def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:

@@ -26,11 +26,11 @@ PROBE_FILE = "engine_probes.json"
 COMPLETION_TIMEOUT_S = 300.0
 """Timeout of a completion. It is long because vLLM may compile kernels for the first tokens."""
 SERVER_ERROR = 500
-"""Lowest HTTP status that counts as a temporary failure. Lower error statuses depend on how vLLM
-was started."""
+"""Lowest HTTP status that counts as a temporary failure. A lower error status shows something about
+vLLM's configuration."""
 NUM_TOP = 20
-"""Number of top logprobs to request, which is vLLM's default limit. Among more top logprobs there
-are larger differences, which make the check of the logprobs more certain."""
+"""Number of top logprobs to request, which is vLLM's default limit. Among more top logprobs, the
+largest difference is larger, which makes `check_sampled_distribution` more certain."""
 UNTRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that sample from the whole distribution, and override generation_config.json."""
 TOOL: Json = {
@@ -53,8 +53,9 @@ async def probe(
     """Send the probe requests to vLLM. Return the served model and the results of all capability
     checks.
 
-    Raise BackendError if vLLM does not respond or fails. Such a failure may be temporary. Raise
-    BackendRefused if vLLM requires another API key, or if the server is not a vLLM.
+    Raise BackendError if vLLM does not respond, responds with a server error, or lists no model.
+    Such a failure may be temporary. Raise BackendRefused if vLLM requires another API key, or if
+    the server is not a vLLM.
     """
     model = served_model(await client.get("/v1/models"), wanted_name)
     at_one = await _complete(client, model, max_tokens=8, temperature=1.0)

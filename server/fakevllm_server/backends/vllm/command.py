@@ -35,8 +35,8 @@ REFUSED = {
 """vLLM arguments that break an assumption of the server, each with the reason and the fix."""
 
 NO_MEDIA_DOMAIN = "none.invalid"
-"""Host name that cannot exist (RFC 2606). vLLM fetches from every host if its list of allowed hosts
-is empty, so the list of a server without `--media-domain` has this name."""
+"""Host name that cannot exist (RFC 2606). If vLLM's list of allowed hosts is empty, vLLM fetches
+media from every host. Therefore a server without `--media-domain` passes this name as the list."""
 
 JOB_ARGUMENTS = {
     "max-model-len": "max_model_len",
@@ -47,16 +47,16 @@ JOB_ARGUMENTS = {
 """Arguments of vLLM, each with the job setting that has the same meaning."""
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's `--max-lora-rank`."""
+"""Values that vLLM accepts for `--max-lora-rank`."""
 MERGED_INSTEAD = (
     "leave --engine-arg=--enable-lora out: vLLM then gets the adapters merged into the weights"
 )
 MAX_ADAPTERS = MAX_POLICIES + 2
-"""Number of adapters that calls may use at the same time: the policies, the served weights, and
-the weights before them, with which calls may still run."""
+"""Number of adapters that calls may use at the same time: the policies, the served weights, and the
+previously served weights, which running calls may still use."""
 NUM_CACHED_ADAPTERS = 2 * MAX_ADAPTERS
-"""Number of adapters in vLLM's memory. vLLM does not remove an adapter when it is unloaded. When
-the cache is full, it removes the one that was not used for the longest time."""
+"""Number of adapters in vLLM's memory. An unloaded adapter stays in memory. When the memory for
+adapters is full, vLLM removes the least recently used adapter."""
 
 TOOL_MARKERS = (
     ("<tool_call>", "<arg_key>", "glm45"),
@@ -133,11 +133,11 @@ def serve_command(
 
 def max_lora_rank(spec: EngineSpec) -> int | None:
     """Return vLLM's `--max-lora-rank` if vLLM holds LoRA adapters. Return None if vLLM gets whole
-    weights. vLLM then holds only one set of weights.
+    weights instead. In this case, vLLM holds only one set of weights.
 
     vLLM holds adapters only if the server starts vLLM and the user has passed `--enable-lora`.
-    Raise BackendRefused if the user has passed `--enable-lora` and vLLM could not hold the job's
-    adapters.
+    Raise BackendRefused if the user has passed `--enable-lora`, but the job trains no adapters or
+    the rank of the job's adapters is too high for vLLM.
     """
     if spec.url is not None or not _enables_lora(spec.extra_args):
         return None
@@ -170,9 +170,9 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 def serve_environment(
     inherited: Mapping[str, str], install: Install, *, holds_adapters: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables for vLLM's process. The inherited variables override the
-    defaults. VLLM_API_KEY is removed, because the server's requests carry no key. Redirects of
-    media URLs are always disabled."""
+    """Return the environment variables for vLLM's process. Variables in `inherited` override the
+    defaults of this function, with two exceptions: VLLM_API_KEY is always removed, because the
+    server's requests carry no key, and redirects of media URLs are always disabled."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
@@ -228,8 +228,8 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _enables_lora(arguments: Sequence[str]) -> bool:
-    """Return True if vLLM gets `--enable-lora`. If the flag is repeated or negated, the last flag
-    counts, as in vLLM."""
+    """Return True if vLLM gets `--enable-lora`. If the arguments contain the flag or its negation
+    several times, the last occurrence decides, as in vLLM."""
     flags = [argument.replace("_", "-") for argument in arguments]
     chosen = [flag for flag in flags if flag in ("--enable-lora", "--no-enable-lora")]
     return chosen[-1:] == ["--enable-lora"]
@@ -275,7 +275,7 @@ def _defaults(
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return the major and minor number of a version. A part that is not a number counts as 0.
+    """Return the major and minor number of a version. A number that cannot be read counts as 0.
 
     >>> _release("0.27.1+cpu")
     (0, 27)

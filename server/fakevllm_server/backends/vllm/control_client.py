@@ -19,12 +19,12 @@ log = logging.getLogger("fakevllm.server")
 
 HEALTH_TIMEOUT_S = 5.0
 DEFAULT_TIMEOUT_S = 30.0
-"""Timeout of requests that need only vLLM's API process and not its engine. The machine may be
-busy."""
+"""Timeout of requests that need only vLLM's API process and not its engine. It is long because the
+machine may be busy."""
 PAUSE_TIMEOUT_S = 120.0
 """Timeout of a pause. vLLM first finishes its current engine step, which may have a large batch."""
 RELOAD_TIMEOUT_S = 900.0
-"""Timeout of a reload. Weights of hundreds of gigabytes may come from a slow disk."""
+"""Timeout of loading new weights. vLLM may read hundreds of gigabytes from a slow disk."""
 NO_ROUTE = 404, 405
 CONNECTION_ERRORS = aiohttp.ClientError, OSError, TimeoutError
 
@@ -98,13 +98,13 @@ class ControlClient:
 
     async def update_version(self, version: int) -> bool:
         """Report the version of the current weights to vLLM. Return True if vLLM has recorded the
-        version. Some versions of vLLM do not support this report."""
+        version. Some versions of vLLM cannot record it."""
         body = {"new_version": str(version)}
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST request, and return a successful response. Raise ActionFailed if vLLM reports
-        a failure. Raise BackendError if vLLM does not respond."""
+        """Send a POST request, and return the response if its status is 200. Raise ActionFailed if
+        vLLM reports a failure. Raise BackendError if vLLM does not respond."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

@@ -13,14 +13,17 @@ from fakevllm_server.types.backend import ActionFailed
 from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeReply
 
 TIMEOUT_S = 60.0
-"""Timeout of each request. The known prompt waits in vLLM's queue like any other."""
+"""Timeout of each request. The known prompt waits in vLLM's queue like any other request."""
 ASSUMED_DTYPE = "bfloat16"
-"""The type with the largest rounding errors in which an unquantized vLLM computes. Its own type is
-not asked for, because the trainer's may be coarser: the two are different engines."""
+"""The data type that a reply names. The accepted difference from the trainer's log-probabilities
+depends on this type. bfloat16 has the largest rounding errors of all types in which an unquantized
+vLLM computes. vLLM's own type does not matter, because the trainer may have larger rounding
+errors."""
 
 
 async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int) -> list[int]:
-    """Return the token ids of the known prompt. The prompt leaves room for one sampled token.
+    """Return the token ids of the known prompt, cut so that one sampled token fits into the
+    context.
 
     Raise ActionFailed if vLLM cannot tokenize the known prompt.
     """
@@ -33,8 +36,8 @@ async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int
 async def known_prompt_reply(
     client: ControlClient, model: str, ids: Sequence[int], num_layers: int
 ) -> ProbeReply:
-    """Return the log-probabilities of the known prompt at temperature 1. vLLM's own default
-    temperature does not matter. `ids` are the token ids of the known prompt.
+    """Return the log-probabilities of the known prompt at temperature 1. `ids` are the token ids of
+    the known prompt.
 
     Raise ActionFailed if vLLM does not report the log-probabilities.
     """

@@ -12,8 +12,8 @@ from pathlib import Path
 from fakevllm_server.backends.vllm.response import Json, as_list, as_object, parse_object
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Keys of generation_config.json with the values that vLLM uses if a request does not set them.
-vLLM ignores the key `do_sample`."""
+"""Keys of generation_config.json that set vLLM's default sampling parameters. vLLM ignores the key
+`do_sample`."""
 
 
 def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:

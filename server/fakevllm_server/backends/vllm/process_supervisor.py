@@ -1,14 +1,14 @@
-"""The process supervisor. The supervisor is a process between the server and vLLM. It ends all
-processes of vLLM.
+"""The process supervisor. The supervisor is a process between the server and vLLM. When the server
+or vLLM ends, the supervisor ends all processes of vLLM.
 
     python -m fakevllm_server.backends.vllm.process_supervisor -- PROGRAM [ARGUMENT...]
 
 The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
 that PROGRAM starts belong to this group. The supervisor passes SIGTERM on to PROGRAM.
 
-The supervisor ends the whole group when PROGRAM ends. The supervisor also ends the group when the
-supervisor's standard input closes. The standard input closes when the server is killed. The exit
-code of the supervisor is PROGRAM's exit code.
+The supervisor ends all other processes of the group when PROGRAM ends, or when the supervisor's
+standard input closes. The standard input closes when the server is killed. The exit code of the
+supervisor is PROGRAM's exit code.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 from fakevllm_server.backends.process.procfs import GROUP, live_processes
 
 GRACE_S = 5.0
-"""Seconds that the program has after SIGTERM to end and to remove its shared memory."""
+"""Seconds that PROGRAM has after SIGTERM to remove its shared memory and to end."""
 LEFTOVER_GRACE_S = 1.0
-"""Seconds that the program's child processes have after SIGTERM. vLLM's engine process ends by
-itself once its API process has ended."""
+"""Seconds that the child processes of PROGRAM have to end after SIGTERM. vLLM's engine process ends
+by itself once vLLM's API process has ended."""
 END_BOUND_S = 8.0
 """Maximum seconds for ending the group. The server's `STOP_GRACE_S` for the supervisor is
 longer."""

@@ -32,8 +32,8 @@ class VllmResponse:
 
     @property
     def detail(self) -> str:
-        """The reason for a failure, from the response body. The reason is one line with at most
-        `MAX_DETAIL_CHARS` characters, after the HTTP status."""
+        """One line of text with the HTTP status and the reason for a failure. The reason is from
+        the response body, and is cut to `MAX_DETAIL_CHARS` characters."""
         error = self.json.get("error")
         message = as_object(error).get("message") or error or self.body.decode(errors="replace")
         prefix = f"HTTP {self.status}: " if self.status else ""

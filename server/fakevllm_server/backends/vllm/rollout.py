@@ -1,6 +1,5 @@
-"""vLLM as the rollout engine. There are two kinds of vLLM. The server starts vLLM as a child
-process on a Unix socket, or connects to an external vLLM at `--rollout-url`, which the user has
-started."""
+"""vLLM as the rollout engine. The server either starts vLLM as a child process on a Unix socket, or
+connects to an external vLLM at `--rollout-url`, which the user has started."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
 MAX_FAILED_PUBLISHES = 3
-"""Number of failed publishes in a row after which an external vLLM counts as unhealthy. The server
-then connects to it and probes it again."""
+"""Number of failed publishes (attempts to load new weights) in a row after which an external vLLM
+counts as unhealthy. The server then connects to this vLLM again and probes it again."""
 CHILD_URL = "http://engine"
 
 
@@ -70,13 +69,13 @@ class VllmRollout:
         self._has_held_adapters = False
         """Whether this vLLM, or an earlier one with the same arguments, has held adapters."""
         self._held_adapters: HeldAdapters | None = None
-        """The record of this in the run directory; None if vLLM holds no adapters."""
+        """The record of held adapters in the run directory; None if vLLM holds no adapters."""
         self._known_prompt: list[int] | None = None
         """Token ids of the known prompt, or None before they were requested."""
         self._gate = WeightGate()
         self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
-        """Whether vLLM is paused, or about to be paused, so that it samples for no client."""
+        """Whether vLLM is paused, or about to be paused, for new weights."""
         self._num_failed = 0
         """Number of publishes in a row that failed after the pause."""
 
@@ -133,10 +132,12 @@ class VllmRollout:
         """Return the log-probabilities of the known prompt, which show which weights vLLM serves.
         Raise ActionFailed if vLLM does not report the log-probabilities.
 
-        Return None if the model folder does not name the number of layers. The accepted difference
-        to the trainer's log-probabilities depends on this number. Return None also if vLLM holds
-        adapters. The engine of vLLM 0.27 dies if a request for the log-probabilities of a prompt
-        arrives while other requests run.
+        Return None in two cases:
+
+        * The model folder does not name the number of layers. The accepted difference from the
+          trainer's log-probabilities depends on this number.
+        * vLLM holds adapters. Such a vLLM may run other requests meanwhile, and the engine of vLLM
+          0.27 dies if a request for prompt log-probabilities arrives while other requests run.
         """
         num_layers = read_num_layers(self._spec.model)
         if num_layers is None or self._adapters is not None:
@@ -297,9 +298,11 @@ class VllmRollout:
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. Raise BackendError if the pause fails. vLLM may be paused although the
-        request failed. If vLLM still has its old weights, resume vLLM before the error is
-        raised."""
+        """Pause vLLM. Raise BackendError if the pause request fails.
+
+        After a failed request, vLLM may be paused nevertheless. If vLLM still has its old weights,
+        vLLM is therefore resumed before the error is raised.
+        """
         self._is_changing = True
         try:
             await client.pause()
@@ -316,9 +319,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Handle a failed pause, and return the error to raise. vLLM may be paused or not. If vLLM
-        is a child process, end it, so that the server starts vLLM again. If vLLM is external, mark
-        it as unhealthy, so that the server connects again."""
+        """Handle a failed pause, and return the error to raise. It is not known whether vLLM is
+        paused. If vLLM is a child process, end it, so that the server starts vLLM again. If vLLM is
+        external, mark it as unhealthy, so that the server connects again."""
         if self._spec.url is None:
             await self.close()
             return BackendError(

@@ -7,11 +7,12 @@ The simulation behaves as follows:
 
 * It reports the logprobs of its policy at the requested temperature.
 * Its weights are the text of the file `weights.txt` in the weights folder. This text is the content
-  of every answer.
-* An adapter's answers are the text of the adapter's file `weights.txt`. Adapters need the
-  environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING, and a folder with an adapter_config.json.
+  of every answer that is given without an adapter.
+* The content of an answer with an adapter is the text of the adapter's file `weights.txt`. Adapters
+  need the environment variable VLLM_ALLOW_RUNTIME_LORA_UPDATING, and a folder with an
+  adapter_config.json.
 * It samples nothing while it is paused.
-* After a failed reload of the weights, the content of every answer is the text HALF_LOADED.
+* After a failed reload of the weights, the text HALF_LOADED takes the place of the weights.
 
 Each `Fault` makes the simulation behave like a vLLM with one wrong setting or one failure.
 """
@@ -39,7 +40,7 @@ PROMPT_IDS = [5, 6, 7]
 MAX_MODEL_LEN = 512
 WEIGHTS_FILE = "weights.txt"
 HALF_LOADED = "half-loaded"
-"""The answer with weights that were loaded only in part."""
+"""The simulated weights after a failed reload, and therefore the content of the answers."""
 KEY = "secret"
 
 
@@ -73,9 +74,9 @@ class SimulatedVllm:
         self.is_paused = False
         self.version: str | None = None
         self.control_requests: list[str] = []
-        """Control routes in the order of their requests."""
+        """The requested control routes, in the order of the requests."""
         self.adapters: dict[str, str] = {}
-        """The content of the answers of each loaded adapter, by name."""
+        """Maps the name of each loaded adapter to the content of its answers."""
         self._resumed = asyncio.Event()
         self._resumed.set()
 

@@ -8,8 +8,9 @@ import re
 from fakevllm_server.backends.vllm.command import MERGED_INSTEAD
 
 TAIL_CHARS = 20_000
-"""Characters at the end of the log that are searched. The cause is logged before the tracebacks of
-all the processes that the failure ended, so the tail must be long enough to include them."""
+"""Characters at the end of the log that are searched. vLLM logs the cause first, and then the
+tracebacks of all processes that fail as a result. Therefore the searched part must be longer than
+these tracebacks."""
 
 STARTUP_ERRORS = (
     (
@@ -53,8 +54,8 @@ STARTUP_ERRORS = (
         "this vLLM does not support the model's architecture: use another --model or another vLLM",
     ),
 )
-"""Pairs of a pattern in vLLM's log, and its meaning with the fix. More specific patterns are
-first."""
+"""Each entry has a pattern to search for in vLLM's log, and a text with the cause and the fix. More
+specific patterns are first."""
 
 
 def explain_startup_error(log: str) -> str | None:

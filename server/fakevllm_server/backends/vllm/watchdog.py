@@ -15,8 +15,8 @@ HEALTH_BOUND_S = 60.0
 """Maximum seconds without a response to /health. The API process responds to /health even if the
 engine is busy."""
 TOKEN_BOUND_S = 300.0
-"""Maximum seconds without a token while calls wait. It is longer than any engine step, including
-the compilation in the first one."""
+"""Maximum seconds without a token while calls wait. The limit is longer than any engine step, even
+the first step, which compiles kernels."""
 POLL_INTERVAL_S = 10.0
 PROGRESS_COUNTERS = b"vllm:generation_tokens_total", b"vllm:iteration_tokens_total_count"
 """Prometheus counters of vLLM that increase with every engine step."""
@@ -34,15 +34,16 @@ class Observation:
     num_running: int
     """Number of calls that wait for tokens."""
     has_progressed: bool
-    """Whether vLLM has sampled since the previous observation: a counter increased, or the
-    canary completion succeeded."""
+    """Whether vLLM has sampled since the previous observation. This is true if a progress counter
+    has increased, or if a test request for one token has succeeded."""
     is_paused: bool
-    """Whether weights are being replaced, which has timeouts of its own."""
+    """Whether vLLM is paused because its weights are being replaced. The replacement has timeouts
+    of its own."""
 
 
 class Watchdog:
-    """Decides whether a vLLM hangs. Add observations in the order of time. The observations
-    determine the decision."""
+    """Decides from observations of a vLLM whether the vLLM hangs. Add the observations in the order
+    of time."""
 
     def __init__(self, now: float) -> None:
         self._last_healthy_at = now

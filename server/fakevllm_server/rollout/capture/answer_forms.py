@@ -1,9 +1,9 @@
-"""The form of an engine's answers: the names and the order of their fields, and their constants.
+"""The form of an engine's answers: the names and the order of the fields, and constant values.
 
-A call with several choices is answered in events, and an answer is put together from the events of
-one choice. It gets the form of the answer to a call with one choice. The form differs between
-vLLM's versions. Therefore it is taken from an answer to a call with one choice. The forms of the
-bundled engines are known from the start.
+If a call has several choices, the engine sends events, and an answer is put together from the
+events of each choice. Such an answer must have the form of an engine's answer to a call with one
+choice. The form differs between vLLM's versions. Therefore the form is learned from a real answer
+to a call with one choice. The forms of the bundled engines are known from the start.
 
 The module does no I/O.
 """
@@ -28,9 +28,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONSTANTS = ("object", "service_tier", "system_fingerprint")
 """Fields whose texts are the same in all answers of an engine."""
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""vLLM's current name of the field, and its name before vLLM 0.16."""
+"""Names of the field with the reasoning: vLLM's current name, and the name before vLLM 0.16."""
 BUNDLED = "+fakevllm"
-"""Suffix of the version of an engine whose answers the modules in `vllm_compat` write."""
+"""Suffix of the version number of a bundled engine. The modules in `vllm_compat` write the answers
+of the bundled engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,20 @@ class WholeForm:
     values that are the same in all answers of the engine."""
 
     top: Json
-    """An answer. It has the constants of the engine. All fields that belong to one answer are
-    None."""
+    """The fields of an answer. A field with the same value in all answers of the engine has this
+    value. All other fields are None."""
     choice: tuple[str, ...]
     """Names of the fields of a choice."""
     message: Json
-    """The message of a chat answer without text and without calls; {} for completions."""
+    """The message of a chat answer, in which each list is empty and each other field is None. For
+    completions, the value is {}."""
     usage: tuple[str, ...]
-    """Names of the token counts."""
+    """Names of the token counts in the field `usage`."""
 
     @staticmethod
     def of(answer: Json) -> WholeForm | None:
         """Return the form of `answer`, a parsed answer with one choice. Return None if the form
-        cannot be read from this answer, because it has tool calls or is not from vLLM."""
+        cannot be read from this answer, because the answer has tool calls or is not from vLLM."""
         match answer:
             case {"choices": [{**choice}], "usage": {**usage}}:
                 message: Json = choice.get("message") or {}
@@ -78,9 +80,10 @@ class AnswerForms:
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False
-        """Whether an answer of the engine had reasoning. vLLM's parsers for reasoning read a stream
-        differently than a whole answer: if the prompt ends the reasoning, or the answer is cut off,
-        the text is reasoning in one and content in the other."""
+        """Whether any answer of the engine has contained reasoning. vLLM's reasoning parsers read a
+        stream differently than a whole answer. If the prompt already ends the reasoning, or if the
+        answer is cut off, the same text is reasoning in one of these two forms and content in the
+        other form."""
         if version is not None and version.endswith(BUNDLED):
             self._learn_bundled()
 

@@ -50,8 +50,8 @@ _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 class CallCapture(ABC):
     """Capture of one LLM call: it adds fields to the request for the engine, and records the tokens
-    in the answer. Create it from the app's request body. At the end, `record` returns the recorded
-    call."""
+    in the answer. Create a capture from the app's request body. After the answer, `record` returns
+    the recorded call."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class CallCapture(ABC):
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
-        `refusal` is the reason why calls of this engine must not be trained on. It is None if they
-        may be trained on. `reports_allowed` is True if the engine can report the set of tokens from
-        which each token was sampled.
+        `refusal` is the reason why calls of this engine must not be trained on, or None if these
+        calls may be trained on. `reports_allowed` is True if the engine can report the set of
+        tokens from which each token was sampled.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -82,8 +82,8 @@ class CallCapture(ABC):
         self._begin_answer()
 
     def for_another_answer(self) -> Self:
-        """Return a capture for another answer to the same request. Nothing of this answer is
-        recorded yet."""
+        """Return a new capture for another answer to the same request. The new capture has recorded
+        nothing yet."""
         other = copy(self)
         other._begin_answer()
         return other
@@ -95,8 +95,8 @@ class CallCapture(ABC):
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
         self._token_events: TokenEventReader | None = None
-        """Reader of the usual events of a stream. None if such an event needs more changes than
-        hiding ids and logprobs."""
+        """Reader of the usual events of a stream, each of which has one token. None if such an
+        event must be changed in other ways than by hiding ids and logprobs."""
         self._spans: list[VersionSpan] = []
         self._allowed_tokens: Any = None
         self._finish_reason: str | None = None
@@ -127,8 +127,8 @@ class CallCapture(ABC):
     def _request_logprobs(self, body: Json) -> None:
         """Add the field that requests logprobs to `body`, the request for the engine.
 
-        The field is not added if vLLM would refuse a combination of the app's own fields. The app
-        must then get this refusal.
+        The field is not added if vLLM would refuse the combination of the app's own fields, because
+        the app must get this refusal.
         """
 
     @abstractmethod
@@ -245,9 +245,8 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the request because of the fields that the capture had
-        added. The engine then answered the request without these fields. The call is then
-        untrainable."""
+        """Record that the engine refused the request with the fields that the capture had added,
+        and answered the request without these fields. Such a call is untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
@@ -326,9 +325,9 @@ class CallCapture(ABC):
 
         vLLM writes the system fingerprint only in the last chunk of a stream. If usage (token
         counts) was requested, the last chunk is the usage chunk. If the app itself did not request
-        usage, the app does not get the usage chunk, and its last chunk is the chunk before. This
-        chunk is held back until the usage chunk arrives, and then gets the usage chunk's
-        `fingerprint`.
+        usage, the app does not get the usage chunk, and the chunk before the usage chunk is the
+        app's last chunk. The app's last chunk is held back until the usage chunk arrives, and then
+        gets the usage chunk's `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -379,7 +378,7 @@ class CallCapture(ABC):
                 self._spans.append(VersionSpan(version, start, end))
 
     def _take_tokens(self) -> None:
-        """Move the tokens that the TokenEventReader has collected into this record. The reader
+        """Move the tokens that the TokenEventReader has collected into this capture. The reader
         handles the usual events of a stream, which are not parsed as JSON."""
         if self._token_events is not None:
             ids, logprobs = self._token_events.take_tokens()
@@ -418,8 +417,8 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Return a stream chunk with the system fingerprint. It is inserted after `choices`, as in
-    vLLM."""
+    """Return a stream chunk with the system fingerprint. The fingerprint is inserted after
+    `choices`, as in vLLM."""
     extended: Json = {}
     for key, value in chunk.items():
         extended[key] = value

@@ -72,7 +72,7 @@ def _needs_own_logprobs(body: Json) -> bool:
 
 
 _REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""vLLM's current name of the field, and its name before vLLM 0.16."""
+"""Names of the field with the reasoning: vLLM's current name, and the name before vLLM 0.16."""
 
 
 class HiddenReasoning:

@@ -1,5 +1,5 @@
 """Split the stream of a call with several choices into the events of each choice. Put the events of
-one choice together to an answer. The answer is the same as that of a call with one choice.
+one choice together into an answer. This answer is the same as the answer to a call with one choice.
 
 The module does no I/O. The events of a choice are parsed all at once, when the choice is complete.
 This costs half as much as parsing each event separately.
@@ -25,7 +25,8 @@ Json = dict[str, Any]
 
 _INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
-"""Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
+"""Pattern that only the last event of a choice contains. Text of the model does not match, because
+quotes inside a JSON string are escaped."""
 _BATCH = 500
 """Number of events that are parsed at once."""
 
@@ -54,8 +55,8 @@ class ChoiceEvents:
         return sum(map(len, self.data))
 
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks. Chunks are parsed in batches. While a batch is parsed, the
-        interpreter's lock (GIL) is held."""
+        """Return the parsed chunks. Chunks are parsed in batches, because the interpreter's lock
+        (GIL) is held while a batch is parsed."""
         batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
         return [
             chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
@@ -110,7 +111,8 @@ class PartReader:
     the choice is complete."""
 
     def __init__(self, num: int, content_type: str) -> None:
-        """Create the reader. Raises ValueError if the response has another content type."""
+        """Create the reader. Raises ValueError if `content_type` is not the type of a response in
+        parts."""
         self._decoder = PartDecoder(content_type)
         self._running = set(range(num))
 
@@ -135,9 +137,9 @@ class PartReader:
 
 
 def _check_without_choices(data: bytes | None) -> None:
-    """Check an event without the index of a choice. It may be a comment, `[DONE]`, or a chunk
-    without choices. Raises EngineStreamError for an error. Raises ValueError for any other event.
-    """
+    """Check an event without the index of a choice. A comment, `[DONE]` and a chunk without choices
+    are valid. Raises EngineStreamError if the event is an error. Raises ValueError for any other
+    event."""
     if data is None:
         return
     chunk: Any = orjson.loads(data)

@@ -1,5 +1,5 @@
 """Capture of the tokens of text completions with one prompt and one choice. Other completions are
-not captured. The choice contains the token ids and logprobs."""
+not captured. In the answer, the choice contains the token ids and the logprobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, cast
 from fakevllm_server.rollout.capture.base import CallCapture, Json
 
 _UNCAPTURED_FIELDS = ("echo", "prompt_logprobs", "prompt_embeds", "suffix", "use_beam_search")
-"""Request fields with which the answer is not one sampled continuation of known token ids."""
+"""Request fields with which a call is not captured, because the answer is not one sampled
+continuation of known token ids."""
 
 
 class CompletionsCapture(CallCapture):

@@ -1,8 +1,8 @@
-"""Read the token ids of a prompt that several choices repeat. They are read only once, before a
-chunk is parsed.
+"""Read the prompt's token ids from a stream in which several choices repeat the ids. The ids are
+parsed only once. They are cut out of each chunk before the chunk is parsed.
 
 vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. If the
-prompt is long, the ids are most of the chunk. The module does no I/O.
+prompt is long, most bytes of the chunk belong to the ids. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from fakevllm_server.types.calls import checked_ids
 from fakevllm_server.types.number_arrays import IdArray, id_array
 
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
-"""Beginning of the field. Inside a JSON string, its quotes would be escaped."""
+"""Pattern of the beginning of the field. Text of the model does not match, because quotes inside a
+JSON string are escaped."""
 
 
 class RepeatedPrompt:
@@ -27,8 +28,9 @@ class RepeatedPrompt:
         self._ids = id_array(())
 
     def cut(self, data: bytes) -> tuple[bytes, IdArray | None]:
-        """Return the JSON text of a chunk, in which null replaces the prompt's ids. Also return the
-        ids. The ids are None if the chunk has none. Raises ValueError if they are malformed."""
+        """Return two values: the JSON text of a chunk, in which null replaces the prompt's ids, and
+        the ids. The ids are None if the chunk has no ids. Raises ValueError if the ids are
+        malformed."""
         match = _PROMPT_IDS.search(data)
         end = -1 if match is None else data.find(b"]", match.end()) + 1
         if match is None or not end:

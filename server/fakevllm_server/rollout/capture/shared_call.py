@@ -2,8 +2,8 @@
 
 A choice can be answered before the other choices are complete. For this, the engine is asked for a
 stream, or is asked to send each choice when it is complete. Each choice is captured as a separate
-call, with its own tokens and usage. Its answer is the same as that of a call with one choice: a
-stream, or a whole answer.
+call, with its own tokens and usage. The answer to each choice is the same as the answer to a call
+with one choice: a stream, or a whole answer.
 
 The module does no I/O.
 """
@@ -47,7 +47,8 @@ _PARSES_REASONING = "the engine reads the reasoning of a stream differently"
 
 
 EndedChoice = ChoiceEvents | SentChoice
-"""What the engine sent of a choice that has ended: its events, or its answer and its tokens."""
+"""What the engine sent for a choice that has ended: the events of the choice, or the answer
+together with the answer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class SharedCapture:
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
         self._unused = unused = create_capture(body)
-        """A capture of which a copy is made for each choice, because creating one takes longer."""
+        """A capture that records no answer. It is copied for each choice, because a copy takes less
+        time than creating a capture."""
         self.upstream_body: Json = unused.upstream_body() | {
             "stream": True,
             "n": num,
@@ -140,10 +142,10 @@ class SharedCapture:
         return self.complete(self.split(chunk))
 
     def split(self, chunk: bytes) -> list[EndedChoice]:
-        """Read the next bytes of the engine's response. Return the events of each choice that ends
-        in these bytes. Pass the returned list to `complete` before the next call of `split`.
+        """Read the next bytes of the engine's response. Return each choice that ends in these
+        bytes. Pass the returned list to `complete` before the next call of `split`.
 
-        Raises the error that ended the stream earlier, if there was such an error.
+        If an earlier call found an error in the stream, this error is raised.
         """
         if self._failure is not None:
             raise self._failure
@@ -157,12 +159,12 @@ class SharedCapture:
         return ended
 
     def complete(self, ended: Sequence[EndedChoice]) -> list[CompleteChoice]:
-        """Return the answers of choices that have ended. For events, this takes 20 ms for 1000
-        tokens, so use a worker thread for long answers.
+        """Return the answers of choices that have ended. If the engine sent events, this takes 20
+        ms for 1000 tokens, so use a worker thread for long answers.
 
         Raises EngineStreamError if the engine has reported an error. Raises CannotShare if the
-        stream does not have vLLM's form. If there are also complete choices, they are returned
-        first. The next call of `split` then raises the error.
+        stream does not have vLLM's form. If some choices are complete in spite of an error, these
+        choices are returned, and the next call of `split` raises the error.
         """
         choices: list[CompleteChoice] = []
         try:

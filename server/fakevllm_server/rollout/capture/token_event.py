@@ -1,11 +1,11 @@
 """Read the usual event of a chat stream without parsing its JSON. The usual event has one token
 with its logprob.
 
-A stream has one such event per token. Normally, an event would be parsed, two of its fields would
-be hidden, and it would be serialised again. This costs several times as much as a comparison with
-the previous event. A usual event differs from the previous event only in the token. The patterns
-match only events for which the result is the same, byte for byte. All other events must be parsed.
-The module does no I/O.
+A stream has one such event per token. A usual event differs from the previous event only in the
+token, so a comparison with the previous event is enough. The other way is to parse the event, hide
+two of its fields, and serialise the event again, which costs several times as much. The patterns
+match only events for which both ways give the same bytes. All other events must be parsed. The
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 _PLAIN = rb'"[^"\\\x00-\x1f]*"'
 """A JSON string without escapes."""
 _TEXT = rb'"[^"\\\x00-\x1f]*(?:\\["\\bfnrt][^"\\\x00-\x1f]*)*"'
-"""A JSON string whose escapes orjson writes in the same way."""
+"""A JSON string with only those escapes that orjson also writes."""
 _NUMBER = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?"
 """A number that a 64-bit float can hold: its exponent has at most two digits."""
 _ID = rb"(?:0|[1-9]\d{0,8})"

@@ -1,5 +1,5 @@
-"""Access rules of the server. Some routes are only for admins. An episode is only for the owner of
-the API key that claimed it.
+"""Access rules of the server. Some routes are only for admins. An episode may be used only with the
+API keys of the owner who claimed it.
 
 Clients may call the model, claim and end their own episodes, end groups, and read the status.
 Routes that affect other clients, or show other clients' calls, are only for admins. Groups of

@@ -50,8 +50,8 @@ from fakevllm_server.web.server_state import ServerState
 log = logging.getLogger("fakevllm.server")
 
 UNLOAD_WITHIN_S = 5.0
-"""Maximum seconds for which the reply to a decision waits until the rejected policies are unloaded.
-Unloading takes longer only while another policy is being loaded."""
+"""Maximum seconds for which the reply to a decision waits until the rejected versions are unloaded
+from the engine. Unloading takes longer only while another version is being loaded."""
 
 
 class StartReply(BaseModel):
@@ -82,7 +82,7 @@ class SyncReply(BaseModel):
     success: bool
     error: str = ""
     warnings: list[str] = []
-    """Settings of the job that have no effect here, one line each."""
+    """Settings of the job that have no effect on this server, one line each."""
 
 
 def router(state: ServerState) -> APIRouter:
@@ -208,8 +208,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/training_limit")
     async def limit_training(request: TrainingLimitRequest) -> SuccessReply:
-        """Set the newest version that training may make, or remove this limit. A step that is
-        running now is completed all the same."""
+        """Set the newest version that training may make, or remove this limit. A training step that
+        is already running is completed even if it exceeds the limit."""
         reply = await state.release_service.limit_training(request)
         state.notify_loop()
         return reply
@@ -241,8 +241,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_weights")
     async def get_weights(version: int) -> WeightsReply:
-        """Return the digest of the weights of a version of the current run. A version that is a
-        restored copy of an earlier version has the digest of this earlier version."""
+        """Return the digest of a version's weights. The version must belong to the current run. If
+        the version is a restored copy of an earlier version, both versions have the same digest."""
         copies = state.run.releases.lineage().copies_of(version)
         known = state.journal.read(reads.checkpoints) + state.journal.read(reads.side_checkpoints)
         saved = next((one for one in known if one.version in copies), None)
@@ -263,10 +263,11 @@ def router(state: ServerState) -> APIRouter:
 
 @asynccontextmanager
 async def _decision(state: ServerState) -> AsyncGenerator[None]:
-    """Make a decision in the `with` block. If the decision rejects versions, unload their policies.
+    """Run a `with` block that makes a decision about versions. If the decision rejects versions,
+    unload them from the engine.
 
-    Raises WireError (503) if the decision was not carried out yet, or if an engine failed. The same
-    request may be sent again, and takes effect once.
+    Raises WireError (503) if the decision was not carried out yet, or if an engine failed. The
+    client may send the same request again, and the decision takes effect only once.
     """
     before = set(state.run.releases.state.rejected)
     try:
@@ -283,8 +284,9 @@ async def _decision(state: ServerState) -> AsyncGenerator[None]:
 
 
 async def _unload_rejected(state: ServerState, before: Collection[int]) -> None:
-    """Unload the policies of the versions that were rejected since `before`. Calls to these
-    policies are refused in any case. Therefore a failure only costs memory."""
+    """Unload the versions that were rejected since `before` from the engine. Calls to rejected
+    versions are refused in any case. Therefore a version that cannot be unloaded only costs memory.
+    """
     client, loader = state.engine_client, state.policies
     if client is None or loader is None or not client.endpoint.holds_policies:
         return

@@ -124,7 +124,7 @@ async def _claim(
     episode = None
     if idempotency is not None:
         episode = await state.intake.renew_claim(client, owner, idempotency, policy)
-    # A repeated claim is refused too while the engine refuses the episode's calls.
+    # While the engine serves no calls, a repeated claim is treated like a new claim.
     is_repeat = episode is not None and state.engine.is_serving
     refusal = None if is_repeat else _claim_refusal(state, request)
     if refusal is not None:

@@ -1,7 +1,8 @@
 """Routes for passive groups and for feedback samples.
 
-A passive group is the answers to one request of an app. The answers are called siblings. One
-request ends the group with the rewards of all its siblings, or aborts the group.
+A passive group consists of the answers to one request of an app. The answers are called siblings.
+The proxy ends a group with one request that has the rewards of all siblings. Alternatively, the
+proxy aborts the group.
 
 A feedback sample is an answer that is trained again because of later feedback from a user.
 """
@@ -24,8 +25,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for passive groups and for feedback samples. A passive group is the answers
-    to one request of an app."""
+    """Return the routes for passive groups and for feedback samples. A passive group consists of
+    the answers to one request of an app."""
     routes = APIRouter(route_class=StrictRoute)
 
     async def end_group(body: EndGroupRequest, http: Request) -> Response:
@@ -66,8 +67,8 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _group_response(reply: EndGroupReply, *, has_prompts_apart: bool) -> Response:
-    """Return the response to the end of a group. Either the prompts of all calls precede the JSON,
-    or each call in the JSON contains its own prompt."""
+    """Return the response to the end of a group. With `has_prompts_apart`, the prompts of all calls
+    precede the JSON. Otherwise each call in the JSON contains its own prompt."""
     prompts = reply.prompts if has_prompts_apart else []
     if not prompts:
         reply = reply.with_prompts_per_call()

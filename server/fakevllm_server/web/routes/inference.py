@@ -65,11 +65,11 @@ log = logging.getLogger("fakevllm.server")
 LIMITS = Limits()
 """Limits on the body of a call that belongs to an episode."""
 _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
-"""Limit on the nesting of the body of any other call. It is higher than each limit that the user of
-a proxy can set. A deeper body is refused: vLLM can parse it and this process cannot, so its content
-cannot be checked."""
+"""Limit on the JSON nesting in the body of any other call. This limit is higher than each limit
+that the user of a proxy can set. A body with deeper nesting is refused, because vLLM could parse
+the body, but this process could not check it."""
 HOLD_S = 300.0
-"""Seconds that a call waits for an engine that is being restarted or given new weights."""
+"""Maximum seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
 _DIRECT_CALL = (
     "A model call that bypassed the proxy and belongs to no episode was answered, and is not "
@@ -100,7 +100,7 @@ def engine_endpoint(
     """Return an ASGI endpoint that answers requests with the help of the engine.
 
     The function `answer` sends the answer to a request. It is cancelled if the client disconnects.
-    If `answer` raises WireError or EngineFailed, the client gets an error. With `adapter`, the
+    If `answer` raises WireError or EngineFailed, the client gets an error. If `adapter` is set, the
     error has the adapter's wire format.
     """
 
@@ -128,8 +128,9 @@ def engine_endpoint(
 
 
 async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
-    """Relay a request for a small route, such as /v1/models, to the engine. If the engine is being
-    restarted, wait for the engine. Do not wait if the path is in NEVER_WAIT."""
+    """Relay a request for a small route, such as /v1/models, to the engine. While the engine is
+    being restarted, the request waits for the engine. Requests for the paths in NEVER_WAIT do not
+    wait."""
     headers = header_map(scope)
     path = path_at_engine(state, scope)
     url = path_with_query(path, scope.get("query_string", b""))
@@ -203,7 +204,7 @@ async def _answer_call(
     episode = _episode_of_call(state, scope, headers)
     if siblings is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
-    # The proxy has already checked the bodies of its calls, by limits that its user may have set.
+    # The proxy has checked the bodies of its calls by its own limits, which its user can set.
     job = None
     if episode is None:
         checked = CheckedBody(body, json_object(body))
@@ -254,10 +255,10 @@ async def _answer_call(
 
 
 def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None:
-    """Raise WireError (400) for a media URL that vLLM would fetch and whose host is not allowed.
+    """Raise WireError (400) if vLLM would fetch a media URL whose host is not allowed.
 
-    Nothing is checked for other rollout engines. They fetch nothing, and refuse media with vLLM's
-    error for a text model.
+    With other rollout engines, nothing is checked. Other engines fetch no URL, and refuse media
+    with vLLM's error for a text model.
     """
     if state.config.rollout_name == "vllm":
         refusal = media_refusal(raw, body, state.config.media_domains)
@@ -267,8 +268,8 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 
 def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) -> None:
     """Raise WireError (400) if a request asks a vLLM with adapters for log-probabilities of its
-    prompt. The engine of vLLM 0.27 dies of such a request if other requests run at the same time.
-    In a chat request, `echo` alone is such a request.
+    prompt. The engine of vLLM 0.27 crashes on such a request if other requests run at the same
+    time. A chat request that sets `echo` is always such a request.
 
     If `body` is None, `raw` is parsed as in vLLM, which accepts some bodies that orjson refuses.
     """
@@ -346,7 +347,7 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
     until an engine answers again. Then send the call a second time.
 
-    Raises EngineFailed if the second attempt fails too, and WireError if no engine answers again in
+    Raises EngineFailed if the second attempt fails too. Raises WireError if no engine answers in
     time.
     """
     async with _pass_gate(state) as (client, stamp):
@@ -451,8 +452,8 @@ def _episode_of_call(
 
 
 def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
-    """Return the request body with `model`, the served model's name, as its model name. An agent
-    may send any name. If `model` is None, return the body unchanged."""
+    """Return the request body with its field `model` set to the parameter `model`, the served
+    model's name. An agent may send any name. If `model` is None, return the body unchanged."""
     if checked.body is None or model is None or checked.body.get("model") == model:
         return checked
     raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}

@@ -34,7 +34,7 @@ from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 
 MASKED = "***"
 """Text that replaces an episode's key. Only the client that claimed the episode needs the key, and
-it got the key with the claim."""
+this client got the key in the reply to the claim."""
 
 _LATEST_CALL_NOT_KEPT = (
     "The server does not keep the latest call: start it with --keep-latest-call to inspect calls."
@@ -109,8 +109,8 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return two routes about the batch that is being collected. One route shows the batch. Through
-    a second route, a client agrees to train on the batch."""
+    """Return two routes about the batch that is being collected. The first route shows the batch.
+    Through the second route, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
@@ -170,9 +170,9 @@ TRAINER_PATHS = (
 def _trainer_routes() -> APIRouter:
     """Return routes of the swarm protocol that refuse every request.
 
-    The protocol comes from the framework AgentJet. There, the trainer is a client, and sets the
-    engine's state and the batch through these routes. This server has a trainer of its own, as a
-    child process. The refusals have the protocol's format.
+    The protocol comes from the framework AgentJet. In AgentJet, the trainer is a client, and sets
+    the engine's state and the batch through these routes. This server has a trainer of its own, as
+    a child process. The refusals have the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

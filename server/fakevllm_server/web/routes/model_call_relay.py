@@ -1,9 +1,9 @@
 """One call of a client, in the client's wire format. The module sends the call to the engine.
 
-The call is usually translated to a chat completions or completions request for the engine.
-Sometimes the call cannot be translated, or the engine refuses the translated request. The client's
-original request is then sent to the engine's own route for this format. The reason is that an error
-message repeats parts of the request. The client must see the parts as it wrote them.
+The call is usually translated to a chat completions or completions request for the engine. If the
+call cannot be translated, or if the engine refuses the translated request, the client's original
+request is sent to the engine's own route for this format. An error message of this route quotes the
+request as the client wrote it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.weight_versions import CallStamp
 
 SaveCall = Callable[[RecordedCall], Awaitable[None]]
-"""Saves a captured call."""
+"""Function that saves a captured call."""
 SaveSiblingCalls = Callable[[Sequence[tuple[SiblingRef, RecordedCall]]], Awaitable[None]]
-"""Saves captured calls, each with its sibling."""
+"""Function that saves captured calls, each with its sibling."""
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
-"""Sends a call to an engine, and the answer to the client. It may be called again after it raised
-EngineFailed."""
+"""Function that sends a call to an engine, and sends the answer to the client. If the function has
+raised EngineFailed, it may be called again."""
 _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 """Body of the 404 that Starlette, below vLLM's FastAPI, sends for a path without a route."""
 
@@ -66,8 +66,8 @@ class ClientCall:
     raw: bytes
     """Request body as the client sent it."""
     parsed: Json | None
-    """Parsed body. None if the body is not a JSON object. The engine then gets the original body
-    and writes the error."""
+    """Parsed body. None if the body is not a JSON object. In that case, the engine gets the
+    original body and answers with an error."""
     headers: dict[str, str]
     """Headers for the engine."""
     send: Send
@@ -75,7 +75,7 @@ class ClientCall:
     """Job whose sampling settings are added to an episode's call; None for other calls."""
     store: Callable[[str, bytes | None], None] | None = None
     """Function that stores the id and the body of an answer in the Responses format. The body is
-    None if the engine's own route made the answer. Answers in other formats are not stored."""
+    None if the answer came from the engine's own route. Answers in other formats are not stored."""
     reports_version: bool = False
     """Whether the client gets the version of the weights as a response header."""
     policy_version: int | None = None
@@ -120,7 +120,7 @@ class ClientCall:
         tokens.
 
         Each attempt captures the answer from its start. When an attempt has a complete answer, the
-        function calls `save` with the captured call.
+        returned function calls `save` with the captured call.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -147,8 +147,8 @@ class ClientCall:
         call's `n` is the number of siblings. The tokens of each choice are captured as a call of
         its own.
 
-        The function raises WireError (400) if each sibling needs a call of its own. `save` is
-        called with the captured calls, before the answers of their siblings are sent.
+        The returned function raises WireError (400) if the siblings cannot share a call. It calls
+        `save` with the captured calls before it sends the siblings' answers.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -256,8 +256,8 @@ class ClientCall:
         """Send the request to the engine.
 
         If prompt and token limit together exceed the context, the engine refuses the request. The
-        request is then sent once more without the token limit. If it is refused again, the client
-        gets the first error.
+        request is then sent once more without the token limit. If the engine refuses the second
+        request too, the client gets the first error.
         """
         unlimited = drop_token_limits(exchange.body)
 
@@ -279,10 +279,10 @@ class ClientCall:
         """Return the exchange for this call. An exchange is the object that translates the call to
         the engine's format and the answer back.
 
-        The exchange's request body is ready for the engine. It has the job's sampling settings. A
-        token limit of a chat request does not exceed the context. If the call cannot be translated,
-        return an error. The client gets this error only if the engine has no route for the client's
-        format.
+        The exchange's request body is ready for the engine. It has the job's sampling settings.
+        From a chat request, a token limit that exceeds the context is removed. If the call cannot
+        be translated, return an error instead. The client gets this error only if the engine has no
+        route for the client's format.
         """
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
@@ -351,7 +351,7 @@ def _is_any_error(status: int, body: Json) -> bool:
 def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
     """Return the version of the weights that sampled the first token of an answer. Return None if
     the version is not certain. A version that the engine has reported takes precedence over the
-    version at the time of the call."""
+    version that the server knew when the call began."""
     reported = capture.first_version
     return stamp.known_version if reported is None else reported
 
@@ -359,7 +359,7 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
     """Return the recorded call of a capture. If the engine reports which tokens were allowed at
     each position, the capture is read in a worker thread. A long answer may have thousands of such
-    sets of tokens, and reading them here would block the event loop."""
+    sets of allowed tokens. Reading them in the event loop would block it."""
     if capture.requests_allowed:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)

@@ -31,7 +31,7 @@ class _StrictRequest(Request):
 
     async def body(self) -> bytes:
         """Return the request body. Raises HTTPException (413) if the body is too large. Without
-        this check, FastAPI would answer that the body cannot be parsed."""
+        this exception, FastAPI would answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
@@ -41,16 +41,16 @@ class _StrictRequest(Request):
         """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
         refused. They would break the run log or a reply.
 
-        Raises orjson.JSONDecodeError. FastAPI handles this error, because it is a subclass of
-        json.JSONDecodeError.
+        Raises orjson.JSONDecodeError for a refused body. FastAPI handles this error, because it is
+        a subclass of json.JSONDecodeError.
         """
         return orjson.loads(await self.body())
 
 
 class StrictRoute(APIRoute):
     """A route that accepts only strict JSON. It answers an invalid body with status 422 and a
-    message of one line. FastAPI's own 422 repeats the body, but some bodies cannot be written as
-    JSON. Therefore this message does not repeat the body."""
+    message of one line. The message does not repeat the body, as FastAPI's own 422 does, because
+    some bodies cannot be written as JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -65,10 +65,11 @@ class StrictRoute(APIRoute):
 
 
 class DirectRoute(StrictRoute):
-    """A StrictRoute whose function takes a parsed body, named `body`, and the HTTP request, and
-    returns a Response. If a request is valid, this class parses the body and calls the function
-    directly. FastAPI's general code for parameters would take as long as the whole processing of a
-    group's end. An invalid request is passed on to FastAPI, which returns the error response."""
+    """A StrictRoute whose function takes two arguments, the parsed body (named `body`) and the HTTP
+    request. The function returns a Response. If a request is valid, this class parses the body and
+    calls the function directly. FastAPI's general code for parameters would take as long as all
+    other work at the end of a group. An invalid request is passed on to FastAPI, which returns the
+    error response."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -113,7 +114,8 @@ def _refused(_: Request, error: Exception) -> Response:
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
     """Return a 503 for a request that could not be written to the journal. A crash could lose the
-    request, so it is not acknowledged. The client may send it again, and it counts only once."""
+    request, so the request is not acknowledged. The client may send the request again, and it
+    counts only once."""
     detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 

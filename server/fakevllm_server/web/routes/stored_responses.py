@@ -1,5 +1,5 @@
-"""The routes GET, DELETE and cancel for a stored response. Only the API key that made the response
-may use them."""
+"""The routes GET, DELETE and cancel for a stored response. A client may use them only with the API
+key that made the response."""
 
 from __future__ import annotations
 

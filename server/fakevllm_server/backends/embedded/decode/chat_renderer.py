@@ -13,8 +13,8 @@ from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, fit_prompt_t
 from fakevllm_adapters.vllm_compat.message_content import content_text
 
 MAX_CACHED_PROMPTS = 256
-"""Number of cached prompts. Siblings and retries of a request need the same prompt within
-seconds."""
+"""Maximum number of cached prompts. The requests of a group, and retries of a request, need the
+same prompt within seconds."""
 RESERVED_KWARGS = frozenset(
     {"tokenize", "chat_template", "return_dict", "conversation", "tools", "return_tensors"}
 )
@@ -70,8 +70,8 @@ class ChatRenderer:
             text: Any = self._tokenizer.apply_chat_template(
                 messages, tools=request.tools, tokenize=False, **options
             )
-        # A template is the model maker's code, and raises any exception for a conversation that it
-        # does not accept.
+        # A template is code of the model's maker. For a conversation that the template does not
+        # accept, it may raise any exception.
         except Exception as error:
             raise bad_request(f"{type(error).__name__}: {error}") from error
         # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.

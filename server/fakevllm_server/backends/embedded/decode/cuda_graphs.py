@@ -23,8 +23,8 @@ from fakevllm_server.backends.embedded.decode.fused_forward import FusedForward
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 
 MAX_GRAPHS = 128
-"""Maximum number of graphs. If there are more, all are dropped and recorded again. Each number of
-rows has its own."""
+"""Maximum number of graphs. Before a further graph is stored, all graphs are dropped, and each is
+recorded again at its next use. Each number of rows has a graph of its own."""
 
 
 class Graph(Protocol):
@@ -32,7 +32,7 @@ class Graph(Protocol):
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
         """Call `run`, and record its operations. Return the result of `run`. A later `replay`
-        overwrites this result."""
+        writes its result into the same tensor."""
         ...
 
     def replay(self) -> None: ...
@@ -62,8 +62,8 @@ GraphMaker = Callable[[], Graph]
 
 
 def graph_maker(device: torch.device) -> GraphMaker | None:
-    """Return the class of graphs for a device. Return None if graphs are not supported on the
-    device."""
+    """Return the class that records graphs on `device`. Return None if graphs are not supported on
+    the device."""
     return CudaGraph if device.type == "cuda" and torch.cuda.is_available() else None
 
 
@@ -81,14 +81,15 @@ class GraphedForward:
         self._fused = fused
         self._new_graph = new_graph
         self._recorded: dict[tuple[object, ...], _Recorded] = {}
-        # A table that grew later would leave the graphs with the address of the old one.
+        # If the table grew later, recorded graphs would still use the address of the old table.
         fused.reserve_angles(max_length)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Return the same logits as `FusedForward.logits`."""
         assert not cache.shared_rows, "a graph has fixed shapes"
         inputs = (ids, positions, cache.own_positions, cache.cells)
-        # A graph is right for a buffer if its kernels find this buffer where they expect it.
+        # A recorded graph can be replayed only if the cache's buffers still have the recorded
+        # addresses.
         addresses = cache.keys.data_ptr(), cache.values.data_ptr()
         key = (len(ids), cache.width, cache.keys.shape, *addresses)
         recorded = self._recorded.get(key)

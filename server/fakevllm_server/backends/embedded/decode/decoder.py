@@ -33,8 +33,9 @@ from fakevllm_server.backends.embedded.decode.sampler import SamplingRows, sampl
 from fakevllm_server.types.sampling import Token
 
 MIN_SHARED_TOKENS = 128
-"""Minimum number of tokens of a prompt whose rows share its keys and values. A shorter prompt is
-read faster once per row than in two parts."""
+"""Rows with the same prompt share the prompt's keys and values only if the prompt has at least this
+many tokens. With a shorter prompt, it is faster to read the prompt once per row than to compute
+attention in two parts."""
 
 
 class _RowSettings(NamedTuple):
@@ -71,7 +72,7 @@ class Decoder:
         self._fused = fused_forward(model) if self._forward.is_fused else None
         self._step: FusedForward | GraphedForward | None = self._fused
         new_graph = self._forward.new_graph
-        # A graph has fixed shapes, and prompts that are shared have many.
+        # A graph has fixed shapes, but shared prompts have many different lengths.
         self._can_share = self._fused is not None and new_graph is None
         if self._fused is not None and new_graph is not None:
             self._step = GraphedForward(self._fused, self.cache.max_length, new_graph)
@@ -88,8 +89,9 @@ class Decoder:
         """Add requests with equal prefixes to the batch, each as a new row.
 
         The prefix of a request is all its ids (prompt and sampled tokens) except the last id.
-        `parts` has the keys and values of the prefix, divided into parts. If there are several
-        requests, their rows share these keys and values where this is possible.
+        `parts` has the keys and values of the prefix, divided into parts. Rows with the same prefix
+        share these keys and values if the forward pass supports it and the prefix has at least
+        MIN_SHARED_TOKENS tokens.
         """
         num_tokens = sum(part.num_tokens for part in parts)
         assert all(num_tokens == len(one.ids) - 1 for one in requests), "one id is left"
@@ -106,7 +108,8 @@ class Decoder:
 
     def advance(self, version: int) -> list[DecodeRequest]:
         """Sample one token for every row, and return the requests of these rows. `version` is the
-        weight version to record with the tokens. Afterwards, remove the rows that have finished."""
+        weight version to record with the tokens. The caller must remove the rows of finished
+        requests afterwards."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         self._settings = self._settings or self._settings_of(rows)
@@ -115,7 +118,7 @@ class Decoder:
 
     def sample_first(self, requests: Sequence[DecodeRequest], logits: Tensor, version: int) -> None:
         """Sample the first token of requests with equal prompts, which are not in the batch yet.
-        `logits` are those after the prompt, [1, vocabulary]."""
+        `logits` are the logits after the prompt's last token, [1, vocabulary]."""
         settings = self._settings_of(requests)
         self._take(requests, logits.expand(len(requests), -1), settings, version)
 
@@ -160,9 +163,9 @@ class Decoder:
 
     @torch.inference_mode()
     def log_probs(self, ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token after the first. The log-probabilities of all
-        tokens are computed at once, with the weights and the forward pass of the sampler. The batch
-        and its cache do not change."""
+        """Return the log-probability of each token of `ids` after the first one. The
+        log-probabilities of all tokens are computed at once, with the weights and the forward pass
+        of the sampler. The batch and its cache do not change."""
         inputs = torch.tensor([ids[:-1]], device=self.cache.shape.device)
         if self._fused is not None:
             known = PrefillCache(self.cache.shape, 1, len(ids) - 1).filled
@@ -207,9 +210,9 @@ class Prefill:
     may be known already, for the same number of tokens in each prompt. `known` then has these keys
     and values for each prompt, in parts.
 
-    The last token of a request is not a part of its prompt here. To sample, the request needs the
-    logits after this last token. If there is only one prompt, pass its last token as `last_id`. The
-    prefill then also computes the logits after `last_id`.
+    In this class, a prompt does not include the last token of its request. To sample a token, the
+    request needs the logits after this last token. If there is only one prompt, pass its last token
+    as `last_id`. The prefill then also computes the logits after `last_id`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
 
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-"""Largest accepted difference by dtype, relative to the largest logit. It is above the rounding of
-a deep model, and far below the effect of a wrong position or mask."""
+"""Largest accepted difference by dtype, relative to the largest logit. Each limit is above the
+rounding errors of a deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(
@@ -65,8 +65,8 @@ def _candidates(
 
 
 def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> None:
-    """Check one way of decoding, `choice`. Raises BackendError if it fails, or if its logits are
-    wrong."""
+    """Check one way of decoding, `choice`. Raises BackendError if this way of decoding fails, or
+    gives wrong logits."""
     name = str(choice) if choice.is_fused else "the embedded engine"
     try:
         worst = _worst_difference(model, max_model_len, choice)
@@ -82,9 +82,9 @@ def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) ->
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> float:
-    """Decode with `choice`, one of the ways of decoding. Return the largest difference between its
-    logits and those of plain forward passes, as a fraction of the largest logit. Return infinity if
-    a logit is NaN."""
+    """Decode with `choice`, one of the ways of decoding. Return the largest difference between the
+    decoded logits and the logits of plain forward passes, as a fraction of the largest logit.
+    Return infinity if a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

@@ -13,7 +13,8 @@ class ForwardChoice:
     is_fused: bool = True
     """Whether the fused forward pass is used, for models that have one."""
     new_graph: GraphMaker | None = None
-    """Creates a graph for a fused iteration. None to decode without graphs."""
+    """Function that creates a CUDA graph for a decode iteration with the fused forward pass. None
+    to decode without graphs."""
 
     def __str__(self) -> str:
         if not self.is_fused:

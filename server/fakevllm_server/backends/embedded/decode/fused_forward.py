@@ -1,20 +1,22 @@
 """The forward pass of a decode iteration and of a prefill, with few calls of torch, for models that
 are built like Llama.
 
-For a small model on a CPU, an iteration spends most of its time between the calls of torch, and in
-copies. This forward pass avoids both:
+For a small model on a CPU, most of the time of an iteration is spent on the overhead of torch's
+calls, and on copies. This forward pass needs fewer calls and fewer copies:
 
-* One matrix product computes queries, keys and values. One computes both inputs of the MLP.
+* One matrix product computes queries, keys and values. Another one computes the gate and the up
+  projection of the MLP.
 * Keys and values are read from the KV cache without a copy, even if several query heads share them.
 * If several rows (running requests) share a prompt, the prompt's keys and values are read once.
 * In the last layer of a prefill, only the values that are needed afterwards are computed.
 * The rotary angles come from a table.
 
-The weights stay parameters of the model under their own names. Each weight is a view of a part of a
-joined matrix. If weights are copied into the model in place, the forward pass uses them at once.
+The weights stay parameters of the model under their own names. Each weight of a joined matrix is a
+view of a part of this matrix. If new weights are copied into the model in place, the forward pass
+uses the new weights at once.
 
-The module is for float32 on a CPU, and for CUDA. It has not run on CUDA yet. Every other model is
-decoded with its own forward pass. The check at start-up (`decoding_check`) compares the chosen
+The module is for float32 on a CPU, and for CUDA. It has not run on CUDA yet. All other models are
+decoded with their own forward passes. The check at start-up (`decoding_check`) compares the chosen
 forward pass with the model itself.
 """
 
@@ -37,8 +39,8 @@ from fakevllm_server.backends.torch_forest import autocast
 FUSED_MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
-"""Classes of transformers whose layers have the form that this module computes: RMS norms before
-attention and MLP, rotary positions over whole heads, and a gated MLP."""
+"""Model classes of the transformers library whose layers have the form that this module computes:
+RMS norms before attention and MLP, rotary positions over whole heads, and a gated MLP."""
 POSITION_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Types of rotary positions whose angles depend on the position alone, and not on the length of the
 sequence, so that they can be kept in a table."""
@@ -102,14 +104,15 @@ class FusedForward:
         tokens], the tokens of the part. The part begins at the position `begin` of each prompt.
         `known` has room for the keys and values of all tokens: [layers, prompts, heads, tokens,
         head dim] each. Return the logits after the last `num_logits` tokens of the part, [prompts,
-        num_logits, vocabulary]. Return None if `num_logits` is 0. Other values of `num_logits` are
-        1 and the number of tokens."""
+        num_logits, vocabulary]. Return None if `num_logits` is 0. `num_logits` must be 0, 1 or the
+        number of tokens."""
         num_prompts, num_tokens = ids.shape
         assert num_logits in (0, 1, num_tokens), "the mask of another number is not made"
         end = begin + num_tokens
         positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
         angles = self._angles(positions, end)
-        # Without a mask, torch skips the half that is hidden. It assumes that no token was before.
+        # Without a mask, torch skips the hidden half of the scores. This is right only if no token
+        # precedes the part.
         mask = (
             torch.ones(num_tokens, end, dtype=torch.bool, device=ids.device).tril_(begin)
             if begin
@@ -177,7 +180,8 @@ class FusedForward:
             return shared_attention.attend(
                 queries, *own, mask, cache.shared_rows, index, self._scaling
             )
-        # Query heads that share a key head are seen as several tokens, so that it is read once.
+        # Query heads that share a key head are treated as several tokens, so that the key head is
+        # read once.
         grouped = queries.reshape(len(queries), self._num_kv_heads, -1, self._head_dim)
         return functional.scaled_dot_product_attention(
             grouped, *own, attn_mask=mask, scale=self._scaling
@@ -240,7 +244,7 @@ def fused_forward(model: PreTrainedModel) -> FusedForward | None:
 
 
 def is_fusible(model: PreTrainedModel) -> bool:
-    """Return True if the model has a fused forward pass."""
+    """Return True if the fused forward pass supports the model."""
     config: Any = model.config
     if type(model).__name__ not in FUSED_MODELS or adapters_of(model):
         return False
@@ -250,7 +254,7 @@ def is_fusible(model: PreTrainedModel) -> bool:
             return False
     elif model.device.type != "cuda" or len(dtypes) > 1:
         return False
-    # A wrapped forward pass computes something else, such as in another dtype.
+    # A wrapped forward pass computes differently, for example in another dtype.
     if any("forward" in vars(module) for module in model.modules()):
         return False
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
@@ -270,8 +274,8 @@ def is_fusible(model: PreTrainedModel) -> bool:
 def _join(parts: list[Tensor]) -> Tensor:
     """Join tensors along their first dimension. Each part becomes a view of the joined tensor.
 
-    Parts that are already views of one tensor stay where they are. Another fused forward pass of
-    the same model uses that tensor.
+    If the parts are already adjacent views of one tensor, they are not copied, because another
+    fused forward pass of the same model uses this tensor.
     """
     first, size = parts[0], sum(map(len, parts))
     if _are_joined(parts):

@@ -2,8 +2,8 @@
 library xgrammar compiles and applies the grammars.
 
 xgrammar is imported by the first request that has a grammar. Before the answer begins, a fast check
-finds invalid grammars. Compiling a grammar is slow for a large vocabulary. Therefore it runs in a
-worker thread and does not block the event loop.
+finds invalid grammars. Compiling a grammar is slow for a large vocabulary. Therefore the
+compilation runs in a worker thread and does not block the event loop.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 MAX_CHECKED_GRAMMARS = 256
-"""Number of grammars that are remembered as valid. Siblings and retries of a request use the same
-grammar within seconds."""
+"""Number of grammars that are remembered as valid. The requests of a group, and retries of a
+request, use the same grammar within seconds."""
 CACHE_BYTES = 64 << 20
 """Size of the cache of compiled grammars."""
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 100
-"""Maximum depth of nested JSON. xgrammar's time grows with the cube of the depth; at this depth it
-is about half a second."""
+"""Maximum depth of nested JSON. The time that xgrammar needs grows with the cube of the depth. At
+the maximum depth, it needs about half a second."""
 MAX_WHITESPACE = 13
-"""Maximum number of consecutive white-space characters between the parts of a JSON text. It allows
-a line break with an indent of two at six levels, or of four at three levels. Without a bound, as in
-vLLM, a small model may write only white space until its token limit. Structural tags have no bound,
-because xgrammar does not support one for them."""
+"""Maximum number of consecutive white-space characters between the parts of a JSON text. This
+number allows a line break and an indent of six levels of two spaces, or of three levels of four
+spaces. Without a bound, as in vLLM, a small model may write only white space until its token limit.
+Structural tags have no bound, because xgrammar does not support a bound for structural tags."""
 COMPILE_TIMEOUT_S = 30.0
 WORD_BITS = 32
 _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")

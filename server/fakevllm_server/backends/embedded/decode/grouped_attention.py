@@ -18,8 +18,8 @@ NAME = "fakevllm_grouped_sdpa"
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Let a model on a CPU compute attention without copies of keys and values. If the model's
-    attention is not torch's, the model stays unchanged."""
+    """Let a model on a CPU compute attention without copies of keys and values. The model stays
+    unchanged if it is on another device, or if its attention implementation is not `sdpa`."""
     config: Any = model.config
     if model.device.type == "cpu" and config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

@@ -8,9 +8,10 @@ each row's new token. Each layer then stores the keys and values of the new toke
 positions. After that, it reads all positions up to the end of the longest row. Positions beyond a
 row's own length contain garbage, which the attention mask hides.
 
-Rows with the same prompt may share the keys and values of this prompt (SharedPrefix). The tensors
-above then hold only the tokens after the prompt. Attention must read both the shared prefix and the
-row's own tokens (`shared_attention`). Only the fused forward pass can do this.
+Rows with the same prompt may share the keys and values of this prompt (SharedPrefix). For these
+rows, the two tensors then hold only the keys and values of the tokens after the prompt. Attention
+must read both the shared prefix and the row's own tokens (`shared_attention`). Only the fused
+forward pass can do this.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class SharedPrefix:
     """Keys and values of a prompt that several rows share without a copy."""
 
     key: bytes
-    """The `prefix_key` of the requests of these rows."""
+    """The `prefix_key` of the requests that share the prompt."""
     prefix: CachedPrefix
 
 
@@ -113,22 +114,24 @@ class KvCache(Cache):
         self.max_rows = max_rows
         self.max_length = max_length
         self.max_cells = max_cells
-        """Maximum number of rows times positions. A single row may exceed this maximum."""
+        """Maximum of (number of rows) × (positions per row). A single row may exceed this
+        maximum."""
         self._has_static_width = has_static_width
         self.num_rows = 0
         self.width = 0
-        """Number of positions that hold every row's own tokens."""
+        """Number of positions that attention reads in each row. The own tokens of every row fit
+        into them."""
         self.length = 0
         """Number of tokens of the longest row, shared prefix included."""
         self._shared: list[SharedPrefix | None] = []
         """The shared prefix of each row."""
         self._shared_rows: list[SharedRows] | None = None
-        """None after the rows have changed."""
+        """The computed value of `shared_rows`. None after the rows have changed."""
         self.own_positions = torch.zeros(0, dtype=torch.long, device=shape.device)
-        """Position of each row's new token after its shared prefix."""
+        """Position of each row's new token, counted from the end of the row's shared prefix."""
         self.cells = self.own_positions
-        """Index of each new token's keys in the buffer of a layer, [rows * heads], if this buffer
-        is seen as one list over slots, heads and positions."""
+        """Where the keys of the new tokens are stored, [rows * heads]: indices into the buffer of a
+        layer, flattened over slots, heads and positions."""
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
@@ -156,7 +159,8 @@ class KvCache(Cache):
         the row is empty."""
         num_tokens = sum(part.num_tokens for part in parts)
         self.reserve(self.num_rows + 1, num_tokens + 1)
-        # A row that joins or leaves before the next forward pass must not cut this one.
+        # If rows join or leave before the next forward pass, they must not cut off tokens of this
+        # row.
         self.width = max(self.width, num_tokens)
         begin = 0
         for part in parts:
@@ -257,8 +261,8 @@ class KvCache(Cache):
 
     def mask(self) -> Tensor:
         """Return the additive attention mask, [rows, 1, 1, width]. The width is the rounded length
-        of the longest row. The mask hides the positions beyond each row's own length. Shared
-        prefixes are not part of it."""
+        of the longest row. The mask hides the positions beyond each row's own length. The mask does
+        not cover shared prefixes."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.own_positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)

@@ -114,8 +114,8 @@ class LogitsProcessor:
 
 
 def process_logits(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
-    """Return a copy of `logits`, [rows, vocabulary], in float32, after the processors have changed
-    it. `processors` has pairs (row index, processor of this row)."""
+    """Return a float32 copy of `logits`, [rows, vocabulary], that the processors have changed.
+    `processors` has pairs (row index, processor of this row)."""
     copied = logits.to(torch.float32, copy=True)
     for row, processor in processors:
         processor.apply(copied[row])

@@ -23,7 +23,8 @@ class PrefillCache(Cache):
         super().__init__(layers=[_Layer(self, index) for index in range(shape.num_layers)])
         self.max_length = max_length
         self.length = 0
-        """Number of tokens before the current piece. The caller raises it after each piece."""
+        """Number of tokens before the current piece. The caller increases this number after each
+        piece."""
         size = (shape.num_layers, num_rows, shape.num_heads, max_length)
         self.filled = CachedPrefix(
             torch.empty(*size, shape.key_dim, dtype=shape.dtype, device=shape.device),

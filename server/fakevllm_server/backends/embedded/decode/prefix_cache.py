@@ -1,7 +1,7 @@
 """A cache of the keys and values of prompts and their answers. Prompts with the same beginning
-share the keys and values of this beginning. Examples are siblings, the turns of a session, and
-requests with the same system prompt. For a new prompt, only the tokens after the common beginning
-are computed. The least recently used entries are evicted first."""
+share the keys and values of this beginning. Examples are the requests of a group, the turns of a
+session, and requests with the same system prompt. For a new prompt, only the tokens after the
+common beginning are computed. The least recently used entries are evicted first."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 from fakevllm_server.backends.embedded.decode.radix_tree import RadixTree
 
 REUSE_STEP = 32
-"""A part of a prompt is reused up to a multiple of this number of tokens. Only prompts of which
-equally many tokens are cached can be prefilled together. Without the step, short prompts that
-differ by chance in their first tokens would be prefilled one by one."""
+"""If only a part of a prompt is cached, the number of reused tokens is rounded down to a multiple
+of this number. Prompts can be prefilled together only if the same number of tokens is reused in
+each prompt. Without rounding, short prompts that have a few first tokens in common by chance would
+be prefilled one by one."""
 
 
 class PrefixCache:
-    """A cache of at most `max_tokens` tokens in total. A longer prompt is served, but not kept.
-    Clear the cache when the weights change, because the cached values belong to the old weights.
+    """A cache of at most `max_tokens` tokens in total. A request with a longer prompt is answered,
+    but its prompt is not cached. Clear the cache when the weights change, because the cached values
+    belong to the old weights.
 
     With `whole_prompts`, a cached prompt is reused only for an equal prompt. The keys and values of
     a prompt then do not depend on earlier prompts, not even in their rounding.
@@ -35,7 +37,8 @@ class PrefixCache:
         return self._tree.num_tokens
 
     def num_cached(self, ids: Sequence[int]) -> int:
-        """Return the number of first tokens of `ids` whose keys and values are in the cache."""
+        """Return the number of first tokens of `ids` whose keys and values can be reused from the
+        cache."""
         key = array("i", ids)
         return self._rounded(len(key), self._tree.num_matching(key, self._salt(key)))
 
@@ -55,17 +58,17 @@ class PrefixCache:
         return taken
 
     def put(self, ids: Sequence[int], prefix: CachedPrefix) -> None:
-        """Keep the keys and values of a prompt."""
+        """Store the keys and values of a prompt in the cache."""
         key = array("i", ids)
         self._tree.insert(key, lambda begin, end: prefix.part(begin, end).copy(), self._salt(key))
 
     def put_answered(self, ids: Sequence[int], copy: Callable[[int, int], CachedPrefix]) -> None:
-        """Keep the keys and values of a prompt and its answer, for the next turn of the session.
-        `copy(begin, end)` returns the keys and values of ids[begin:end]. It is called only for
-        tokens that are not in the cache yet.
+        """Store the keys and values of a prompt and its answer in the cache, for the next turn of
+        the session. `copy(begin, end)` returns the keys and values of ids[begin:end]. It is called
+        only for tokens that are not in the cache yet.
 
-        With `whole_prompts` nothing is kept. The keys and values of sampled tokens differ in their
-        last bits from those of the same tokens in a prompt.
+        With `whole_prompts`, nothing is stored. The reason is that keys and values computed while
+        sampling differ in their last bits from those computed in a prefill of the same tokens.
         """
         if not self.whole_prompts:
             self._tree.insert(array("i", ids), copy)

@@ -4,7 +4,7 @@ are evicted. The tree uses no tensors and no clock.
 Each node has the token ids of one edge, and a payload for these ids, such as their keys and values.
 
 Sequences that begin alike share the nodes of their common beginning. The tree never joins payloads.
-If a new sequence leaves an edge in its middle, the tree splits the payload of the edge.
+If a new sequence matches only the first part of an edge, the tree splits the edge and its payload.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class RadixTree(Generic[Payload]):
         self._top: dict[_Key, _Node[Payload]] = {}
         self._now = 0
         self._heap: list[tuple[int, int, _Node[Payload]]] = []
-        """The leaves by the time at which they were queued. A leaf that has been used since is
-        queued again when it is its turn."""
+        """A heap of leaves. The order is the time of last use that a leaf had when it was queued.
+        If a leaf has been used after that, it is queued again, and not evicted, when it reaches the
+        top."""
 
     def num_matching(self, ids: array[int], salt: bytes = b"") -> int:
         """Return the length of the longest beginning of `ids` that is in the tree. Sequences with
@@ -59,8 +60,8 @@ class RadixTree(Generic[Payload]):
 
     def match(self, ids: array[int], salt: bytes = b"") -> list[tuple[Payload, int]]:
         """Return the payloads along the longest beginning of `ids` that is in the tree, in order.
-        Each payload comes with the number of its first tokens that match `ids`. The matched nodes
-        then count as just used."""
+        Each payload comes with the number of its first tokens that match `ids`. The method marks
+        the matched nodes as just used."""
         path = self._path(ids, salt)
         self._use(path)
         return [(node.payload, length) for node, length in path]
@@ -69,8 +70,8 @@ class RadixTree(Generic[Payload]):
         self, ids: array[int], take: Callable[[int, int], Payload], salt: bytes = b""
     ) -> None:
         """Add a sequence. `take(begin, end)` returns the payload of ids[begin:end], and is called
-        once if a part of the sequence is not in the tree yet. Then evict leaves until the tree is
-        within its bound. A sequence that is longer than the bound is not added."""
+        once if a part of the sequence is not in the tree yet. Then evict leaves until the tree has
+        at most `max_tokens` tokens. A sequence of more than `max_tokens` tokens is not added."""
         if not ids or len(ids) > self.max_tokens:
             return
         path = self._path(ids, salt)

@@ -51,8 +51,8 @@ class DecodeRequest:
     """Maximum number of new tokens."""
     sampling: Sampling
     rng: random.Random
-    """Random number generator. A request with a seed has its own, and all other requests share the
-    engine's."""
+    """Random number generator. A request with a seed has its own generator. All other requests
+    share the engine's generator."""
     stream: TokenStream | None
     logits_processor: LogitsProcessor | None = None
     """None if only temperature, top-k, top-p and min-p change the model's distribution."""

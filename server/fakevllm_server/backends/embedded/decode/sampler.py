@@ -3,8 +3,8 @@
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
 log-probability of a token belongs to the distribution from which the token was sampled. For a
 greedy row (temperature 0), the log-probability is computed without temperature, min_p, top_k and
-top_p. A token is chosen by one uniform random number of its row. Therefore it depends only on the
-row's own logits and random number generator.
+top_p. One uniform random number of the row chooses the row's token. Therefore the token depends
+only on the row's own logits and random number generator.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class SampledTokens(NamedTuple):
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
     """The likeliest tokens of each row as (id, log-probability), best first. Each row has as many
-    as its request asked for."""
+    tokens as its request asked for."""
     allowed: list[bytes | None]
-    """The packed set (`types/token_masks.py`) from which the row's token was chosen. It is None if
-    the token was chosen from the whole vocabulary, or if the row did not request the set."""
+    """The packed set (`types/token_masks.py`) from which the row's token was chosen. The entry is
+    None if the token was chosen from the whole vocabulary, or if the row did not request the
+    set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,14 @@ class SamplingRows:
     [rows] or [rows, 1], or None if the setting has no effect on any row."""
 
     temperature: Tensor | None
-    """None if all rows are 1.0 or greedy."""
+    """None if every row has temperature 1.0 or is greedy."""
     greedy: Tensor | None
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor | None
     num_tops: list[int]
     reporting_allowed: list[int]
-    """Rows that request the set that their token is chosen from."""
+    """Indices of the rows that request the set from which their token is chosen."""
 
     @staticmethod
     def of(rows: Sequence[Sampling], device: torch.device) -> SamplingRows:

@@ -2,8 +2,8 @@
 running requests, the cached prefixes and the waiting requests.
 
 One decode iteration samples one token for every running request. A publish replaces the sampling
-weights. During a publish, waiting requests do not start at once. They start when the running
-requests have finished, or when a time limit has passed.
+weights. A publish first waits until the running requests have finished, or until a time limit has
+passed. Then it replaces the weights. Waiting requests start only after that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
 from fakevllm_server.types.backend import BackendError
 
 MAX_PREFILL_TOKENS = 2048
-"""Maximum number of padded tokens per forward pass of a prefill. It bounds the memory of the pass,
-and how long running requests wait for it."""
+"""Maximum number of padded tokens per forward pass of a prefill. This number limits the memory of
+the pass, and the time that running requests wait for the pass."""
 BUSY_PREFILL_TOKENS = 256
-"""The same while requests are running. They get one token between two passes. On a CPU, a pass of
-2048 tokens takes seconds for a model of 25 million parameters."""
+"""Maximum number of padded tokens per forward pass of a prefill while requests are running. Running
+requests get one token between two passes. On a CPU, a pass of 2048 tokens takes seconds for a model
+of 25 million parameters."""
 MAX_PREFIX_TOKENS = 16384
 """Default maximum number of tokens in the prefix cache."""
 
@@ -90,9 +91,10 @@ class SamplingState:
     ) -> Generator[None, None, None]:
         """Replace the sampling weights by those of the model that `load()` returns. `version` is
         the version of these weights. If the new model's weight names or shapes differ from those of
-        the current model, no weight changes, and BackendError is raised. If the model has no LoRA
-        adapters, its weights are copied. The caller may then change the model that `load()`
-        returned.
+        the current model, no weight changes, and BackendError is raised. Usually, the weights of
+        the new model are copied, with LoRA adapters merged. If merging would round the adapters,
+        the sampler uses a view instead: a second model object that has copies of the adapters and
+        shares the base weights. In both cases, the caller may train the new model further.
 
         This method is a generator. Between two steps of the generator, the caller runs decode
         iterations, so that running requests can finish. Requests that have not finished after
@@ -116,10 +118,11 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of the model `source` for sampling. If the model has no LoRA adapters,
-        copy its weights into the current model. No second model then stays in memory. If the model
-        has adapters, the current model becomes `source` itself, or a view of it: a second model
-        object that shares the base weights."""
+        """Use the weights of the model `source` for sampling. If merging the LoRA adapters of
+        `source` would round them, sample from a view of `source`: a second model object that shares
+        the base weights. Otherwise, if the current model has no adapters, copy the weights of
+        `source` into it, with adapters merged. No second model then stays in memory. Otherwise the
+        current model is itself a view, and `source` replaces it."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -158,10 +161,10 @@ class SamplingState:
         id, the prefill also computes the logits from which the request's first token is sampled.
         That saves a forward pass.
 
-        If only whole prompts are reused from the cache (for reproducible runs), return None, so
-        that all first tokens are sampled in decode iterations. The logits of a prefill and those of
-        a decode iteration differ in their last bits. A cached prompt has no prefill, so only decode
-        iterations give equal logits for equal prompts.
+        In the mode for reproducible runs (`whole_prompts` of the prefix cache), always return None.
+        All first tokens are then sampled in decode iterations, and equal prompts have equal logits.
+        Otherwise, equal prompts could have different logits: a cached prompt has no prefill, and
+        the logits of a prefill and of a decode iteration differ in their last bits.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None
@@ -170,7 +173,8 @@ class SamplingState:
 
     def _advance_prefill(self) -> list[DecodeRequest]:
         """Run the next part of the prefill. After the last part, add the requests that wait for the
-        prefill to the batch. Return the requests whose first token was sampled already."""
+        prefill to the batch. Return the requests whose first token was sampled from the logits of
+        the prefill."""
         if self._prefill is None:
             return []
         max_tokens = BUSY_PREFILL_TOKENS if self.rows_running else MAX_PREFILL_TOKENS

@@ -9,9 +9,9 @@ by one. A request
     is added to a new prefill     if no prefill is running and the new one has room.
 
 All prompts of a prefill have the same number of cached tokens at their beginning, because the
-tokens after that are computed together. Only one prefill runs at a time. `schedule` stops at the
-first request for which none of these is possible, or for which there is too little memory. This
-request and all later requests wait.
+tokens after the cached tokens are computed together. Only one prefill runs at a time. `schedule`
+stops at the first request for which none of these is possible, or for which there is too little
+memory. This request and all later requests wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class SchedulerOutput:
     joining: list[DecodeRequest] = field(default_factory=list[DecodeRequest])
     """Requests to decode from now on. Their prefixes are cached, or empty."""
     prefill: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
-    """Token ids of the prefixes to compute now, by key."""
+    """Token ids of the prefixes (all ids of a request except the last) to compute now, by
+    `prefix_key`."""
     num_cached: int = 0
     """How many of the first tokens of each of these prefixes are cached."""
 
@@ -55,8 +56,8 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Put requests that were interrupted while they were decoded at the front of the waiting
-        queue, in the order of `requests`."""
+        """Put interrupted requests at the front of the waiting queue, in the order of
+        `requests`."""
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
@@ -101,14 +102,14 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """Record that the running prefill has finished. Return the requests that waited for it, by
-        the key of their prompt prefix."""
+        """Record that the running prefill has finished. Return the requests that waited for the
+        prefill, by the key of their prompt prefix."""
         done, self.prefilling = self.prefilling, {}
         return done
 
     def abandon_prefill(self) -> None:
         """Abandon the running prefill, because the weights are about to change. The requests that
-        waited for it return to the front of the waiting queue."""
+        waited for the prefill return to the front of the waiting queue."""
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, output: SchedulerOutput, length: int, cached: int) -> bool:

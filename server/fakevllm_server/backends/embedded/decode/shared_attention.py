@@ -1,12 +1,12 @@
 """Attention for one new token per row. The token attends to a prefix that several rows share, and
 to the row's own tokens.
 
-The siblings of a group have the same prompt. With long prompts, most of the time of a decode
+The requests of a group have the same prompt. With long prompts, most of the time of a decode
 iteration is spent on reading the keys and values of the prompt once per row, because memory is
-slower than arithmetic. Here, the queries of all rows that share a prefix are multiplied with its
-keys in one matrix product. Then the result for the prefix and the result for the row's own tokens
-are combined, weighted by the sums of their scores. The combined result equals the result
-of ordinary attention, up to rounding.
+slower than arithmetic. Here, one matrix product multiplies the queries of all rows that share a
+prefix with the keys of the prefix. Then the result for the prefix and the result for the row's own
+tokens are combined, weighted by the sums of their exponentiated scores. The combined result equals
+the result of ordinary attention, up to rounding.
 """
 
 from __future__ import annotations

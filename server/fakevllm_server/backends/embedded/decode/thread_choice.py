@@ -50,7 +50,7 @@ def measured_threads(model: PreTrainedModel, max_model_len: int) -> int:
 
 @torch.inference_mode()
 def _iteration_s(model: PreTrainedModel, max_model_len: int) -> float:
-    """Return the shortest time of an iteration, in seconds."""
+    """Run a few decode iterations, and return the shortest time of an iteration, in seconds."""
     cache = KvCache(cache_shape(model), NUM_ROWS, max_model_len, max_cells=1 << 30)
     decoder = Decoder(model, cache, frozenset())
     for index in range(NUM_ROWS):

@@ -33,8 +33,8 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     """Return the token id sequences of bad words. The sequence of a word at the start of a text is
-    always included. The sequence of the word after a space is also included, provided that it has
-    the same number of ids and begins with another id. This is vLLM's rule. Empty sequences are left
+    always included. The sequence of the word after a space is also included if the two sequences
+    have the same length and different first ids. This is vLLM's rule. Empty sequences are left
     out."""
     spellings: list[list[int]] = []
     for word in words:

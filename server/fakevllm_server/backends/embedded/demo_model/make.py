@@ -4,7 +4,7 @@
 
 The model is a Qwen3 with three layers. The replies in its training data have the right form, but
 half of them contain a wrong sum. Therefore the trained model often samples wrong answers, which
-reinforcement learning can improve. Some training prompts are other text. Because of these, the
+reinforcement learning can improve. Some training prompts are not sums but random text, so that the
 model's replies are short and well formed for any prompt. The seed is fixed, and torch uses one
 thread. Therefore repeated runs on one machine with one torch version give the same weights.
 """
@@ -33,17 +33,18 @@ from fakevllm_server.types.sampling import Sampling
 
 NUM_STEPS = 1000
 """Number of training steps. A time limit instead would give a different model on a slow machine.
-With fewer steps, greedy answers are not yet right, and learning is slow."""
+With fewer steps, the model's greedy answers are not yet right, and its reinforcement learning in
+the demo is slow."""
 BATCH_SIZE = 64
 WRONG_SHARE = 0.5
 PEAK_LR = 2e-3
 CHATTER_EVERY = 8
-"""One of this many batches contains text other than sums. More of it would make the model worse at
-sums."""
+"""One batch in this many contains text other than sums. More such batches would make the model
+worse at sums."""
 CHATTER_BATCH_SIZE = 8
 MAX_CHATTER_WORDS = 80
 SYSTEM_EVERY = 8
-"""One of this many batches has a system prompt, for apps that send a system prompt."""
+"""One batch in this many has a system prompt, because some apps send a system prompt."""
 MAX_POSITIONS = 512
 VOCAB_SIZE = 512
 
@@ -257,8 +258,8 @@ def _reply_loss(
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model and the tokenizer to a folder. The weights are stored in bfloat16, so that
-    they take less space in the Python package. This also converts the weights of `model` itself to
-    bfloat16."""
+    they take less space in the Python package. The function also converts the weights of `model`
+    itself to bfloat16."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model

@@ -37,9 +37,10 @@ class AttentionChoice:
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Return the name of the attention method to use. The method `rows` computes each call
-        separately. It is used if `shares_prefixes` is false, or if no method that shares prefixes
-        passes the check. Raises BackendRefused if even `rows` fails the check."""
+        """Return the name of the attention method to use. The result is a method that shares
+        prefixes if `shares_prefixes` is true and such a method passes the check. Otherwise the
+        result is `rows`, which computes each call separately. Raises BackendRefused if even `rows`
+        fails the check."""
         # The method `rows` is always checked, because pieces that share too few tokens use it.
         fault = self._fault(model, ROWS)
         if fault is not None:

@@ -42,8 +42,8 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 def _check_whole(step: StepPieces) -> None:
     """Check `step.whole`, the tensors with the tokens of all pieces. These tensors exist only if
-    the loss couples tokens of different pieces. Raises FidelityError if they do not contain the
-    tokens of all pieces in order."""
+    the loss couples tokens of different pieces. Raises FidelityError if these tensors do not
+    contain the tokens of all pieces in order."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

@@ -6,8 +6,8 @@ files, so reading it runs no code.
                             `<weight>.step`
     state.json              random state; with LoRA also the LoRA settings and a hash of the model
 
-A checkpoint contains no other settings of the job. When a run continues from a checkpoint, these
-settings, such as the learning rate, may therefore change.
+Other settings of the job, such as the learning rate, are not in the checkpoint. Therefore the user
+may change these settings when a run continues from a checkpoint.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PEFT_PREFIX = "base_model.model."
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Write a checkpoint of the trainer to a folder. It includes the state of `rng`, the sampler's
-    random number generator for requests without a seed."""
+    """Write a checkpoint of the trainer to a folder. The checkpoint includes the state of `rng`,
+    the sampler's random number generator for requests without a seed."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_detached(_saved_weights(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
@@ -116,9 +116,9 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
 
 
 def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) -> None:
-    """Write the trained adapters to a folder in the layout of the peft library, as float32. With
-    `reference`, write adapters that change nothing instead. Raises BackendRefused if the trainer
-    has no adapters."""
+    """Write the trained adapters to a folder in the layout of the peft library, as float32. If
+    `policy` is `reference`, write adapters that do not change the outputs of the base model. Raises
+    BackendRefused if the trainer has no adapters."""
     lora = trainer.lora
     if lora is None:
         raise BackendRefused(

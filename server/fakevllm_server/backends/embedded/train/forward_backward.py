@@ -37,7 +37,8 @@ from fakevllm_server.types.backend import LossSpec, StepMetrics
 MAX_LOGITS = 2**26
 """Maximum number of logits held at a time: 256 MB in float32."""
 PROB_DIFF_MAX = "prob_diff_max"
-"""Metric: the largest difference between the engine's and the trainer's probability of a token."""
+"""Metric: the largest difference between the rollout engine's and the trainer's probability of a
+token."""
 
 
 class _PartMetrics(NamedTuple):
@@ -45,7 +46,8 @@ class _PartMetrics(NamedTuple):
     training step to the step's metrics."""
 
     metrics: StepMetrics
-    """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
+    """Contributions of the pieces to the means over the whole step. The metric PROB_DIFF_MAX is not
+    a mean but the maximum over the pieces."""
     mismatch: Mismatch | None
 
 
@@ -201,7 +203,7 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
     """Combine the metrics of all pieces (parts of the batch) to the metrics of the step. The
-    pieces' contributions to a mean are added up."""
+    pieces' contributions to a mean are added up. For PROB_DIFF_MAX, the largest value is taken."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:

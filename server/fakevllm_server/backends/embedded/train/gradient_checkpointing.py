@@ -24,8 +24,8 @@ MARK = "fakevllm_is_recomputed"
 
 def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:
     """Switch gradient checkpointing of a model on or off. Return True if this changed the model's
-    setting. Raises BackendRefused if the model's layers do not support gradient checkpointing and
-    `enabled` is true."""
+    setting. Raises BackendRefused if `enabled` is true and the model's layers do not support
+    gradient checkpointing."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
     if enabled and not layers:

@@ -28,7 +28,8 @@ class StepPiece:
     calls: Sequence[int]
     """Indices of the piece's calls within the step, in the order of the plan."""
     is_equal_version: Tensor
-    """[tokens] Whether the current weights sampled all tokens of the token's call."""
+    """[tokens] For each token, whether all tokens of its call were sampled with the trainer's
+    current weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,10 @@ def cut_into_pieces(
     of this call. Other calls then fit into the same piece. They add few tokens if they have most
     tokens in common with the long call.
 
-    Calls of one group stay in one piece if they fit. A unit is one or more calls that form one
-    sequence in the loss. If the loss couples the tokens of a unit, the calls of a unit stay
-    together instead. `version` is the version of the trainer's weights, or None if it is unknown.
-    Raises ValueError for calls with temperature 0, because greedy sampling has no log-probability
-    to train on.
+    If the loss couples the tokens of a unit (calls that the loss treats as one sequence), the calls
+    of a unit stay in one piece if they fit into it. Otherwise, the calls of a group do. `version`
+    is the version of the trainer's weights, or None if it is unknown. Raises ValueError for calls
+    with temperature 0, because greedy sampling has no log-probability to train on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -165,7 +165,8 @@ def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTo
 
 def _tokens_of(call: Call) -> CallTokens:
     """Return the tokens of a call, with the spans of positions that are trained. A token that was
-    the only allowed token at its position is not trained. Its log-probability is always 0."""
+    the only allowed token at its position is not trained, because its log-probability is always
+    0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
@@ -192,7 +193,7 @@ def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
 
 class _Trained:
     """The data of one call that the loss reads: the call's advantage, and the log-probabilities
-    that the rollout engine reported for its trained tokens."""
+    that the rollout engine reported for the call's trained tokens."""
 
     def __init__(self, call: Call) -> None:
         self.advantage = call.advantage

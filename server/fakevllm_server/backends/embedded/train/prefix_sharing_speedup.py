@@ -50,7 +50,7 @@ class SharingSpeedup:
         self._num_since = 0
         own = [calls[index] for index in piece.calls]
         device = piece.plan.device
-        # The step is complete, and a failed measurement must not fail it.
+        # The step is complete. A failed measurement must not make the step fail.
         try:
             naive = cut_into_pieces(own, LossSpec(), max_tokens, device, shares_prefixes=False)
             shared_s = yield from _seconds([piece.plan], passes, passes.attention)

@@ -43,7 +43,8 @@ class StandaloneTrainer:
         self._device = resolve_device(device)
         self._dtype = resolve_dtype(dtype, self._device)
         read_config(model)  # raises a one-line BackendError for an unusable folder
-        # A checkpoint of the whole engine contains the sampler's generator. Here it never advances.
+        # A checkpoint also contains the sampler's random number generator. This process has no
+        # sampler, so the generator never advances.
         self._rng = random.Random(seed)
         self._closing = False
         torch.set_num_threads(torch_threads)

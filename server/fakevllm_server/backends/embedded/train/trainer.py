@@ -3,7 +3,7 @@
 A training step is a generator. The batch is cut into pieces, and the generator yields after each
 pass of a piece. In between, the caller can do other work. This module uses no threads, no event
 loop and no tokenizer. The gradient of a step is the exact gradient of its loss. The gradient does
-not depend on how the batch is cut, or on prefixes that calls share.
+not depend on how the batch is cut into pieces, or on which prefixes the calls share.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ from fakevllm_server.types.backend import (
 
 
 class PolicyTrainer:
-    """Trainer of one model. The trainer holds the model's optimizer. If a KL term needs the
-    reference policy, the trainer holds its weights too."""
+    """Trainer of one model. The trainer holds the model's optimizer. If the reference policy is
+    needed and all weights are trained, the trainer also holds the weights of the reference
+    policy."""
 
     def __init__(
         self,
@@ -58,12 +59,13 @@ class PolicyTrainer:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Create a trainer of `model`. `load_reference` returns a new model with the starting
-        weights. It is called when a KL term first needs the reference policy. With LoRA it is never
-        called, because the model without its adapters has the starting weights. `dtype` is the
-        dtype in which the model computes. The weights keep their own dtype."""
+        weights. The trainer calls `load_reference` when the reference policy is needed for the
+        first time. With LoRA, the trainer never calls it, because the model without its adapters
+        has the starting weights. `dtype` is the dtype in which the model computes. The weights keep
+        their own dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
-        """Settings of the adapters that train; None if all weights train."""
+        """Settings of the adapters that are trained; None if all weights are trained."""
         self.optimizer = _optimizer(model)
         self._dtype = dtype
         set_compute_dtype(model, dtype)
@@ -91,8 +93,8 @@ class PolicyTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
-        # The check runs now, with everything that the job changes in the model, and before calls
-        # are collected for a step.
+        # The check runs here, after the job has changed the model and before calls are collected
+        # for a step.
         self._attention()
         dtype = str(self._dtype).removeprefix("torch.")
         trained = describe_trainable(self.model, self.lora)
@@ -102,9 +104,9 @@ class PolicyTrainer:
         """Choose the weights that are trained. These are new adapters with the settings `lora`, or
         all weights if `lora` is None. The choice is final for the run.
 
-        `source` is the name of the job or checkpoint for error messages. `seed` initializes new
-        adapters. If an earlier choice was different, no weight changes, and BackendRefused is
-        raised.
+        `source` is the name of the job or checkpoint for error messages. `seed` is the random seed
+        for the initial values of new adapters. If an earlier choice was different, no weight
+        changes, and BackendRefused is raised.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -149,8 +151,8 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probabilities of each call's trained tokens at the call's temperature. The
-        policy is the current policy or the reference policy.
+        """Return the log-probabilities of each call's trained tokens at the call's temperature.
+        `policy` selects the current policy or the reference policy.
 
         A log-probability is normalized over the tokens that could be sampled at its position.
         """
@@ -202,9 +204,9 @@ class PolicyTrainer:
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
         """Return copies of the step's pieces that also have the log-probabilities of other
-        policies, as far as the loss needs them. A KL term needs those of the reference policy. If
-        `bypass_mode` is off, the loss also needs those of the trainer's policy before the step's
-        first update."""
+        policies, as far as the loss needs them. A KL term needs the log-probabilities of the
+        reference policy. If `bypass_mode` is off, the loss also needs the log-probabilities of the
+        trainer's policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:
@@ -225,7 +227,7 @@ class PolicyTrainer:
             return (yield from Passes(self._reference, passes.attention).log_probs(step))
         running = passes.log_probs(step)
         while True:
-            # The adapters are disabled only between two pauses.
+            # The adapters are disabled only while this generator runs, and not while it is paused.
             with without_adapters(self.model):
                 try:
                     next(running)

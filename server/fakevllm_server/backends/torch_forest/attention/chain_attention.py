@@ -1,20 +1,20 @@
-"""Attention along the heavy chains of a forest, which is the fastest attention method on a CPU.
+"""Attention along chains of nodes in a forest. This attention method is the fastest on a CPU.
 
 The heaviest child of a node is the child with the largest subtree. Nodes are numbered so that the
-heaviest child directly follows its parent. A chain begins at a root or at a child that is not the
-heaviest, and follows the heaviest children down to a leaf. Therefore the nodes of a chain are
-consecutive, and each node is in exactly one chain. A chain is a plain causal sequence. The other
-ancestors of a node are the upper parts of other chains. The node attends to all nodes of these
-parts:
+heaviest child directly follows its parent. A chain begins at a root, or at a node that is not the
+heaviest child of its parent. From there, the chain follows the heaviest children down to a leaf.
+Therefore the nodes of a chain are consecutive, and each node is in exactly one chain. A chain is a
+plain causal sequence. A node can also have ancestors outside its own chain. These ancestors are the
+upper parts of other chains, and the node attends to all of them:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-This method needs no mask and no copy of keys. It computes no pair of nodes that a mask would hide.
-The path from the root to a node passes through at most 1 + log2(number of nodes) chains. Each of
-these chains gives one partial attention result for the node. The partial results are combined with
-their softmax denominators, in the same way as flash attention combines its tiles. A forest without
-branches needs one causal pass.
+This method needs no mask and no copy of the ancestors' keys. It computes no pair of nodes that a
+mask would hide. The path from the root to a node passes through at most 1 + log2(number of nodes)
+chains. Each of these chains gives one partial attention result for the node. The softmax
+denominators of the partial results are the weights with which the results are combined, as in flash
+attention.
 
 The method directly calls the kernels that `scaled_dot_product_attention` uses on a CPU.
 `scaled_dot_product_attention` itself does not return the softmax denominators.
@@ -36,8 +36,8 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import Forest
 
 MAX_PADDING = 1.05
-"""Largest ratio of lengths within one kernel launch. Long chains gain nothing from a common launch,
-and the cost of padding is quadratic."""
+"""Largest ratio of the lengths of two chains in one kernel launch. Long chains gain nothing from a
+common launch, and the cost of padding is quadratic in the length."""
 SHORT = 32
 """Chains of up to this many tokens share a kernel launch even if their lengths differ."""
 
@@ -48,13 +48,13 @@ class ChainBatch:
     is a plain causal sequence."""
 
     nodes: Tensor
-    """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Causal
-    queries of real nodes do not attend to the padding."""
+    """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Under
+    the causal mask, no real node attends to the padding."""
     is_real: Tensor | None
     """[chains, longest] False for padding; None if there is no padding."""
     first_node: int | None
-    """The first node if `nodes` is one run of consecutive nodes, so that views suffice; else
-    None."""
+    """The first node of the batch, if all its chains together are one run of consecutive nodes;
+    else None. For one run, views replace copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def is_available(device: torch.device) -> bool:
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
     """Return (chains, blocks) of a forest. A chain is a range of nodes [first, last) that follows
     the children with the largest subtrees down to a leaf. Each branch has one block of full
-    attention. In this block, the nodes below the other children attend to the chain down to the
-    branch."""
+    attention. In this block, the queries are all nodes below the children that have smaller
+    subtrees. The keys are the nodes of the chain from its first node down to the branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -94,9 +94,9 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout that computes attention by chains. A Layout is a computation of attention over a
-    forest. Layers whose attention window is shorter than the longest call use SegmentLayout
-    instead."""
+    """A Layout that computes attention along chains (paths through the children with the largest
+    subtrees). A Layout is an object that computes attention over a forest. If a layer's attention
+    window is shorter than the longest call, a SegmentLayout computes this layer instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -154,7 +154,7 @@ class _ChainAttention(torch.autograd.Function):
     """An autograd function that computes the attention of each node to itself and all its
     ancestors. The forward pass combines the partial softmax results of several kernel launches. In
     the backward pass, each launch gets the combined output and the combined softmax denominator.
-    Therefore it returns its exact part of the gradients."""
+    Therefore each launch returns its exact part of the gradients."""
 
     @staticmethod
     def forward(
@@ -252,7 +252,7 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by chains (paths through the children with the largest
-    subtrees). Return one hidden state for each head of the plan, [heads, hidden]. A head of the
-    plan is a node that predicts trained tokens, not an attention head."""
+    """Run the model with attention along chains (paths through the children with the largest
+    subtrees). Return the hidden states from which the LM head predicts the trained tokens, [heads,
+    hidden]. A head in this shape is a node that predicts trained tokens, not an attention head."""
     return head_states(model, plan, ChainLayout(plan))

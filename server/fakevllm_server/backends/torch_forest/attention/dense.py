@@ -18,8 +18,8 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout that uses one mask of all pairs of nodes. A Layout is a computation of attention
-    over a forest."""
+    """A Layout that uses one mask of all pairs of nodes. A Layout is an object that computes
+    attention over a forest."""
 
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos
@@ -49,7 +49,7 @@ class DenseLayout:
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """Run the model with one attention mask of all pairs of nodes. Return one hidden state for each
-    head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained tokens,
-    not an attention head."""
+    """Run the model with one attention mask of all pairs of nodes. Return the hidden states from
+    which the LM head predicts the trained tokens, [heads, hidden]. A head in this shape is a node
+    that predicts trained tokens, not an attention head."""
     return head_states(model, plan, DenseLayout(plan))

@@ -26,9 +26,9 @@ size."""
 
 
 class FlexLayout:
-    """A Layout that uses FlexAttention. A Layout is a computation of attention over a forest.
-    Padding nodes fill the last block. Each padding node is a tree of its own, so no other node
-    attends to it."""
+    """A Layout that uses FlexAttention. A Layout is an object that computes attention over a
+    forest. Padding nodes fill the last block. Each padding node is a tree of its own, so no other
+    node attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -59,14 +59,14 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return FlexAttention's block mask of a forest. `tout` has the end of each node's subtree,
-    which is the first node after the subtree. `pos` has the position of each node. Both are
-    [nodes]. The number of nodes is a multiple of the block size `size`. `window` is the attention
-    window in tokens, or None.
+    """Return FlexAttention's block mask of a forest. `tout` has, for each node, the first node
+    after the node's subtree. `pos` has the position of each node. Both tensors are [nodes]. The
+    number of nodes is a multiple of the block size `size`. `window` is the attention window in
+    tokens, or None.
 
-    With a window, the mask may list pairs of blocks in which no node attends to a node of the other
-    block. This costs time but does not change the result, because FlexAttention also applies a mask
-    of single nodes inside the listed blocks.
+    With a window, the mask may list a pair (query block, key block) in which no query attends to a
+    key. Such a pair costs time but does not change the result, because FlexAttention also applies a
+    mask of single nodes inside the listed pairs.
     """
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
@@ -103,7 +103,7 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors (counts, indices) in which FlexAttention expects a table of blocks.
+    """Convert a table of blocks to the tensors (counts, indices) that FlexAttention expects.
     `blocks`, [query blocks, key blocks] of bool, is True where a query block attends to a key
     block.
 
@@ -123,7 +123,8 @@ def _compiled(device_type: str) -> Any:
 
 
 def flex(model: Any, plan: Plan) -> Tensor:
-    """Run the model with FlexAttention. Return one hidden state for each head of the plan, [heads,
-    hidden]. A head of the plan is a node that predicts trained tokens, not an attention head."""
+    """Run the model with FlexAttention. Return the hidden states from which the LM head predicts
+    the trained tokens, [heads, hidden]. A head in this shape is a node that predicts trained
+    tokens, not an attention head."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

@@ -1,8 +1,8 @@
 """Attention without shared prefixes: each call is a row of its own, padded on the right. This
 method works with every causal model.
 
-The model runs plain forward passes on the rows. The LM head still runs only once for each node that
-predicts tokens, even if several calls contain this node.
+The model runs plain forward passes on the rows. The LM head does not repeat work: for a token that
+several calls share, the LM head runs only once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_PADDING = 1.1
 
 
 def rows(model: Any, plan: Plan) -> Tensor:
-    """Run the model with one row for each call that has trained tokens. Return one hidden state for
-    each head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained
-    tokens, not an attention head."""
+    """Run the model with one row for each call that has trained tokens. Return the hidden states
+    from which the LM head predicts the trained tokens, [heads, hidden]. A head in this shape is a
+    node that predicts trained tokens, not an attention head."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
@@ -44,8 +44,8 @@ def rows(model: Any, plan: Plan) -> Tensor:
 
 
 def _batches(plan: Plan) -> Sequence[Sequence[int]]:
-    """Divide the plan's calls into batches of similar lengths, and return the batches. Calls
-    without trained tokens are left out."""
+    """Divide the calls into batches of calls with similar lengths. Return the indices of the calls
+    of each batch. Leave out calls without trained tokens."""
     trained = [call for call, number in enumerate(plan.num_trained) if number]
     lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
     batches: list[list[int]] = []

@@ -20,11 +20,11 @@ from fakevllm_server.backends.torch_forest.attention.segment_attention import se
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 
 ROWS = "rows"
-"""Name of the method that computes calls one by one and shares nothing."""
+"""Name of the method that computes each call as a row of its own and shares no prefixes."""
 
 HeadStates = Callable[[Any, Plan], Tensor]
-"""Function of (model, plan) that returns the hidden states on which the LM head runs, [heads,
-hidden]."""
+"""Function that takes (model, plan) and returns the hidden states on which the LM head runs,
+[heads, hidden]. A head in this shape is a node that predicts trained tokens."""
 
 ATTENTIONS: dict[str, HeadStates] = {
     "chains": chains,
@@ -44,24 +44,27 @@ def default_attention(device: torch.device) -> str:
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of the attention methods that share prefixes. The first one is the fastest
-    method on `device`. The next one needs no special kernel."""
+    """Return the names of attention methods that share prefixes, in the order in which to try them.
+    The first name is the fastest method on `device`. The last name is `segments`, which needs no
+    special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
 MIN_RHO = 1.08
-"""Sharing factor (tokens per node, `Forest.rho`) below which `rows` is used. Below this measured
-value a CPU computes plain rows as fast as a forest, or faster if calls are short."""
+"""If the sharing factor `Forest.rho` (tokens of all calls per node) is smaller than this value, the
+method `rows` is used. The value was measured on a CPU. With less sharing, plain rows are as fast as
+a forest, and faster if calls are short."""
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
     """Return the name of the fastest attention method for a piece (a set of calls that go through
-    the model together). `sharing_attention` is the best method that shares prefixes on this device.
+    the model together). `sharing_attention` is the name of the fastest method that shares prefixes
+    on the plan's device.
 
     `rho` is the piece's sharing factor: the number of tokens of all calls divided by the number of
     computed tokens. If `rho` is at least MIN_RHO, the result is `sharing_attention`. Otherwise the
-    result is `rows`, which shares no prefixes. The size of a piece is chosen for computation with
-    shared prefixes. Therefore a piece with `rows` may exceed the token budget, by less than the
-    factor MIN_RHO.
+    result is `rows`, which shares no prefixes. The token budget limits the size of a piece as if
+    prefixes were shared. Therefore a piece that is computed with `rows` may exceed the budget, but
+    by less than the factor MIN_RHO.
     """
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -1,10 +1,11 @@
-"""Attention for one segment of a forest at a time. A segment is a maximal range of nodes without a
-branch. The nodes of the segment are the queries. All nodes from the root to the end of the segment
-are the keys.
+"""Attention over a forest (calls as trees of tokens), computed segment by segment. A segment is a
+maximal range of nodes (tokens) without a branch. The queries of a segment are its nodes. The keys
+are all nodes from the root to the end of the segment.
 
 This method runs on every device, and supports layers with an attention window. Segments with the
-same parent and the same length form a batch. One kernel launch computes a batch. Each launch copies
-the keys and values of the path from the root. On a CPU, the method `chains` avoids this copy.
+same parent and the same length form a batch, which one kernel launch computes. Each launch copies
+the keys and values of the path from the root. The method `chains`, which runs only on a CPU, avoids
+this copy.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ class SegmentBatch:
     a batch have the same parent and the same length."""
 
     ancestors: Slices
-    """Common ancestors, from the root."""
+    """Ancestors that all segments of the batch have in common, from the root, as ranges of
+    nodes."""
     nodes: Tensor
-    """[segments, length] Nodes of each segment."""
+    """[segments, length] Indices of the nodes of each segment."""
 
 
 class SegmentLayout:
     """A Layout that computes one batch of segments (ranges of nodes without a branch) after
-    another. A Layout is a computation of attention over a forest."""
+    another. A Layout is an object that computes attention over a forest."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -78,7 +80,7 @@ def _attend(
     window: int | None,
 ) -> Tensor:
     """Return the attention output of a batch of segments (ranges of nodes without a branch),
-    [heads, segments * length, head dim]. `query`, `key` and `value` have all nodes of the forest,
+    [heads, segments * length, head dim]. `query`, `key` and `value` cover all nodes of the forest,
     [heads, nodes, head dim] each. `window` is the layer's attention window in tokens, or None."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
@@ -123,15 +125,16 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
     """Return the attention mask of a segment (a range of nodes without a branch), [length,
-    num_ancestors + length] of bool. Each node of the segment attends to itself and to all earlier
-    nodes of its path. With a window, it attends only to nodes less than `window` positions back."""
+    num_ancestors + length] of bool. Each node of the segment attends to all nodes from the root
+    down to itself. With a window, the node attends only to those that are less than `window`
+    positions back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by segments (ranges of nodes without a branch). Return one
-    hidden state for each head of the plan, [heads, hidden]. A head of the plan is a node that
-    predicts trained tokens, not an attention head."""
+    """Run the model with attention by segments (ranges of nodes without a branch). Return the
+    hidden states from which the LM head predicts the trained tokens, [heads, hidden]. A head in
+    this shape is a node that predicts trained tokens, not an attention head."""
     return head_states(model, plan, SegmentLayout(plan))

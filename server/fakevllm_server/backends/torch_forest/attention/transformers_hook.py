@@ -23,9 +23,9 @@ IMPLEMENTATION = "fakevllm_forest"
 
 
 class Layout(Protocol):
-    """A computation of attention over the nodes of a forest. Each node attends to itself and to its
-    ancestors. In a layer with an attention window, a node attends only to ancestors less than
-    `window` positions back."""
+    """An object that computes attention over the nodes of a forest. Each node attends to itself and
+    to its ancestors. In a layer with an attention window, a node attends only to ancestors less
+    than `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -47,9 +47,10 @@ def forest_attention(
     forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with the layout `forest`, or with `sdpa` if it is None. transformers calls
-    this function in each layer. `query`, `key` and `value` are [batch, heads, tokens, head dim].
-    The returned output is [batch, tokens, heads, head dim]."""
+    """Compute attention with the layout `forest`. If `forest` is None, compute it with `sdpa`.
+    transformers calls this function in each layer. `query`, `key` and `value` are [batch, heads,
+    tokens, head dim]. Return (output, attention weights or None). The output is [batch, tokens,
+    heads, head dim]."""
     if forest is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -71,8 +72,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the causal language model (body and LM head). If the peft library has wrapped it,
-    remove the wrapper, but keep the adapter layers inside the model."""
+    """Return the causal language model (body and LM head). If `model` is a wrapper of the peft
+    library, return the model inside the wrapper, which still has the adapter layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -82,18 +83,18 @@ def body_of(model: Any) -> Any:
 
 
 def install_attention(model: Any) -> None:
-    """Set the attention implementation of `model`. The model's forward pass then accepts a layout,
-    which is a computation of attention over a forest. Without a layout, the model computes as with
-    `sdpa`."""
+    """Make `model` use the attention implementation of this module. The model's forward pass then
+    accepts a layout (an object that computes attention over a forest). Without a layout, the model
+    computes as with `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
 
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
-    """Run the model on all nodes of a plan with the given layout. Return one hidden state for each
-    head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained tokens,
-    not an attention head."""
+    """Run the model on all nodes of a plan (a forest as tensors) with the given layout. Return the
+    hidden states from which the LM head predicts the trained tokens, [heads, hidden]. A head in
+    this shape is a node that predicts trained tokens, not an attention head."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
