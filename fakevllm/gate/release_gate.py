@@ -373,8 +373,11 @@ class ReleaseGate:
     async def _limit_training(self, version: int) -> float:
         """Set the newest version that training may make. The limit holds until the next limit is
         sent. Return the number of seconds until the next step."""
-        # After a crash, the next process needs the reference, which it could not sample again.
-        if not await self._rows.flush():
+        # After more training, the reference cannot be sampled any more, so the next process must
+        # have it. A limit that stops training needs no record, and is set although a disk is full.
+        before = None if self._history is None else self._history.training_limit
+        lets_train = before is not None and version > before
+        if lets_train and not await self._rows.flush():
             self._report(DISK_TROUBLE)
             return self._retry_every_s
         reply = await self._server.limit_training(version)

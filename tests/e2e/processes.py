@@ -104,10 +104,14 @@ class Process:
 
 
 class Processes:
-    """The processes of one folder, which are stopped at the end of the `with` block."""
+    """The processes of one folder, which are stopped at the end of the `with` block.
 
-    def __init__(self, folder: Path) -> None:
+    With `shows_logs`, the ends of their logs are printed then.
+    """
+
+    def __init__(self, folder: Path, *, shows_logs: bool = True) -> None:
         self.folder = folder
+        self._shows_logs = shows_logs
         self._started: list[Process] = []
 
     def __enter__(self) -> Self:
@@ -121,6 +125,8 @@ class Processes:
     ) -> None:
         for process in reversed(self._started):
             process.stop()
+        if not self._shows_logs:
+            return
         for file in sorted(self.folder.rglob("*.log")):  # includes the engines' logs
             lines = file.read_text(errors="replace").splitlines()[-NUM_SHOWN_LINES:]
             print(f"--- {file}", *lines, sep="\n")

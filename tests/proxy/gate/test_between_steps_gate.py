@@ -101,6 +101,13 @@ async def test_the_reference_is_in_the_ledgers_file_before_training_goes_on(rig:
     assert rig.num_flushed >= NUM_DRAWS
 
 
+async def test_while_the_ledgers_disk_is_full_training_waits(rig: GateRig) -> None:
+    rig.num_failed_flushes = 1_000_000
+    async with rig.running() as gate:
+        await until(lambda: "its disk is full" in (gate.view().trouble or ""))
+    assert rig.server.state.training_limit == 0
+
+
 async def test_the_status_shows_the_progress_of_the_reference(rig: GateRig) -> None:
     rig.most_rows = 20
     async with rig.running() as gate:
