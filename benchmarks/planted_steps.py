@@ -1,6 +1,6 @@
 """Run `fakevllm demo --gated` with planted bad steps and several seeds.
 
-    python -m benchmarks.planted_steps [--seeds 10] [--parallel 2] [--keep FOLDER] [--write]
+    python -m benchmarks.planted_steps [--seeds 10] [--first-seed 0] [--parallel 2] [--keep FOLDER] [--write]
 
 In ten steps, the rewards reach the trainer with the opposite sign. The table shows whether training
 went back, after how many sessions, and how many answers came from versions of the planted steps.
@@ -153,6 +153,7 @@ def summary(runs: Sequence[PlantedRun]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--parallel", type=int, default=1, help="number of runs at the same time")
     parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
@@ -160,7 +161,8 @@ def main() -> None:
     run_conditions = conditions()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.parallel) as pool:
         folder: Path = args.keep or Path(temporary)
-        running = [pool.submit(run, folder / f"seed-{seed}", seed) for seed in range(args.seeds)]
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        running = [pool.submit(run, folder / f"seed-{seed}", seed) for seed in seeds]
         runs = [future.result() for future in running]
     rows = [one.cells() for one in runs]
     print_table(HEADER, rows, summary(runs))
