@@ -1,6 +1,7 @@
 """Run `fakevllm demo --gated` with planted bad steps and several seeds.
 
-    python -m benchmarks.planted_steps [--seeds 10] [--first-seed 0] [--parallel 2] [--keep FOLDER] [--write]
+    python -m benchmarks.planted_steps
+        [--seeds 10] [--first-seed 0] [--parallel 2] [--keep FOLDER] [--write]
 
 In ten steps, the rewards reach the trainer with the opposite sign. The table shows whether training
 went back, after how many sessions, and how many answers came from versions of the planted steps.
