@@ -60,10 +60,8 @@ FIRST_PLANTED = 12
 """The first evaluation is due at version 10, and the app still makes one or two versions. The next
 one is due ten versions later, when the planted steps have just ended."""
 NUM_PLANTED = 10
-LAST_VERSION = 60
-"""Version with which a run ends if training has not gone back."""
 NUM_USERS = 6
-POLL_EVERY_S = 0.02
+POLL_EVERY_S = 0.04
 VERDICTS = ("released", "rejected", "undecided")
 RUN_TIMEOUT_S = 300.0
 MAX_REJECTED = 0.05
@@ -117,10 +115,10 @@ class GateRun:
 
 
 def run_planted(folder: Path, seed: int) -> GateRun:
-    """Train until training has gone back from the planted steps, or until LAST_VERSION."""
+    """Train until the gate has judged the first candidate after the planted steps."""
 
     def is_over(releases: Json, version: int) -> bool:
-        return _first_return(releases) is not None or version >= LAST_VERSION
+        return any(one["version"] > FIRST_PLANTED + 1 for one in _verdicts(releases))
 
     lr = random.Random(seed).uniform(*LEARNING_RATES)
     ended = _run(folder, seed, f"lr = {lr}", is_over)
@@ -135,10 +133,14 @@ def run_null(folder: Path, seed: int) -> GateRun:
     """Evaluate one version that has the weights of the model itself."""
 
     def is_over(releases: Json, version: int) -> bool:
-        return len(releases["records"]) >= 2
+        return bool(_verdicts(releases))
 
     ended = _run(folder, seed, 'control = "frozen"', is_over)
     return GateRun(*_worst_candidate(ended), 0, 0)
+
+
+def _verdicts(releases: Json) -> list[Json]:
+    return [one for one in releases["records"] if one["decision"] in VERDICTS]
 
 
 def _first_return(releases: Json) -> Json | None:
@@ -164,11 +166,10 @@ def _worst_candidate(ended: EndedRun) -> tuple[float, bool]:
     thetas = {0: START_THETA}
     thetas |= {one["version"]: one["metrics"]["theta"] for one in ended.steps}
     released, judged = 0, list[tuple[float, bool]]()
-    for record in ended.releases["records"]:
+    for record in _verdicts(ended.releases):
         version, decision = record["version"], record["decision"]
-        if decision in VERDICTS:
-            fall = _mean(thetas[released]) - _mean(thetas[version])
-            judged.append((fall, decision == "rejected"))
+        fall = _mean(thetas[released]) - _mean(thetas[version])
+        judged.append((fall, decision == "rejected"))
         if decision == "released":
             released = version
     return max(judged)
@@ -237,8 +238,8 @@ async def _ask_until(server: Process, proxy: Process, is_over: IsOver) -> tuple[
 
 def _is_evaluation_due(releases: Json, version: int) -> bool:
     """Return whether a version is being evaluated, or will be before there is a new one."""
-    verdicts = [one["version"] for one in releases["records"] if one["decision"] in VERDICTS]
-    is_due = version - max([0, *verdicts]) >= EVALUATE_EVERY
+    latest = max([0, *(one["version"] for one in _verdicts(releases))])
+    is_due = version - latest >= EVALUATE_EVERY
     return is_due or releases["candidate"] is not None
 
 
