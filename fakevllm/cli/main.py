@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, keys, overwatch, release, tokens
+from fakevllm.cli import control, evaluate, keys, overwatch, release, rescore, tokens
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -339,6 +339,7 @@ for command in (
     control.pause,
     control.resume,
     tokens.tokens,
+    rescore.rescore,
     overwatch.overwatch,
 ):
     app.command()(command)

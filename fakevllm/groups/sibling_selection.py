@@ -173,7 +173,7 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 
 
 def with_floor(
-    rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
+    rewards: Sequence[float | None], failures: Sequence[str | None], floor: float | None
 ) -> list[float | None]:
     """Return a copy of the rewards in which each failed answer has the same low reward.
 

@@ -30,15 +30,19 @@ class RecordedGroup:
     """Token usage of each answer; empty if unknown."""
     messages: Sequence[Json] = ()
     """The conversation before the answers."""
+    indices: Sequence[int] = ()
+    """Index of each answer among the answers that were sampled for the request; empty if all of
+    them are in `answers`."""
 
     def siblings(self) -> list[Sibling]:
         """Return the siblings (answers to the request) as the reward hook gets them in its argument
         `valid_results`."""
         usages = self.usages or [{} for _ in self.answers]
+        indices = self.indices or range(len(self.answers))
         finishes = [answer.get("finish_reason") for answer in self.answers]
         return [
             Sibling(i, self.task, f"{self.request_id}/{i}", finish, usage, self.messages)
-            for i, (finish, usage) in enumerate(zip(finishes, usages, strict=True))
+            for i, finish, usage in zip(indices, finishes, usages, strict=True)
         ]
 
 

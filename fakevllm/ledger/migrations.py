@@ -159,6 +159,10 @@ def m015_arms(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m016_rescored(db: Connection) -> None:
+    db.exec_driver_sql(_M016)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -175,6 +179,7 @@ MIGRATIONS: list[Migration] = [
     m013_pieces,
     m014_evaluations,
     m015_arms,
+    m016_rescored,
 ]
 
 
@@ -528,3 +533,17 @@ _M015 = (
     FROM group_rows
     """,
 )
+
+_M016 = """
+    CREATE TABLE rescored (
+        group_id VARCHAR NOT NULL,
+        hook_hash VARCHAR NOT NULL,
+        "index" INTEGER NOT NULL,
+        reward FLOAT,
+        annotations_json VARCHAR,
+        reason VARCHAR,
+        scored_at FLOAT NOT NULL,
+        PRIMARY KEY (group_id, hook_hash, "index"),
+        FOREIGN KEY (group_id) REFERENCES group_rows (group_id) ON DELETE CASCADE
+    )
+"""

@@ -19,6 +19,8 @@ INDEXED = {"index": True}
 """Metadata of a field whose column has an index of its own."""
 NOT_A_COLUMN = {"is_column": False}
 """Metadata of a field that has no column, because its value is stored in rows of another table."""
+BROKEN_OFF = "broken_off"
+"""Value of the column `failure` for an answer that the engine did not complete."""
 EVAL_KIND = "eval"
 """Value of the column `kind` for groups that were sampled for an evaluation. Such groups are not
 requests of apps, so they are left out of all counts and lists of the apps' requests."""

@@ -36,6 +36,7 @@ from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
+    BROKEN_OFF,
     AnsweredRequest,
     EvaluatedRewards,
     GroupRecord,
@@ -45,6 +46,7 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
+from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
@@ -68,7 +70,8 @@ class Ledger:
     connections. Stop everything that writes to the ledger before you close the ledger.
 
     The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
-    `kept_answers`, `responses` and `feedback` read and write the tables of their subjects.
+    `kept_answers`, `responses`, `feedback` and `rescored` read and write the tables of their
+    subjects.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -83,6 +86,7 @@ class Ledger:
         self.kept_answers = KeptAnswers(read_engine, self._writer.put)
         self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
+        self.rescored = RescoredRows(read_engine, self._writer.put)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
@@ -373,7 +377,7 @@ class Ledger:
         with self._read_engine.connect() as db:
             group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
-        return None if group is None else self._recorded(group)
+        return None if group is None else self.recorded(group)
 
     def user_texts(self, group_id: str) -> list[str]:
         """Return the texts of a group by which its dataset row can be recognised. The texts are the
@@ -390,10 +394,19 @@ class Ledger:
         with self._read_engine.connect() as db:
             query = select(TASKS).where(TASKS.c.task_id == group.task_id)
             row = db.execute(query).mappings().one_or_none()
-        return Task(task_id=group.task_id or "") if row is None else _task(row)
+        if row is not None:
+            return _task(row)
+        # As for a live request, the question stands for the text of an unknown task.
+        return Task(task_id=group.task_id or "", main_query=group.question)
 
-    def _recorded(self, group: GroupRecord) -> RecordedGroup:
-        answers = [sibling for sibling in group.siblings if sibling.message_json is not None]
+    def recorded(self, group: GroupRecord) -> RecordedGroup:
+        """Return a group with the answers that the reward hook gets, in the form in which it gets
+        them. Answers that the engine broke off are left out, because hooks never get them."""
+        answers = [
+            sibling
+            for sibling in group.siblings
+            if sibling.message_json is not None and sibling.failure != BROKEN_OFF
+        ]
         find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
             request_id=group.group_id,
@@ -402,6 +415,7 @@ class Ledger:
             answers=[_message(sibling) for sibling in answers],
             usages=[_usage(sibling) for sibling in answers],
             messages=recorded_messages(group.route, group.request_json, find_request),
+            indices=[sibling.index for sibling in answers],
         )
 
     def _transact(self, batch: Sequence[_Change]) -> bool:

@@ -163,6 +163,19 @@ FEEDBACK = Table(
     Index("ix_feedback_app", "app_key", "received_at"),
 )
 
+# A `RescoredSibling` with its group. `hook_hash` is the content hash of the other hooks.
+RESCORED = Table(
+    "rescored",
+    METADATA,
+    _group_id(),
+    Column("hook_hash", String, primary_key=True),
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("reward", Float),
+    Column("annotations_json", String),
+    Column("reason", String),
+    Column("scored_at", Float, nullable=False),
+)
+
 # A `KeptAnswer`. The row of a streamed answer may be written before the row of its group, so its
 # group id is no foreign key.
 KEPT_ANSWERS = Table(

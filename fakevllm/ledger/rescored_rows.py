@@ -1,0 +1,83 @@
+"""Reader and writer of the table `rescored`: the rewards that other hooks gave to logged answers.
+
+The table is keyed by the content hash of the hook files, so that the results of several hooks stand
+beside each other and beside the old rewards in the table `siblings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import orjson
+from sqlalchemy import Connection, Engine
+
+from fakevllm.ledger.writer import WriteReceipt
+
+_READ = """
+    SELECT "index", reward, reason FROM rescored WHERE group_id = ? AND hook_hash = ?
+    ORDER BY "index"
+"""
+_DELETE = "DELETE FROM rescored WHERE group_id = ? AND hook_hash = ?"
+_INSERT = """
+    INSERT INTO rescored (group_id, hook_hash, "index", reward, annotations_json, reason, scored_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredSibling:
+    """The result of other hooks for one sibling (an answer that was sampled for a request)."""
+
+    index: int
+    """Index of the sibling in its group."""
+    reward: float | None
+    annotations: dict[str, object]
+    """Keys that the hook added to the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredRow:
+    """The result of other hooks for one group (a request with its siblings)."""
+
+    group_id: str
+    hook_hash: str
+    siblings: Sequence[RescoredSibling]
+    reason: str | None
+    """Reason why the hooks failed; None if they did not."""
+    scored_at: float
+    """Unix seconds."""
+
+
+class RescoredRows:
+    """Reader and writer of the table `rescored`."""
+
+    def __init__(
+        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+    ) -> None:
+        """Create the reader and writer. `put` is a function that queues a change for the thread
+        that writes the ledger."""
+        self._read_engine = read_engine
+        self._put = put
+
+    def find(self, group_id: str, hook_hash: str) -> tuple[dict[int, float | None], str | None]:
+        """Return the rewards that these hooks have given to a group, by the siblings' indices, and
+        the reason if the hooks failed. Without a result, return ({}, None). This method blocks the
+        thread."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_READ, (group_id, hook_hash)).all()
+        return {row[0]: row[1] for row in rows}, rows[0][2] if rows else None
+
+    def put(self, row: RescoredRow) -> WriteReceipt:
+        """Queue the result for one group to be written. It replaces an earlier result of the same
+        hooks."""
+        return self._put(partial(_write, row=row))
+
+
+def _write(db: Connection, row: RescoredRow) -> None:
+    db.exec_driver_sql(_DELETE, (row.group_id, row.hook_hash))
+    for sibling in row.siblings:
+        notes = orjson.dumps(sibling.annotations).decode() if sibling.annotations else None
+        values = (sibling.index, sibling.reward, notes, row.reason, row.scored_at)
+        db.exec_driver_sql(_INSERT, (row.group_id, row.hook_hash, *values))

@@ -1,0 +1,234 @@
+"""Compare the rewards of two versions of the hooks for the same answers. This module does no I/O.
+
+Only the differences between the rewards of one group train the model, so most figures count groups:
+those that have a signal, those whose answers change their order, and those in which another answer
+would have been served. A group is a request with the answers (siblings) that were sampled for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Rewards = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RescoredGroup:
+    """The old and the new rewards of one group, in the order of its siblings. A reward is None if
+    the hook gave the sibling no reward."""
+
+    group_id: str
+    old: Rewards
+    new: Rewards | None
+    """Rewards of the new hooks; None if they failed."""
+    reason: str | None = None
+    """Reason why the new hooks failed; None if they did not."""
+    served: int | None = None
+    """Position of the sibling that the app got; None if the app got none of them."""
+
+
+@dataclass(slots=True)
+class Correlation:
+    """Pearson's correlation of pairs that are added one by one. The sums of squares are updated
+    with each pair (Welford's algorithm), so that rounding errors do not grow.
+
+    >>> pairs = Correlation()
+    >>> for pair in [(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]: pairs.add(*pair)
+    >>> round(pairs.value, 6)
+    1.0
+    """
+
+    num: int = 0
+    _mean_x: float = 0.0
+    _mean_y: float = 0.0
+    _xx: float = 0.0
+    _yy: float = 0.0
+    _xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.num += 1
+        dx, dy = x - self._mean_x, y - self._mean_y
+        self._mean_x += dx / self.num
+        self._mean_y += dy / self.num
+        self._xx += dx * (x - self._mean_x)
+        self._yy += dy * (y - self._mean_y)
+        self._xy += dx * (y - self._mean_y)
+
+    @property
+    def value(self) -> float | None:
+        """The correlation; None if one of the two quantities is the same in all pairs."""
+        if self._xx <= 0 or self._yy <= 0:
+            return None
+        return max(-1.0, min(1.0, self._xy / math.sqrt(self._xx * self._yy)))
+
+
+@dataclass(slots=True)
+class _Mean:
+    num: int = 0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        self.total += value
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.num if self.num else None
+
+
+@dataclass(slots=True)
+class HookMeans:
+    """What one version of the hooks says about the compared groups."""
+
+    _all: _Mean = field(default_factory=_Mean)
+    _best: _Mean = field(default_factory=_Mean)
+    num_with_signal: int = 0
+    """Groups with at least two different rewards. Other groups do not train."""
+
+    def add(self, rewards: Rewards) -> None:
+        known = [reward for reward in rewards if reward is not None]
+        for reward in known:
+            self._all.add(reward)
+        if known:
+            self._best.add(max(known))
+        self.num_with_signal += has_signal(rewards)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward of all siblings. It estimates the expected reward of the model."""
+        return self._all.value
+
+    @property
+    def best(self) -> float | None:
+        """Mean over the groups of the highest reward. It is what an app gets that is served the
+        best sibling."""
+        return self._best.value
+
+
+class HookComparison:
+    """The comparison of new hooks with the rewards in the ledger.
+
+    The means, the correlations and the counts of changed groups cover the groups that both versions
+    have scored. Groups without an old reward are counted, and left out.
+
+    >>> comparison = HookComparison()
+    >>> comparison.add(RescoredGroup("g1", old=[0.0, 1.0], new=[1.0, 0.0], served=1))
+    >>> comparison.num_reordered, comparison.num_served_otherwise
+    (1, 1)
+    """
+
+    def __init__(self) -> None:
+        self.old, self.new = HookMeans(), HookMeans()
+        self.num_groups = 0
+        """Groups that the new hooks got."""
+        self.failures: Counter[str] = Counter()
+        """Groups for which the new hooks failed, by the slug of the reason."""
+        self.num_without_old = 0
+        """Groups without an old reward."""
+        self.num_compared = 0
+        self.num_siblings = 0
+        """Siblings with an old and a new reward."""
+        self.num_reordered = 0
+        """Groups in which two siblings have the opposite order."""
+        self.num_gained = 0
+        """Groups that have a signal only with the new hooks."""
+        self.num_lost = 0
+        """Groups that have a signal only with the old rewards."""
+        self.num_served = 0
+        """Compared groups of which the app got a sibling with a new reward."""
+        self.num_served_otherwise = 0
+        """How many of them have a sibling with a higher new reward than the one that was served."""
+        self._overall, self._within = Correlation(), Correlation()
+
+    @property
+    def correlation(self) -> float | None:
+        """Correlation of the old and the new rewards of all siblings. None if all old or all new
+        rewards are equal."""
+        return self._overall.value
+
+    @property
+    def correlation_within(self) -> float | None:
+        """Correlation of the rewards after the mean of their group was subtracted. Only this part
+        of the rewards trains the model."""
+        return self._within.value
+
+    def add(self, group: RescoredGroup) -> None:
+        """Add one group."""
+        self.num_groups += 1
+        if group.new is None:
+            self.failures[(group.reason or "unknown").partition(":")[0]] += 1
+            return
+        if all(reward is None for reward in group.old):
+            self.num_without_old += 1
+            return
+        self.num_compared += 1
+        self.old.add(group.old)
+        self.new.add(group.new)
+        self._add_signal(has_signal(group.old), has_signal(group.new))
+        self._add_pairs(_pairs(group.old, group.new))
+        self._add_served(group.new, group.served)
+
+    def _add_signal(self, had_signal: bool, has_new_signal: bool) -> None:
+        self.num_gained += has_new_signal and not had_signal
+        self.num_lost += had_signal and not has_new_signal
+
+    def _add_pairs(self, pairs: Sequence[tuple[float, float]]) -> None:
+        self.num_siblings += len(pairs)
+        self.num_reordered += any(
+            (old_1 - old_2) * (new_1 - new_2) < 0
+            for (old_1, new_1), (old_2, new_2) in itertools.combinations(pairs, 2)
+        )
+        if not pairs:
+            return
+        old_mean, new_mean = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        for old, new in pairs:
+            self._overall.add(old, new)
+            self._within.add(old - old_mean, new - new_mean)
+
+    def _add_served(self, new: Rewards, served: int | None) -> None:
+        reward = None if served is None else new[served]
+        if reward is None:
+            return
+        self.num_served += 1
+        self.num_served_otherwise += any(other is not None and other > reward for other in new)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures."""
+        names = (
+            *("num_groups", "num_compared", "num_without_old", "num_siblings", "num_reordered"),
+            *("num_gained", "num_lost", "num_served", "num_served_otherwise"),
+            *("correlation", "correlation_within"),
+        )
+        return {
+            **{name: getattr(self, name) for name in names},
+            "failures": dict(self.failures),
+            "old": _means_json(self.old),
+            "new": _means_json(self.new),
+        }
+
+
+def has_signal(rewards: Rewards) -> bool:
+    """Return True if at least two rewards are different.
+
+    >>> has_signal([1.0, None, 0.0]), has_signal([1.0, None, 1.0])
+    (True, False)
+    """
+    return len({reward for reward in rewards if reward is not None}) > 1
+
+
+def _pairs(old: Rewards, new: Rewards) -> list[tuple[float, float]]:
+    both = zip(old, new, strict=True)
+    return [(before, after) for before, after in both if before is not None and after is not None]
+
+
+def _means_json(means: HookMeans) -> dict[str, Any]:
+    return {
+        "mean": means.mean,
+        "best_of_n": means.best,
+        "num_with_signal": means.num_with_signal,
+    }

@@ -1,0 +1,69 @@
+"""Groups are selected with SQL that can read the ledger and do nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakevllm.errors import UserError
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.logged_groups import selected_groups
+from tests.proxy.ledger.ledger_cases import group, sibling
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    store = Ledger.open(path)
+    for number in range(4):
+        store.record(group(f"g{number}", received_at=1000.0 + number, step=number))
+    store.record(replace(group("evaluated"), kind="eval"))
+    store.record(group("single", [1.0]))
+    cut = replace(sibling(1), failure="broken_off")
+    store.record(replace(group("broken_off"), siblings=[sibling(0), cut]))
+    store.close()
+    return path
+
+
+def test_groups_with_two_answers_are_selected_oldest_first(ledger: Path) -> None:
+    assert selected_groups(ledger) == ["g0", "g1", "g2", "g3"]
+
+
+def test_a_condition_and_a_number_select_the_newest_matching_groups(ledger: Path) -> None:
+    assert selected_groups(ledger, "step < 3 OR state = 'none'") == ["g0", "g1", "g2"]
+    assert selected_groups(ledger, "step < 3", last=2) == ["g1", "g2"]
+    assert selected_groups(ledger, last=1) == ["g3"]
+    functions = "json_extract(request_json, '$.messages') IS NOT NULL -- a comment"
+    assert len(selected_groups(ledger, functions)) == 4
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "step >",
+        "1) UNION SELECT (1",
+        "1) OR (1",
+        "1); DROP TABLE group_rows; --",
+        "1 ORDER BY step",
+        "1, 2",
+        "no_such_column = 1",
+        "load_extension('x')",
+        "writefile('x', 'y')",
+        "(DELETE FROM group_rows)",
+    ],
+)
+def test_what_is_not_an_expression_is_refused_with_an_example(ledger: Path, where: str) -> None:
+    with pytest.raises(UserError, match=r"is not an SQL expression .* write one, such as"):
+        selected_groups(ledger, where)
+    with sqlite3.connect(ledger) as db:
+        assert db.execute("SELECT COUNT(*) FROM group_rows").fetchone() == (7,)
+
+
+def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, but long enough to be read as one" * 100)
+    with pytest.raises(UserError, match="text cannot be read: file is not a database"):
+        selected_groups(tmp_path / "text")

@@ -1,0 +1,188 @@
+"""`fakevllm rescore` scores logged groups with other hooks and keeps the results."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rich.console import Console
+
+from fakevllm.errors import ConfigError, LedgerError, UserError
+from fakevllm.hooks.results import Json
+from fakevllm.ledger.migrations import MIGRATIONS
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.command import RescoreSettings, run_rescore
+from fakevllm_adapters.protocol.swarm import Task
+from tests.proxy.ledger.ledger_cases import group, rows, sibling
+
+PREFER_LAST = """
+def on_compute_relative_reward(valid_results, all_answers):
+    all_answers[0]["note"] = "first"
+    return [float(sibling.index) for sibling in valid_results]
+"""
+FAIL_SOMETIMES = """
+def on_compute_relative_reward(valid_results, all_answers):
+    if valid_results[0].task.metadata.get("is_old"):
+        raise KeyError("answer")
+    return [0.5 for _ in valid_results]
+"""
+NUM_GROUPS = 5
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RescoreSettings:
+    """Settings for a ledger in which the first sibling has the higher reward and was served."""
+    path = tmp_path / "ledger.sqlite"
+    store = Ledger.open(path)
+    for number in range(NUM_GROUPS):
+        store.record(group(f"g{number}", [1.0, 0.0], received_at=1000.0 + number))
+    store.close()
+    return RescoreSettings(path, hooks(tmp_path, PREFER_LAST), timeout_s=20.0)
+
+
+def hooks(tmp_path: Path, code: str) -> Path:
+    file = tmp_path / "hooks.py"
+    file.write_text(code)
+    return file
+
+
+def rescore(settings: RescoreSettings) -> tuple[bool, Json, str]:
+    """Run the command. Return its result, its figures and its output."""
+    file = settings.ledger.with_name("figures.json")
+    console = Console(record=True, width=120)
+    is_ok = run_rescore(replace(settings, json_file=file), console)
+    return is_ok, orjson.loads(file.read_bytes()), console.export_text()
+
+
+def stored(settings: RescoreSettings, columns: str = 'group_id, "index", reward') -> Sequence[Any]:
+    return rows(settings.ledger, f'SELECT {columns} FROM rescored ORDER BY group_id, "index"')
+
+
+def test_the_new_rewards_stand_beside_the_old_ones(settings: RescoreSettings) -> None:
+    is_ok, figures, output = rescore(settings)
+    assert is_ok
+    assert figures["num_compared"] == figures["num_reordered"] == NUM_GROUPS
+    assert figures["num_served_otherwise"] == NUM_GROUPS
+    assert figures["correlation"] == pytest.approx(-1.0)
+    assert "another sibling would have been served in 5 of 5 (100 %) groups" in output
+    expected = [(f"g{number}", i, float(i)) for number in range(NUM_GROUPS) for i in (0, 1)]
+    assert stored(settings) == expected
+    notes = stored(settings, "annotations_json, hook_hash")
+    assert notes[:2] == [('{"note":"first"}', figures["hook_hash"]), (None, figures["hook_hash"])]
+    old = rows(settings.ledger, 'SELECT reward FROM siblings ORDER BY group_id, "index"')
+    assert old == [(1.0,), (0.0,)] * NUM_GROUPS
+
+
+def test_a_repeated_command_scores_only_what_is_new(settings: RescoreSettings) -> None:
+    part = replace(settings, where="group_id < 'g2'")
+    assert rescore(part)[1]["num_scored_now"] == 2
+    _, figures, _ = rescore(settings)
+    assert (figures["num_scored_now"], figures["num_compared"]) == (3, NUM_GROUPS)
+    assert rescore(settings)[1]["num_scored_now"] == 0
+    assert rescore(replace(settings, again=True))[1]["num_scored_now"] == NUM_GROUPS
+    assert len(stored(settings)) == 2 * NUM_GROUPS
+
+
+def test_results_of_several_hooks_are_kept(settings: RescoreSettings) -> None:
+    rescore(settings)
+    changed = PREFER_LAST.replace("float(", "-float(")
+    rescore(replace(settings, hooks=hooks(settings.ledger.parent, changed)))
+    assert len(stored(settings)) == 4 * NUM_GROUPS
+    assert len({row[0] for row in stored(settings, "hook_hash")}) == 2
+
+
+def test_hooks_that_fail_for_old_groups_are_counted(settings: RescoreSettings) -> None:
+    store = Ledger.open(settings.ledger)
+    store.put_tasks([Task(task_id="old", main_query="1+1?", metadata={"is_old": True})])
+    store.record(group("g0", [1.0, 0.0], task_id="old"))
+    store.close()
+    failing = replace(settings, hooks=hooks(settings.ledger.parent, FAIL_SOMETIMES))
+    is_ok, figures, output = rescore(failing)
+    assert is_ok
+    assert figures["failures"] == {"hook_raised": 1}
+    assert figures["num_lost"] == NUM_GROUPS - 1
+    assert "the new hooks failed for 1 group: hook_raised" in output
+    reasons = stored(settings, "group_id, reward, reason")
+    assert reasons[0][:2] == ("g0", None)
+    assert reasons[0][2].startswith("hook_raised: KeyError")
+    _, again, _ = rescore(failing)
+    assert (again["num_scored_now"], again["failures"]) == (0, {"hook_raised": 1})
+
+
+def test_the_command_fails_if_the_hooks_score_nothing(settings: RescoreSettings) -> None:
+    code = "def on_compute_relative_reward(valid_results, all_answers):\n    return []\n"
+    is_ok, figures, _ = rescore(replace(settings, hooks=hooks(settings.ledger.parent, code)))
+    assert not is_ok
+    assert figures["failures"] == {"hook_length": NUM_GROUPS}
+
+
+def test_unusable_answers_get_the_failure_floor(settings: RescoreSettings) -> None:
+    store = Ledger.open(settings.ledger)
+    cut_off = replace(sibling(1), failure="cut_off")
+    store.record(replace(group("g0"), siblings=[sibling(0), cut_off]))
+    store.close()
+    rescore(replace(settings, failure_floor=-2.0, last=1, where="group_id = 'g0'"))
+    assert stored(settings) == [("g0", 0, 0.0), ("g0", 1, -2.0)]
+
+
+def test_hooks_see_the_indices_of_the_siblings_when_one_has_no_answer(
+    settings: RescoreSettings,
+) -> None:
+    store = Ledger.open(settings.ledger)
+    store.record(replace(group("g0"), siblings=[sibling(0), sibling(2, 1.0)]))
+    store.close()
+    rescore(replace(settings, where="group_id = 'g0'"))
+    assert stored(settings) == [("g0", 0, 0.0), ("g0", 2, 2.0)]
+
+
+def test_groups_with_broken_rows_are_skipped_and_listed(settings: RescoreSettings) -> None:
+    with sqlite3.connect(settings.ledger) as db:
+        db.execute("UPDATE group_rows SET request_json = '{' WHERE group_id = 'g1'")
+    db.close()
+    is_ok, figures, output = rescore(settings)
+    assert is_ok
+    assert list(figures["unreadable"]) == ["g1"]
+    assert figures["num_compared"] == NUM_GROUPS - 1
+    assert "1 group cannot be read, and not scored:\n  g1: JSONDecodeError" in output
+
+
+def test_a_ledger_of_an_older_schema_is_migrated_on_a_copy(settings: RescoreSettings) -> None:
+    with sqlite3.connect(settings.ledger) as db:
+        db.execute("DROP TABLE rescored")
+        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
+    db.close()
+    before = settings.ledger.read_bytes()
+    assert rescore(settings)[1]["num_scored_now"] == NUM_GROUPS
+    assert rescore(settings)[1]["num_scored_now"] == 0
+    assert settings.ledger.read_bytes() == before
+    copy = settings.ledger.with_name("ledger.m016_rescored.sqlite")
+    assert len(rows(copy, "SELECT 1 FROM rescored")) == 2 * NUM_GROUPS
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"ledger": Path("missing.sqlite")}, UserError, "There is no ledger missing.sqlite: name"),
+        ({"where": "step = 99"}, UserError, "No group in .* can be scored: a group needs 2"),
+        ({"json_file": Path("missing/f.json")}, ConfigError, "folder of missing/f.json does not"),
+        ({"hooks": Path("missing")}, UserError, "missing"),
+    ],
+)
+def test_mistakes_are_named(
+    settings: RescoreSettings, changes: Json, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_rescore(replace(settings, **changes))
+
+
+def test_a_file_that_is_no_ledger_is_named(settings: RescoreSettings) -> None:
+    text = settings.ledger.with_name("text")
+    text.write_text("no database, but long enough to be read as one" * 100)
+    with pytest.raises(LedgerError, match="text cannot be read or copied"):
+        run_rescore(replace(settings, ledger=text))
