@@ -14,11 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fakevllm.errors import ConfigError, LedgerError, UserError
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
+from fakevllm.ledger.broken_rows import BrokenGroup
 from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.selection import GroupSelection
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import HookComparison
-from fakevllm.rescoring.logged_groups import MIN_ANSWERS, selected_groups
-from fakevllm.rescoring.rescorer import BrokenGroup, Rescorer, Scorer
+from fakevllm.rescoring.logged_groups import MIN_ANSWERS
+from fakevllm.rescoring.rescorer import Rescorer, Scorer
 from fakevllm.rescoring.table import render
 from fakevllm.runtime.plurals import counted
 
@@ -57,7 +59,8 @@ def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bo
     file, note = current_schema(settings.ledger)
     if note is not None:
         messages.print(note, markup=False, highlight=False, soft_wrap=True)
-    group_ids = selected_groups(file, settings.where, settings.last)
+    selection = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS)
+    group_ids = list(selection.find().ids())
     if not group_ids:
         raise UserError(
             f"No group in {file} can be scored: a group needs {MIN_ANSWERS} answers of the model, "

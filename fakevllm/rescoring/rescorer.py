@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlalchemy.exc import DatabaseError
-
 from fakevllm.errors import UserError
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import HookReason, RewardOutcome, hook_reason
 from fakevllm.hooks.sandbox import HookSandbox
+from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.ledger.rescored_rows import RescoredRow, RescoredSibling
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
@@ -32,14 +30,6 @@ HOOKS_CHANGED = (
     "The hook files changed while the groups were scored, so some rewards are of the old files: "
     "run the command again."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenGroup:
-    """A group whose rows in the ledger cannot be read."""
-
-    group_id: str
-    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +96,8 @@ class Rescorer:
     async def _score_one(self, group_id: str, worker: HookWorker) -> RescoredGroup | BrokenGroup:
         try:
             group, known = await asyncio.to_thread(self._read, group_id)
-        except (DatabaseError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
-            cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
-            return BrokenGroup(group_id, f"{type(error).__name__}: {cause}")
+        except READ_ERRORS as error:
+            return BrokenGroup.of(group_id, error)
         if known is not None:
             return known
         recorded = group.recorded

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fakevllm.ledger.broken_rows import BrokenGroup
 from fakevllm.rescoring.comparison import HookComparison, HookMeans
-from fakevllm.rescoring.rescorer import BrokenGroup
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 
