@@ -22,7 +22,10 @@ class LoggedGroup:
     failures: Sequence[str | None]
     """For each sibling, why the answer is not usable; None for a usable answer."""
     served: int | None
-    """Position of the sibling that the app got; None if the app got none of them."""
+    """Position of the sibling that the app got because its reward was the highest. None if the app
+    got another answer."""
+    greedy: int | None
+    """Position of the sibling that was sampled at temperature 0; None if there is none."""
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup) -> LoggedGroup:
@@ -30,9 +33,11 @@ class LoggedGroup:
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
+        has_greedy_lead = group.served_by == "greedy" and 0 in recorded.indices
         return LoggedGroup(
             recorded,
             [sibling.reward for sibling in siblings],
             [sibling.failure for sibling in siblings],
-            next(served, None),
+            next(served, None) if group.served_by == "best" else None,
+            recorded.indices.index(0) if has_greedy_lead else None,
         )
