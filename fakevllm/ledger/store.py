@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,8 @@ BUSY_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 30.0
 """Maximum seconds for which `flush` waits until all queued changes are written. The same limit
 applies to `close`."""
+
+NO_TASKS: Mapping[str, Task] = {}
 
 _Change = GroupRecord | Callable[[Connection], None]
 
@@ -186,6 +188,14 @@ class Ledger:
         no key.
         """
         self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
+
+    def has_task(self, task_id: str) -> bool:
+        """Return True if the ledger has a dataset task with this id."""
+        with self._read_engine.connect() as db:
+            return (
+                db.execute(select(TASKS.c.task_id).where(TASKS.c.task_id == task_id)).first()
+                is not None
+            )
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every change that was queued before this call is written or dropped. Return
@@ -399,9 +409,12 @@ class Ledger:
         # As for a live request, the question stands for the text of an unknown task.
         return Task(task_id=group.task_id or "", main_query=group.question)
 
-    def recorded(self, group: GroupRecord) -> RecordedGroup:
+    def recorded(self, group: GroupRecord, tasks: Mapping[str, Task] = NO_TASKS) -> RecordedGroup:
         """Return a group with the answers that the reward hook gets, in the form in which it gets
-        them. Answers that the engine broke off are left out, because hooks never get them."""
+        them. Answers that the engine broke off are left out, because hooks never get them.
+
+        `tasks` are rows of a dataset file by their ids, which the ledger does not have.
+        """
         answers = [
             sibling
             for sibling in group.siblings
@@ -410,7 +423,7 @@ class Ledger:
         find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
             request_id=group.group_id,
-            task=self._task_of(group),
+            task=tasks.get(group.task_id or "") or self._task_of(group),
             question=group.question,
             answers=[_message(sibling) for sibling in answers],
             usages=[_usage(sibling) for sibling in answers],

@@ -2,7 +2,7 @@
 old rewards. A group is a request with the answers that were sampled for it.
 
 command.py        the command
-logged_groups.py  the groups in the ledger that a command selects
+logged_groups.py  a group in the form in which hooks get it
 rescorer.py       run the hooks over the groups, in several processes
 comparison.py     compare the new rewards with the old ones
 table.py          the comparison as a table for the terminal

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from fakevllm.errors import UserError
+from fakevllm.ledger import selection
+from fakevllm.ledger.selection import GroupSelection
 from fakevllm.ledger.store import Ledger
-from fakevllm.rescoring.logged_groups import selected_groups
 from tests.proxy.ledger.ledger_cases import group, sibling
+
+
+def selected_groups(ledger: Path, where: str | None = None, last: int | None = None) -> list[str]:
+    found = GroupSelection(ledger, where, last, min_answers=2).find()
+    ids = list(found.ids())
+    assert found.count == len(ids)
+    return ids
 
 
 @pytest.fixture
@@ -40,6 +48,32 @@ def test_a_condition_and_a_number_select_the_newest_matching_groups(ledger: Path
     assert len(selected_groups(ledger, functions)) == 4
 
 
+def test_groups_without_enough_answers_are_selected_if_none_is_needed(ledger: Path) -> None:
+    ids = list(GroupSelection(ledger).find().ids())
+    assert ids == ["broken_off", "g0", "single", "g1", "g2", "g3"]
+
+
+@pytest.mark.parametrize("last", [None, 1, 3, 6, 7, 50])
+def test_pages_have_each_group_once_also_if_all_requests_came_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    monkeypatch.setattr(selection, "PAGE_ROWS", 2)
+    store = Ledger.open(tmp_path / "ledger.sqlite")
+    for number in range(7):
+        store.record(group(f"g{number}"))
+    store.close()
+    ids = selected_groups(tmp_path / "ledger.sqlite", last=last)
+    assert ids == [f"g{number}" for number in range(7)][-(last or 7) :]
+
+
+def test_groups_that_are_recorded_later_are_not_selected(ledger: Path) -> None:
+    found = GroupSelection(ledger, min_answers=2).find()
+    store = Ledger.open(ledger)
+    store.record(group("later", received_at=2000.0))
+    store.close()
+    assert list(found.ids()) == ["g0", "g1", "g2", "g3"]
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -54,6 +88,7 @@ def test_a_condition_and_a_number_select_the_newest_matching_groups(ledger: Path
         "load_extension('x')",
         "writefile('x', 'y')",
         "(DELETE FROM group_rows)",
+        "step = ?",
     ],
 )
 def test_what_is_not_an_expression_is_refused_with_an_example(ledger: Path, where: str) -> None:

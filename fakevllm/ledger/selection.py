@@ -1,0 +1,136 @@
+"""The groups of a ledger file that a command selects, with the options --where and --last. A group
+is a request with the answers (siblings) that were sampled for it.
+
+The user's condition is SQL. It runs on a connection that can only read, and an authorizer refuses
+everything but queries. Rows of evaluations are never selected.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from fakevllm.errors import UserError
+from fakevllm.ledger.records import BROKEN_OFF, EVAL_KIND
+
+PAGE_ROWS = 1000
+"""Groups that one query reads. The ids are read page by page, so that neither the memory nor the
+length of a read transaction grows with the number of groups."""
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_CHECKS = (
+    "SELECT 1 FROM groups WHERE\n{where}\nLIMIT 0",
+    "SELECT coalesce((\n{where}\n), 0) FROM groups LIMIT 0",
+)
+"""Statements that are both valid only if `where` is one expression. The first refuses a parenthesis
+too many, and the second refuses another clause after the expression."""
+_MATCHING = f"""
+    FROM groups WHERE kind IS NOT '{EVAL_KIND}' AND (
+        SELECT COUNT(*) FROM sibling_rows AS answered
+        WHERE answered.group_id = groups.group_id AND answered.message_json IS NOT NULL
+        AND answered.failure IS NOT '{BROKEN_OFF}'
+    ) >= {{min_answers}} AND (
+{{where}}
+    )
+"""
+_KEY = "received_at, group_id"
+_BACKWARDS = "ORDER BY received_at DESC, group_id DESC LIMIT 1 OFFSET ?"
+_BETWEEN = f"AND ({_KEY}) >= (?, ?) AND ({_KEY}) <= (?, ?)"
+_AFTER = f"AND ({_KEY}) > (?, ?) AND ({_KEY}) <= (?, ?)"
+
+_Key = tuple[float, str]
+"""A group's place in the order of the ledger: the time of the request, and the group's id."""
+_BEFORE_ALL: _Key = (float("-inf"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSelection:
+    """The groups of one ledger file that match the options of a command."""
+
+    ledger: Path
+    where: str | None = None
+    """SQL expression over the columns of the view `groups`; None selects all groups."""
+    last: int | None = None
+    """Number of the newest groups to select; None selects all."""
+    min_answers: int = 0
+    """Number of answers that a group needs. Answers that the engine broke off do not count."""
+
+    def find(self) -> SelectedGroups:
+        """Find the groups that the ledger has now. Groups that are added later are not selected.
+
+        Raises UserError if `where` is not an expression, or if the ledger cannot be read.
+        """
+        with self._reading() as db:
+            if self.where is not None:
+                _check(db, self.where)
+            newest = self._key(db, 0)
+            if newest is None:
+                return SelectedGroups(self, 0, _BEFORE_ALL, _BEFORE_ALL)
+            oldest = None if self.last is None else self._key(db, self.last - 1)
+            oldest = oldest or _BEFORE_ALL
+            query = f"SELECT COUNT(*) {self._matching} {_BETWEEN}"
+            (count,) = db.execute(query, (*oldest, *newest)).fetchone()
+        return SelectedGroups(self, count, oldest, newest)
+
+    def page(self, condition: str, first: _Key, newest: _Key) -> list[_Key]:
+        """Return at most PAGE_ROWS groups between two groups, oldest first."""
+        query = f"SELECT {_KEY} {self._matching} {condition} ORDER BY {_KEY} LIMIT {PAGE_ROWS}"
+        with self._reading() as db:
+            return db.execute(query, (*first, *newest)).fetchall()
+
+    def _key(self, db: sqlite3.Connection, num_newer: int) -> _Key | None:
+        """Return the key of the group that has `num_newer` newer groups in the selection."""
+        query = f"SELECT {_KEY} {self._matching} {_BACKWARDS}"
+        return db.execute(query, (num_newer,)).fetchone()
+
+    @property
+    def _matching(self) -> str:
+        return _MATCHING.format(min_answers=self.min_answers, where=self.where or "1")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        uri = f"file:{quote(str(self.ledger.absolute()))}?mode=ro"
+        try:
+            with closing(sqlite3.connect(uri, uri=True)) as db:
+                yield db
+        except sqlite3.Error as error:
+            raise UserError(f"The ledger {self.ledger} cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedGroups:
+    """The groups that a selection has found."""
+
+    selection: GroupSelection
+    count: int
+    _oldest: _Key
+    _newest: _Key
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of the groups, oldest first. Raises UserError if the ledger cannot be
+        read."""
+        first, condition = self._oldest, _BETWEEN
+        while page := self.selection.page(condition, first, self._newest):
+            yield from (group_id for _, group_id in page)
+            first, condition = page[-1], _AFTER
+
+
+def _check(db: sqlite3.Connection, where: str) -> None:
+    db.set_authorizer(_authorize)
+    try:
+        for statement in _CHECKS:
+            db.execute(statement.format(where=where))
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise UserError(
+            f"--where {where!r} is not an SQL expression over the columns of `groups` ({error}): "
+            "write one, such as \"step >= 10 AND app_key = '0a1b2c3d'\"."
+        ) from None
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Allow queries and functions. Refuse all that writes, attaches files or loads libraries."""
+    is_function = action == sqlite3.SQLITE_FUNCTION and second != "load_extension"
+    return sqlite3.SQLITE_OK if action in _ALLOWED or is_function else sqlite3.SQLITE_DENY
