@@ -37,9 +37,11 @@ def render(rescored: Rescored, title: str) -> Group:
     and warnings."""
     comparison = rescored.comparison
     num_groups = counted(comparison.num_groups, "group")
-    lines = _changes(comparison) if comparison.num_compared else Text()
+    texts = [_warnings(rescored)]
+    if comparison.num_compared:
+        texts.insert(0, _changes(comparison))
     table = _means(comparison, f"{title}: {num_groups}")
-    return Group(table, lines, _warnings(rescored))
+    return Group(table, *(text for text in texts if text))
 
 
 def _means(comparison: HookComparison, title: str) -> Table:
