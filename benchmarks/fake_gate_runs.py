@@ -26,13 +26,11 @@ import json
 import math
 import os
 import random
-import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +39,12 @@ from typing import Any
 
 import httpx
 
+from benchmarks.arm_answers import count_answers
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from benchmarks.run_log_reader import read_step_entries
+from fakevllm.demo.gate_settings import PlantedSteps
+from fakevllm.demo.release_watch import ReleaseWatch
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes
 
@@ -59,10 +61,9 @@ LEARNING_RATES = (0.2, 1.0)
 FIRST_PLANTED = 12
 """The first evaluation is due at version 10, and the app still makes one or two versions. The next
 one is due ten versions later, when the planted steps have just ended."""
-NUM_PLANTED = 10
 NUM_USERS = 6
 POLL_EVERY_S = 0.04
-VERDICTS = ("released", "rejected", "undecided")
+VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 RUN_TIMEOUT_S = 300.0
 MAX_REJECTED = 0.05
 SETTINGS = """
@@ -80,19 +81,10 @@ eval_samples = 4
 margin = {margin}
 max_samples = 2000
 """
-INVERT = "FAKEVLLM_INVERT_REWARDS"
-PLANTED = f"{FIRST_PLANTED}:{FIRST_PLANTED + NUM_PLANTED - 1}"
-"""Value of the environment variable: the versions whose next steps train with opposite rewards. In
-null updates they have no effect."""
-_ANSWERS = """
-    SELECT COUNT(*), SUM(arm = 'training') FROM groups
-    WHERE arm IS NOT NULL AND kind IS NOT 'eval' AND received_at >= ? AND received_at < ?
-"""
-
-Json = dict[str, Any]
-IsOver = Callable[[Json, int], bool]
-"""A function that returns whether a run is over. The arguments are the reply of `GET /releases`,
-and the newest version."""
+PLANTED = PlantedSteps(FIRST_PLANTED + 1)
+"""The steps that train with the opposite rewards. In null updates they have no effect."""
+IsOver = Callable[[ReleasesReply], bool]
+"""A function that returns whether a run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,43 +109,47 @@ class GateRun:
 def run_planted(folder: Path, seed: int) -> GateRun:
     """Train until the gate has judged the first candidate after the planted steps."""
 
-    def is_over(releases: Json, version: int) -> bool:
-        return any(one["version"] > FIRST_PLANTED + 1 for one in _verdicts(releases))
+    def is_over(releases: ReleasesReply) -> bool:
+        return any(version > FIRST_PLANTED + 1 for version, _ in _verdicts(releases))
 
     lr = random.Random(seed).uniform(*LEARNING_RATES)
     ended = _run(folder, seed, f"lr = {lr}", is_over)
     back = _first_return(ended.releases)
-    until = math.inf if back is None else back["time_s"]
-    with closing(sqlite3.connect(ended.ledger)) as ledger:
-        total, training = ledger.execute(_ANSWERS, (ended.planted_at, until)).fetchone()
-    return GateRun(*_worst_candidate(ended), total, training or 0)
+    until = math.inf if back is None else back.time_s
+    answers = count_answers(ended.ledger, ended.planted_at, until)
+    return GateRun(*_worst_candidate(ended), *answers)
 
 
 def run_null(folder: Path, seed: int) -> GateRun:
     """Evaluate one version that has the weights of the model itself."""
 
-    def is_over(releases: Json, version: int) -> bool:
+    def is_over(releases: ReleasesReply) -> bool:
         return bool(_verdicts(releases))
 
     ended = _run(folder, seed, 'control = "frozen"', is_over)
     return GateRun(*_worst_candidate(ended), 0, 0)
 
 
-def _verdicts(releases: Json) -> list[Json]:
-    return [one for one in releases["records"] if one["decision"] in VERDICTS]
+def _verdicts(releases: ReleasesReply) -> list[tuple[int, Decision]]:
+    """Return the verdicts of the gate with their versions, oldest first."""
+    return [
+        (one.version, one.decision)
+        for one in releases.records
+        if one.version is not None and one.decision in VERDICTS
+    ]
 
 
-def _first_return(releases: Json) -> Json | None:
-    return next((one for one in releases["records"] if "restored" in one["evidence"]), None)
+def _first_return(releases: ReleasesReply) -> ReleaseRecord | None:
+    return next((one for one in releases.records if "restored" in one.evidence), None)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
     """What a run of the stack has left."""
 
-    releases: Json
+    releases: ReleasesReply
     """The last reply of `GET /releases`."""
-    steps: list[Json]
+    steps: list[dict[str, Any]]
     """The steps of the run log."""
     planted_at: float
     """Unix time from which on the steps were planted; infinite before that."""
@@ -166,11 +162,10 @@ def _worst_candidate(ended: EndedRun) -> tuple[float, bool]:
     thetas = {0: START_THETA}
     thetas |= {one["version"]: one["metrics"]["theta"] for one in ended.steps}
     released, judged = 0, list[tuple[float, bool]]()
-    for record in _verdicts(ended.releases):
-        version, decision = record["version"], record["decision"]
+    for version, decision in _verdicts(ended.releases):
         fall = _mean(thetas[released]) - _mean(thetas[version])
-        judged.append((fall, decision == "rejected"))
-        if decision == "released":
+        judged.append((fall, decision is Decision.REJECTED))
+        if decision is Decision.RELEASED:
             released = version
     return max(judged)
 
@@ -198,10 +193,12 @@ def _run(folder: Path, seed: int, training: str, is_over: IsOver) -> EndedRun:
     return EndedRun(releases, steps, planted_at, proxy.folder / "ledger.sqlite")
 
 
-async def _ask_until(server: Process, proxy: Process, is_over: IsOver) -> tuple[Json, float]:
+async def _ask_until(
+    server: Process, proxy: Process, is_over: IsOver
+) -> tuple[ReleasesReply, float]:
     """Let users ask, each question in a session of its own, until the run is over. Return the
     releases, and the time from which on the steps were planted."""
-    may_ask = asyncio.Event()
+    may_ask, watch = asyncio.Event(), ReleaseWatch()
 
     async def user(number: int) -> None:
         async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as client:
@@ -220,13 +217,14 @@ async def _ask_until(server: Process, proxy: Process, is_over: IsOver) -> tuple[
         planted_at = math.inf
         while True:
             status = (await client.get("/get_engine_status")).json()
-            releases = (await client.get("/releases")).json()
+            releases = ReleasesReply.model_validate_json((await client.get("/releases")).content)
+            watch.history_read(releases)
             version = status["weight_version"]
             if version >= FIRST_PLANTED:
                 planted_at = min(planted_at, time.time())
-            if is_over(releases, version):
+            if is_over(releases):
                 break
-            if status["backlog"] >= 1 or _is_evaluation_due(releases, version):
+            if status["backlog"] >= 1 or watch.is_due(version, EVALUATE_EVERY):
                 may_ask.clear()
             else:
                 may_ask.set()
@@ -236,13 +234,6 @@ async def _ask_until(server: Process, proxy: Process, is_over: IsOver) -> tuple[
     return releases, planted_at
 
 
-def _is_evaluation_due(releases: Json, version: int) -> bool:
-    """Return whether a version is being evaluated, or will be before there is a new one."""
-    latest = max([0, *(one["version"] for one in _verdicts(releases))])
-    is_due = version - latest >= EVALUATE_EVERY
-    return is_due or releases["candidate"] is not None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=RUNS, help="number of runs of each kind")
@@ -250,9 +241,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    if os.environ.get(INVERT) != PLANTED:
+    if not PLANTED.environment.items() <= os.environ.items():
         # Programs are forked from an interpreter with the environment that this process began with.
-        os.environ[INVERT] = PLANTED
+        os.environ.update(PLANTED.environment)
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.fake_gate_runs", *sys.argv[1:]])
     run_conditions = conditions()
     seeds = range(args.seed, args.seed + args.runs)

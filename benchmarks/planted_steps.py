@@ -11,9 +11,7 @@ The exit code is 1 if a claim of the demo does not hold in one of the runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.arm_answers import count_answers
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm.demo.gate_settings import PLANTED_FILE, release_section
 
@@ -34,10 +33,6 @@ FIRST_PLANTED = 25
 DEMO_TIMEOUT_S = 1200.0
 EXCESS = 0.02
 """How much the share of answers from planted versions may exceed `canary_share`."""
-_ANSWERS = """
-    SELECT COUNT(*), SUM(arm = 'training') FROM groups
-    WHERE arm IS NOT NULL AND kind IS NOT 'eval' AND received_at >= ? AND received_at < ?
-"""
 
 Json = dict[str, Any]
 
@@ -130,9 +125,7 @@ def _answers(run_dir: Path, outcome: Json) -> tuple[int, int]:
         if record["time_s"] >= began_at and "restored" in record["evidence"]
     )
     until = next(returns, float("inf"))
-    with contextlib.closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
-        total, training = ledger.execute(_ANSWERS, (began_at, until)).fetchone()
-    return total, training or 0
+    return count_answers(run_dir / "ledger.sqlite", began_at, until)
 
 
 def training_share(runs: Sequence[PlantedRun]) -> float:

@@ -11,11 +11,11 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.store import Ledger
+from fakevllm_runtime.read_only import connect_read_only
 
 _CONTENT = "SELECT COUNT(*), MAX(received_at), COUNT(trained_step) FROM groups"
 """Query whose result changes when groups are added or trained."""
@@ -35,7 +35,7 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
     """
     copy = ledger.with_name(f"{ledger.stem}.{MIGRATIONS[-1].__name__}{ledger.suffix}")
     try:
-        with closing(sqlite3.connect(_read_only(ledger), uri=True)) as db:
+        with closing(connect_read_only(ledger)) as db:
             if _is_current(db):
                 return ledger, None
             is_made = not _has_same_content(copy, db)
@@ -89,7 +89,7 @@ def _remove_log(file: Path) -> None:
 def _has_same_content(copy: Path, ledger: sqlite3.Connection) -> bool:
     if not _is_complete(copy):
         return False
-    with closing(sqlite3.connect(_read_only(copy), uri=True)) as db:
+    with closing(connect_read_only(copy)) as db:
         return db.execute(_CONTENT).fetchone() == ledger.execute(_CONTENT).fetchone()
 
 
@@ -97,7 +97,7 @@ def _is_complete(copy: Path) -> bool:
     """Return True if a copy exists and has the current schema."""
     if not copy.exists():
         return False
-    with closing(sqlite3.connect(_read_only(copy), uri=True)) as db, suppress(sqlite3.Error):
+    with closing(connect_read_only(copy)) as db, suppress(sqlite3.Error):
         return _is_current(db)
     return False
 
@@ -105,7 +105,3 @@ def _is_complete(copy: Path) -> bool:
 def _is_current(db: sqlite3.Connection) -> bool:
     applied = {row[0] for row in db.execute("SELECT name FROM migrations")}
     return all(migration.__name__ in applied for migration in MIGRATIONS)
-
-
-def _read_only(file: Path) -> str:
-    return f"file:{quote(str(file.absolute()))}?mode=ro"

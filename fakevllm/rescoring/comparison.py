@@ -36,6 +36,8 @@ class RescoredGroup:
     of the model's answers. None if there is none."""
     is_known: bool = False
     """Whether the new rewards are those of an earlier command."""
+    lacks_task: bool = False
+    """Whether the group belongs to a dataset task that is unknown. Hooks get no metadata of it."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,8 @@ class HookComparison:
         """Reason of the first of these failures, with its detail."""
         self.num_known = 0
         """Groups that an earlier command with the same hooks has scored."""
+        self.num_without_task = 0
+        """Groups of a dataset task that is unknown."""
         self.num_without_old = 0
         """Groups without an old reward."""
         self.num_compared = 0
@@ -172,6 +176,7 @@ class HookComparison:
         """Add one group."""
         self.num_groups += 1
         self.num_known += group.is_known
+        self.num_without_task += group.lacks_task
         if group.new is None:
             self.failures[(group.reason or "unknown").partition(":")[0]] += 1
             self.first_failure = self.first_failure or group.reason
@@ -226,8 +231,15 @@ class HookComparison:
     def as_json(self) -> dict[str, Any]:
         """Return all figures."""
         names = (
-            *("num_groups", "num_known", "num_compared", "num_without_old", "num_siblings"),
-            *("num_reordered", "num_gained", "num_lost", "num_served", "num_served_otherwise"),
+            *("num_groups", "num_known", "num_without_task", "num_compared", "num_without_old"),
+            *(
+                "num_siblings",
+                "num_reordered",
+                "num_gained",
+                "num_lost",
+                "num_served",
+                "num_served_otherwise",
+            ),
             *("correlation", "correlation_within", "first_failure"),
         )
         return {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
+from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
 """Number of answers from which on a group can be scored. A single answer cannot be compared."""
@@ -26,10 +27,13 @@ class LoggedGroup:
     got another answer."""
     greedy: int | None
     """Position of the sibling that was sampled at temperature 0; None if there is none."""
+    lacks_task: bool
+    """Whether the group belongs to a dataset task that is unknown."""
 
     @staticmethod
-    def of(group: GroupRecord, recorded: RecordedGroup) -> LoggedGroup:
-        """Join a group of the ledger with the form that hooks get."""
+    def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
+        """Join a group of the ledger with the form that hooks get. `task` is the dataset task of
+        the group, or None if it is unknown or if there is none."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
@@ -40,4 +44,5 @@ class LoggedGroup:
             [sibling.failure for sibling in siblings],
             next(served, None) if group.served_by == "best" else None,
             recorded.indices.index(0) if has_greedy_lead else None,
+            bool(group.task_id) and task is None,
         )

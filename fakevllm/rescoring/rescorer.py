@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +72,6 @@ class Rescorer:
         """Content hash of the hook files."""
         self._num_running: Counter[int] = Counter()
         """Number of groups that each worker scores now, by the worker's position."""
-        self.num_without_task = 0
-        """Groups of a dataset task that neither the ledger nor `Scorer.tasks` has."""
 
     async def __aenter__(self) -> Rescorer:
         """Start the hook processes. Raises HookError if the hooks cannot be loaded."""
@@ -92,7 +90,7 @@ class Rescorer:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def score(self, group_ids: Sequence[str]) -> AsyncGenerator[RescoredGroup | BrokenGroup]:
+    async def score(self, group_ids: Iterable[str]) -> AsyncGenerator[RescoredGroup | BrokenGroup]:
         """Score the groups, and yield the results in the order in which they are ready.
 
         Raises UserError if the hook files change, and LedgerError if results cannot be written.
@@ -134,15 +132,20 @@ class Rescorer:
         record = self._ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
-        tasks, task_id = self._scorer.tasks, record.task_id
-        if task_id and task_id not in tasks and not self._ledger.has_task(task_id):
-            self.num_without_task += 1
-        group = LoggedGroup.of(record, self._ledger.recorded(record, tasks))
+        task = self._task(record.task_id)
+        group = LoggedGroup.of(record, self._ledger.recorded(record, task), task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
         indices = group.recorded.indices
         if self._again or reason is not None or set(known) != set(indices):
             return group, None
         return group, [known[index] for index in indices]
+
+    def _task(self, task_id: str | None) -> Task | None:
+        """Return a dataset task from the dataset file or from the ledger. Return None if neither
+        has it."""
+        if not task_id:
+            return None
+        return self._scorer.tasks.get(task_id) or self._ledger.task(task_id)
 
     async def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
         """Store the result of the hooks. Raises LedgerError if results cannot be written."""
@@ -189,6 +192,7 @@ class Rescorer:
             group.served,
             group.greedy,
             is_known,
+            group.lacks_task,
         )
 
     def _check_hash(self, content_hash: str) -> None:

@@ -28,8 +28,6 @@ class Rescored:
     hook_hash: str = ""
     comparison: HookComparison = field(default_factory=HookComparison)
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
-    num_without_task: int = 0
-    """Groups of a dataset task whose row is unknown."""
 
 
 def render(rescored: Rescored, title: str) -> Group:
@@ -86,7 +84,7 @@ def _warnings(rescored: Rescored) -> Text:
     if num := comparison.num_without_old:
         groups = counted(num, "group", "have", "has")
         lines.append((f"{groups} no old reward, and not compared", "dim"))
-    if num := rescored.num_without_task:
+    if num := comparison.num_without_task:
         groups = counted(num, "group", "belong", "belongs")
         lines.append((f"{groups} to a dataset row that is unknown here: {_NO_ROWS}", "red"))
     for reason, num in comparison.failures.most_common():
