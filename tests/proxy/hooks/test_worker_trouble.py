@@ -71,10 +71,15 @@ async def test_calls_that_begin_while_a_crashed_process_is_reaped_blame_no_other
     gone = tmp_path / "gone"
     worker = await start(
         f"""
-import asyncio, os, pathlib
+import asyncio, gc, os, pathlib, socket, time
 async def on_compute_relative_reward(v, a, q):
     if q == "crash":
         pathlib.Path({str(gone)!r}).touch()
+        # The proxy sees the end of the connection, and waits for the end of the process.
+        for one in gc.get_objects():
+            if isinstance(one, socket.socket) and one.family == socket.AF_UNIX:
+                one.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.3)
         os._exit(3)
     await asyncio.sleep(0 if pathlib.Path({str(gone)!r}).exists() else 600)
     return [1]
