@@ -83,8 +83,15 @@ class HookWorker:
         """Start the hook process and load the hooks. Raises HookError if the hooks cannot be
         loaded."""
         assert self._process is None, "a worker is started once"
-        self._files = await asyncio.to_thread(HookFiles.read, self._path)
+        if self._files is None:
+            await self.read_files()
         return (await self._running_process()).info
+
+    async def read_files(self) -> str:
+        """Read the hook files, and return their digest. `start` then loads the texts that were
+        read. Raises HookError if the files cannot be read."""
+        self._files = await asyncio.to_thread(HookFiles.read, self._path)
+        return self._files.content_hash
 
     async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
         """Call the hook on_user_submit_new_requests and return its checked result. If the hook is

@@ -26,7 +26,7 @@ async def test_a_changed_hook_file_is_logged_once_and_reported_until_it_is_loade
             write_hooks(folder, text)
             for _ in range(2):
                 message = await watch.check()
-                assert message is not None and "restart `fakevllm serve`" in message
+                assert message is not None and "`fakevllm hooks reload`" in message
                 assert str(folder) in message
         assert len(caplog.records) == 1 and "changed on disk" in caplog.text
         running = content_hash(folder)
