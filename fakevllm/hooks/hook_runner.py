@@ -197,7 +197,8 @@ class HookWorker:
                 assert self._files is not None, "start() must be called first"
                 self._process = await HookProcess.start(self._files, self._timeout_s, self._sandbox)
                 if before is not None:
-                    log.warning("hook process ended (%s), started again", before.end)
+                    digest = self.info.content_hash
+                    log.warning("hook process %s ended (%s), started again", digest, before.end)
             return self._process
 
 

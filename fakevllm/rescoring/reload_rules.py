@@ -18,7 +18,7 @@ class ReloadRules:
     >>> comparison = HookComparison()
     >>> comparison.add(RescoredGroup("g1", [0.0, 1.0], None, "hook_nan: reward 1 is nan"))
     >>> ReloadRules(ReloadSection()).refusal(comparison).partition(":")[0]
-    'they failed for 1 of 1 group (limit hooks.reload.max_failed = 0)'
+    'they failed for 1 of 1 tried group (limit hooks.reload.max_failed = 0)'
     """
 
     def __init__(self, limits: ReloadSection) -> None:
@@ -34,7 +34,7 @@ class ReloadRules:
         num, num_failed = comparison.num_groups, comparison.failures.total()
         if num_failed > self._limits.max_failed * num:
             return (
-                f"they failed for {num_failed} of {counted(num, 'group')} (limit "
+                f"they failed for {num_failed} of {counted(num, 'tried group')} (limit "
                 f"hooks.reload.max_failed = {self._limits.max_failed:g}): "
                 f"{comparison.first_failure}"
             )

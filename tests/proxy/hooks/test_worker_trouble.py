@@ -266,7 +266,8 @@ async def test_a_restart_of_the_hook_process_is_logged(
     await reward(worker, "a", question="die")
     assert (await reward(worker, "a")).rewards == [1.0]
     crash = "hook_crashed: the hook ended its process with exit code 3"
-    assert caplog.messages == [f"hook process ended ({crash}), started again"]
+    digest = worker.info.content_hash
+    assert caplog.messages == [f"hook process {digest} ended ({crash}), started again"]
 
 
 async def test_a_hang_is_logged_as_the_reason_of_the_restart(
@@ -284,4 +285,5 @@ def on_compute_relative_reward(v, a, q):
     )
     await reward(worker, "a", question="hang")
     await reward(worker, "a")
-    assert caplog.messages == ["hook process ended (hook_timeout: 0.4 s), started again"]
+    digest = worker.info.content_hash
+    assert caplog.messages == [f"hook process {digest} ended (hook_timeout: 0.4 s), started again"]
