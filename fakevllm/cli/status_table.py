@@ -77,7 +77,7 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     if (hooks := stats.get("hooks")) is not None:
         yield from _hook_rows(hooks)
     if message := stats.get("hooks_changed"):
-        yield "hooks", str(message)
+        yield "hook files", str(message)
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)
