@@ -276,10 +276,14 @@ class ReleaseGate:
             return False
         return True
 
+    def rewards_seen(self, rewards: Sequence[float]) -> None:
+        """Check the rewards of a group against the declared range. A reward outside of it stops
+        releases, whichever version the group's session has."""
+        self._controller.rewards_seen(*rewards)
+
     def group_scored(self, group: GroupOutcome) -> None:
         """Add a scored group to the comparison of the arms. Only the first scored group of a live
         session counts. Later groups of the same session are ignored."""
-        self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
