@@ -138,6 +138,8 @@ class GateView:
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
+    next_candidate: int | None = None
+    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, and the newest version the others."""
 
@@ -299,6 +301,7 @@ class ReleaseGate:
             self._is_blocked,
             self._num_decisions,
             lambda: self._controller.progress,
+            self._controller.next_candidate,
             self._arm is not NO_RELEASED_ARM,
         )
 
