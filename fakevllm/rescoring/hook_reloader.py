@@ -132,7 +132,9 @@ class HookReloader:
         except TimeoutError:
             reason = self._timeout_reason(trial, is_loaded)
         except (HookError, UserError) as error:
-            reason = str(error)
+            reason = str(error).rstrip(".")
+        except OSError as error:  # translates: there may be no memory for another process
+            reason = f"their process could not be started ({error})"
         if reason is not None:
             return self._refused(name, old, reason, trial=trial)
         self._versions.take_over(worker, self._clock())

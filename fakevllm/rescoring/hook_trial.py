@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,8 @@ class HookTrial:
             return None
         group_ids = await asyncio.to_thread(self._latest)
         trial.num_groups = len(group_ids)
-        async with aclosing(self._results(worker, group_ids)) as results:
+        attempts = (self._try(worker, group_id) for group_id in group_ids)
+        async with aclosing(run_bounded(attempts, CONCURRENCY)) as results:
             async for result in results:
                 if result is None:
                     trial.num_skipped += 1
@@ -78,14 +79,6 @@ class HookTrial:
     def _latest(self) -> list[str]:
         selection = GroupSelection(self._file, None, self._limits.groups, MIN_ANSWERS)
         return list(selection.find().ids())
-
-    async def _results(
-        self, worker: HookWorker, group_ids: Sequence[str]
-    ) -> AsyncGenerator[RescoredGroup | None]:
-        attempts = (self._try(worker, group_id) for group_id in group_ids)
-        async with aclosing(run_bounded(attempts, CONCURRENCY)) as results:
-            async for result in results:
-                yield result
 
     async def _try(self, worker: HookWorker, group_id: str) -> RescoredGroup | None:
         """Run the hooks on one group, as they would run for the request. Return None if the group
