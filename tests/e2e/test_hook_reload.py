@@ -32,21 +32,21 @@ def on_user_submit_new_requests(request_id, task):
     return {num}
 
 async def on_compute_relative_reward(valid_results, all_answers):
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     return [{base} + float((one["content"] or "").startswith("yes")) for one in all_answers]
 """
 OLD, NEW = VERSION.format(num=2, base=100), VERSION.format(num=3, base=200)
-SETTINGS = "[job]\nbatch_size = 8\nlr = 0.01\n[hooks.reload]\nmax_s = {max_s}\n"
+SETTINGS = "[job]\nbatch_size = 8\nlr = 0.0001\n[hooks.reload]\nmax_s = {max_s}\n"
 REWARD = "async def on_compute_relative_reward(valid_results, all_answers):\n    "
 BROKEN = {
     "def (\n": "fix the syntax",
     "import no_such_module\n" + NEW: "install it beside fakevllm",
     "x = 1\n": "no function `on_compute_relative_reward`",
     "import os\nos._exit(4)\n": "exit code 4",
-    "import time\ntime.sleep(600)\n": "loading them took longer than 5 s",
+    "import time\ntime.sleep(600)\n": "loading them took longer than 10 s",
     f"{REWARD}raise KeyError('answer')\n": "hook_raised: KeyError: 'answer'",
     f"import os\n{REWARD}os._exit(3)\n": "hook_crashed",
-    f"import asyncio\n{REWARD}await asyncio.sleep(600)\n": "were tried within 5 s",
+    f"import asyncio\n{REWARD}await asyncio.sleep(600)\n": "were tried within 10 s",
     f"{REWARD}return [7.0 for _ in all_answers]\n": "lose their signal",
     NEW.replace("return 3", "return 0"): "hook_value: got 0",
 }
@@ -166,7 +166,7 @@ def last_message(proxy: Process) -> str:
 def test_a_broken_edit_changes_nothing_for_apps(processes: Processes) -> None:
     folder = processes.folder / "hooks"
     old = write(folder, OLD)
-    proxy = start(processes, folder, max_s=5.0)
+    proxy = start(processes, folder, max_s=10.0)
     with asking(proxy) as clients:
         wait_until(lambda: clients.statuses.total() > 150, 60, "150 requests")
         for text, reason in BROKEN.items():
@@ -177,12 +177,12 @@ def test_a_broken_edit_changes_nothing_for_apps(processes: Processes) -> None:
             assert output.splitlines()[0] in proxy.log
         write(folder, OLD + "# edited\n")
         code, output = reload(proxy)
-        assert code == 0 and "took over" in output
+        assert code == 0 and "took over" in output, output
         assert reload(proxy)[1].startswith("The hook files did not change")
     assert set(clients.statuses) == {200}
     bases = {old: (2, 100), content_hash(folder): (2, 100)}
     check_groups(proxy, clients.statuses.total(), bases)
-    assert clients.latest_s < 10
+    assert clients.latest_s < 20
     assert f"hook process {old} ended" not in proxy.log
 
 
@@ -210,7 +210,7 @@ def test_a_crash_after_an_edit_starts_the_hooks_that_the_proxy_has_loaded(
     processes: Processes,
 ) -> None:
     folder = processes.folder / "hooks"
-    dies = OLD.replace("    await asyncio.sleep(0.1)", "    die_once()")
+    dies = OLD.replace("    await asyncio.sleep(0.05)", "    die_once()")
     flag = processes.folder / "died"
     dies += f"""
 import os, pathlib
