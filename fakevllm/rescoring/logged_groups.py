@@ -3,8 +3,10 @@ request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.recorded_group import RecordedGroup
@@ -32,6 +34,11 @@ class LoggedGroup:
     """Position of the sibling that was sampled at temperature 0; None if there is none."""
     lacks_task: bool
     """Whether the group belongs to a dataset task that is unknown."""
+
+    @property
+    def answers(self) -> list[Hashable]:
+        """The answers in a form in which equal answers are equal."""
+        return [orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for one in self.recorded.answers]
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
@@ -81,4 +88,5 @@ class LoggedGroup:
             self.greedy,
             is_known,
             self.lacks_task,
+            self.answers,
         )

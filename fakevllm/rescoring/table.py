@@ -67,6 +67,7 @@ def change_lines(comparison: HookComparison) -> list[str]:
     return [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
         f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
+        *_noise(comparison),
         f"two siblings change their order in {_share(comparison.num_reordered, num)} groups",
         f"several siblings share the highest reward in {_share(comparison.new.num_tied, num)} "
         f"groups, before in {_share(comparison.old.num_tied, num)}",
@@ -75,6 +76,16 @@ def change_lines(comparison: HookComparison) -> list[str]:
         "another sibling would have been served in "
         f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
     ]
+
+
+def _noise(comparison: HookComparison) -> list[str]:
+    """Return the line about different rewards of equal answers, if there are any."""
+    if not comparison.noise_share:
+        return []
+    line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"
+    if comparison.correlation_without_noise is not None:
+        line += f"; without it, the correlation is {comparison.correlation_without_noise:.2f}"
+    return [line.replace("%", " %")]
 
 
 def _warnings(rescored: Rescored) -> Text:
