@@ -8,7 +8,7 @@ everything but queries. Rows of evaluations are never selected.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ class GroupSelection:
         return _MATCHING.format(min_answers=self.min_answers, where=self.where or "1")
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Generator[sqlite3.Connection]:
         uri = f"file:{quote(str(self.ledger.absolute()))}?mode=ro"
         try:
             with closing(sqlite3.connect(uri, uri=True)) as db:

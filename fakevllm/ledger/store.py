@@ -29,7 +29,11 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
 from fakevllm.ledger.arm_reads import ArmReads
-from fakevllm.ledger.conversation_history import recorded_messages, recorded_user_texts
+from fakevllm.ledger.conversation_history import (
+    recorded_chat,
+    recorded_messages,
+    recorded_user_texts,
+)
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
@@ -417,6 +421,13 @@ class Ledger:
             messages=recorded_messages(group.route, group.request_json, find_request),
             indices=[sibling.index for sibling in answers],
         )
+
+    def chat_request(self, group: GroupRecord) -> dict[str, Any] | None:
+        """Return the request of a group in the format of chat completions, including the earlier
+        conversation. Return None for a text completion, and if the request cannot be
+        translated."""
+        find_request = partial(self.answered_request, app_key=group.app_key)
+        return recorded_chat(group.route, group.request_json, find_request)
 
     def _transact(self, batch: Sequence[_Change]) -> bool:
         """Write a batch of changes in one transaction, and return True if any row changed.

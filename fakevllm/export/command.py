@@ -1,0 +1,182 @@
+"""Run `fakevllm export`: select groups, convert them to rows, and write the file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fakevllm.errors import UserError
+from fakevllm.export.conversation import NotExported
+from fakevllm.export.dataset_files import dataset_file
+from fakevllm.export.exported_group import ExportedGroup
+from fakevllm.export.row_formats import FORMATS, row_of
+from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
+from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.selection import GroupSelection, SelectedGroups
+from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.plurals import counted
+from fakevllm.runtime.terminal_text import printable
+
+MAX_LISTED = 5
+"""Maximum number of unreadable groups that are listed."""
+DATASETS_CHUNK_BYTES = 10 << 20
+"""Size of the part of a JSON Lines file from which the package `datasets` infers the types of the
+columns, unless the argument `chunksize` sets another size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    ledger: Path
+    format_name: str
+    """A name in the table FORMATS."""
+    target: Path
+    where: str | None = None
+    """SQL expression over the columns of the view `groups`; None selects all groups."""
+    last: int | None = None
+    """Number of the newest groups to export; None means all."""
+    min_difference: float | None = None
+    """Smallest difference of two rewards that makes a pair; None means any difference."""
+
+
+@dataclass(slots=True)
+class ExportCounts:
+    """What became of the selected groups."""
+
+    num_rows: int = 0
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Groups without a row, by the slug of the reason."""
+    num_broken: int = 0
+    broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
+    """The first groups whose rows in the ledger cannot be read."""
+
+    def add_broken(self, group: BrokenGroup) -> None:
+        self.num_broken += 1
+        if len(self.broken) < MAX_LISTED:
+            self.broken.append(group)
+
+
+def run_export(settings: ExportSettings, console: Console | None = None) -> None:
+    """Write the file, and print how many rows it has.
+
+    Raises UserError for mistakes that the user can fix, and if the file would have no row.
+    """
+    if not settings.ledger.exists():
+        raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
+    if settings.min_difference is not None and settings.format_name != "preference":
+        raise UserError("--min-difference works only with --as preference: remove it.")
+    messages = Console(stderr=True)
+    file, note = current_schema(settings.ledger)
+    if note is not None:
+        messages.print(note, markup=False, highlight=False, soft_wrap=True)
+    groups = GroupSelection(file, settings.where, settings.last).find()
+    counts = ExportCounts()
+    with dataset_file(settings.target, FORMATS[settings.format_name].columns) as rows:
+        with closing(_rows(settings, file, groups, counts, messages)) as new_rows:
+            for row in new_rows:
+                rows.write(row)
+        if not counts.num_rows:
+            raise UserError(_nothing(settings, groups.count, counts))
+    output = console or Console()
+    output.print(_summary(settings, groups.count, counts), soft_wrap=True)
+
+
+def _rows(
+    settings: ExportSettings,
+    file: Path,
+    groups: SelectedGroups,
+    counts: ExportCounts,
+    messages: Console,
+) -> Generator[dict[str, object]]:
+    row_format, difference = FORMATS[settings.format_name], settings.min_difference or 0.0
+    ledger = Ledger.open(file)
+    try:
+        with _bar(messages) as bar:
+            bar_task = bar.add_task("groups", total=groups.count)
+            for group_id in groups.ids():
+                bar.update(bar_task, advance=1)
+                try:
+                    row = row_of(row_format, _read(ledger, group_id), difference)
+                except NotExported as reason:
+                    counts.skipped[str(reason)] += 1
+                except READ_ERRORS as error:
+                    counts.add_broken(BrokenGroup.of(group_id, error))
+                else:
+                    counts.num_rows += 1
+                    yield row
+    finally:
+        ledger.close()
+
+
+def _read(ledger: Ledger, group_id: str) -> ExportedGroup:
+    record = ledger.group(group_id)
+    if record is None:
+        raise KeyError("the group is not in the ledger any more")
+    return ExportedGroup(
+        record, ledger.feedback.of_group(group_id), lambda: ledger.chat_request(record)
+    )
+
+
+def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> str:
+    if not num_groups:
+        return f"No group in {settings.ledger} meets the condition, so no file was written."
+    reasons = [*_skipped(counts), *([f"{counts.num_broken} unreadable"] * bool(counts.num_broken))]
+    return (
+        f"No row for --as {settings.format_name}, so no file was written. "
+        f"{counted(num_groups, 'group')}: {', '.join(reasons)}. "
+        "The page docs/export.md explains these reasons."
+    )
+
+
+def _summary(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> Text:
+    text = Text(
+        f"{settings.target}: {counted(counts.num_rows, 'row')} as {settings.format_name}, "
+        f"from {counted(num_groups, 'group')}"
+    )
+    if counts.skipped:
+        skipped = counted(counts.skipped.total(), "group")
+        text.append(f"\n{skipped} skipped: {', '.join(_skipped(counts))}")
+    if counts.num_broken:
+        broken = counted(counts.num_broken, "group")
+        text.append(f"\n{broken} cannot be read, and not exported:", "red")
+        for one in counts.broken:
+            text.append(f"\n  {one.group_id}: {printable(one.error)}", "red")
+    return text.append(f"\nLoad the rows in Python:\n{_load_lines(settings.target)}")
+
+
+def _skipped(counts: ExportCounts) -> list[str]:
+    return [f"{num} {reason}" for reason, num in counts.skipped.most_common()]
+
+
+def _load_lines(target: Path) -> str:
+    """Return the lines of Python that load the file.
+
+    The package `datasets` infers the types of a JSON Lines file from the first chunk. For a larger
+    file the chunk is the whole file, because tools may first occur at its end.
+    """
+    kind = "parquet" if target.suffix == ".parquet" else "json"
+    size, name = target.stat().st_size, orjson.dumps(str(target)).decode()
+    chunk = f", chunksize={size}" if kind == "json" and size > DATASETS_CHUNK_BYTES else ""
+    return (
+        "    from datasets import load_dataset\n"
+        f'    rows = load_dataset("{kind}", data_files={name}, split="train"{chunk})'
+    )
+
+
+def _bar(messages: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=messages,
+        transient=True,
+        disable=not messages.is_terminal,
+    )
