@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, export, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import (
+    control,
+    evaluate,
+    export,
+    import_logs,
+    keys,
+    overwatch,
+    release,
+    rescore,
+    tokens,
+)
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -344,6 +354,7 @@ for command in (
     overwatch.overwatch,
 ):
     app.command()(command)
+app.command("import")(import_logs.import_logs)
 app.command("eval")(evaluate.evaluate)
 
 

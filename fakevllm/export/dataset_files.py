@@ -1,17 +1,10 @@
-"""Write rows to a dataset file, in JSON Lines or Parquet.
-
-The rows go into a temporary file beside the target, which is renamed when it is complete. So the
-target is never partial, and an old target stays until then. At most one row group is in memory.
-"""
+"""Write rows to a dataset file, in JSON Lines or Parquet. At most one row group is in memory."""
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
-import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -19,6 +12,7 @@ import orjson
 
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.export.columns import Columns, ColumnType
+from fakevllm.runtime.new_file import new_file
 
 ROW_GROUP_BYTES = 8 << 20
 """Size of a row group of a Parquet file before compression. Smaller groups compress less well."""
@@ -181,43 +175,11 @@ def dataset_file(target: Path, columns: Columns) -> Generator[RowFile]:
         raise ConfigError(
             f"--to {target} has an unknown type: end its name with {' or '.join(FILE_TYPES)}."
         )
-    try:
-        with _temporary_file(target) as file:
-            rows = file_type(file, columns)
-            try:
-                yield rows
-                rows.finish()
-            except BaseException:
-                rows.abort()
-                raise
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _not_written(target, error) from None
-
-
-@contextmanager
-def _temporary_file(target: Path) -> Generator[IO[bytes]]:
-    """Yield a file that only its owner can read. It is renamed to `target` when the block ends."""
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    folder = target.absolute().parent
-    number, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(number, "wb") as file:
-            yield file
-        temporary.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _not_written(target: Path, error: OSError) -> ConfigError:
-    cause = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError):
-        return ConfigError(f"The folder of {target} does not exist: create it.")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ConfigError(f"{target} was not written ({cause}): free some space, or set --to.")
-    return ConfigError(f"{target} cannot be written ({cause}): name another file with --to.")
+    with new_file(target) as file:
+        rows = file_type(file, columns)
+        try:
+            yield rows
+            rows.finish()
+        except BaseException:
+            rows.abort()
+            raise

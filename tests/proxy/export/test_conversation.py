@@ -1,0 +1,66 @@
+"""Conversations are exported in the form that chat templates expect."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+from fakevllm.export import conversation as module
+from fakevllm.export.conversation import NotExported, chat_message, conversation_of
+
+Json = dict[str, Any]
+USER: Json = {"role": "user", "content": "Hi"}
+
+
+def call(arguments: object) -> Json:
+    return {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 0 and results.failed == 0
+
+
+def test_the_arguments_of_tool_calls_are_objects() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call('{"a":1}'), call("{")]}
+    exported = chat_message(message)
+    assert exported["content"] == ""
+    arguments = [one["function"]["arguments"] for one in exported["tool_calls"]]
+    assert arguments == [{"a": 1}, "{"]
+
+
+def test_reasoning_has_the_name_that_chat_templates_read() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        message = {"role": "assistant", "content": "4", name: "2 + 2", "refusal": None}
+        expected = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+        assert chat_message(message) == expected
+
+
+def test_a_tool_result_keeps_the_id_of_its_call() -> None:
+    message = {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}
+    assert chat_message(message) == message
+
+
+def test_tools_and_arguments_of_the_template_are_kept() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    kwargs = {"enable_thinking": False, "add_generation_prompt": False}
+    exported = conversation_of({"messages": [USER], "tools": tools, "chat_template_kwargs": kwargs})
+    assert exported.tools == tools
+    assert exported.template_kwargs == {"enable_thinking": False}
+    assert conversation_of({"messages": [USER]}).tools == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "no_messages"),
+        (None, "no_messages"),
+        ([USER, {"role": "assistant", "content": "Hello"}], "continued_answer"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "media"),
+    ],
+)
+def test_conversations_without_such_a_form_are_not_exported(messages: Any, reason: str) -> None:
+    with pytest.raises(NotExported, match=f"^{reason}$"):
+        conversation_of({"messages": messages})

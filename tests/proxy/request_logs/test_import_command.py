@@ -1,0 +1,59 @@
+"""`fakevllm import` writes a dataset that `fakevllm replay` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakevllm.admission.dataset import read_tasks
+from fakevllm.errors import UserError
+from fakevllm.request_logs.command import run_import
+
+GOOD = {"messages": [{"role": "user", "content": "2+2?"}]}
+
+
+def log(folder: Path, *lines: object) -> Path:
+    file = folder / "log.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return file
+
+
+def test_the_dataset_has_the_requests_and_the_output_counts_the_rest(tmp_path: Path) -> None:
+    file = log(tmp_path, GOOD, {"id": 1}, {"object": "list", "data": [GOOD, GOOD]})
+    file.write_text(file.read_text() + "\n{broken\n")
+    console = Console(record=True, width=120)
+    run_import(file, tmp_path / "rows.jsonl", console)
+    tasks = read_tasks(tmp_path / "rows.jsonl", "question")
+    assert [task.main_query for task in tasks] == ["2+2?"] * 3
+    assert tasks[0].metadata["messages"] == GOOD["messages"]
+    output = console.export_text()
+    assert "rows.jsonl: 3 rows from " in output
+    assert "1 skipped: 1 no_request" in output
+    assert "1 line is not JSON: 5" in output
+    assert "fakevllm replay --dataset" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty, so no file was written"),
+        ('{\n"messages": []\n}\n', "line 1 is not JSON. The log must be JSON Lines"),
+        ('{"messages": []}\n', "no request that can be replayed, .*: 1 no_messages"),
+    ],
+)
+def test_a_log_without_requests_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        run_import(file, tmp_path / "rows.jsonl")
+    assert [one.name for one in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"The log .*missing cannot be read: No such file"):
+        run_import(tmp_path / "missing", tmp_path / "rows.jsonl")
+    with pytest.raises(UserError, match=r"rows.json has an unknown type: end its name with .jsonl"):
+        run_import(log(tmp_path, GOOD), tmp_path / "rows.json")
