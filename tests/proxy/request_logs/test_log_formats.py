@@ -82,10 +82,25 @@ def test_entries_without_a_usable_request_are_skipped(entry: object, reason: str
         row_of(entry)
 
 
-NAMES = """
-messages input request response body url role content type choices message tools object data user
-text instructions
-""".split()
+NAMES = [
+    "messages",
+    "input",
+    "request",
+    "response",
+    "body",
+    "url",
+    "role",
+    "content",
+    "type",
+    "choices",
+    "message",
+    "tools",
+    "object",
+    "data",
+    "user",
+    "text",
+    "instructions",
+]
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(NAMES),
     lambda inner: (
