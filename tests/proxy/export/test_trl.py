@@ -93,7 +93,8 @@ def test_trainers_run_a_step_on_exported_files(ledger: Path, tmp_path: Path, suf
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
     )
     assert done.returncode == 0, done.stderr[-5000:]
-    versions, *results = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines()]
+    versions, *results = [json.loads(line) for line in lines if line]
     print(versions)
     by_format = {result["format"]: result for result in results}
     assert by_format.keys() == FORMATS.keys()

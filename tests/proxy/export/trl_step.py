@@ -2,8 +2,8 @@
 
     python trl_step.py FORMAT=FILE...
 
-The output has one JSON object for each file. The script runs in a process of its own, because TRL
-and torch change the process.
+The output has one line RESULT JSON for each file, among what TRL prints. The script runs in a
+process of its own, because TRL and torch change the process.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def load(file: str) -> dict[str, Any]:
 if __name__ == "__main__":
     importlib.import_module("torch").set_num_threads(1)
     versions = {name: version(name) for name in ("trl", "datasets", "transformers", "torch")}
-    print(json.dumps(versions), flush=True)
+    print("RESULT", json.dumps(versions), flush=True)
     for argument in sys.argv[1:]:
         format_name, _, file = argument.partition("=")
         result = load(file) if format_name == "groups" else train(format_name, file)
-        print(json.dumps(result), flush=True)
+        print("RESULT", json.dumps(result), flush=True)
