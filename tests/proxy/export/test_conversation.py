@@ -52,15 +52,16 @@ def test_tools_and_arguments_of_the_template_are_kept() -> None:
     assert conversation_of({"messages": [USER]}).tools == []
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], "no_messages"),
-        (None, "no_messages"),
-        ([USER, {"role": "assistant", "content": "Hello"}], "continued_answer"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "media"),
-    ],
-)
+IMAGE: Json = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
+NOT_EXPORTED: list[tuple[list[Json] | None, str]] = [
+    ([], "no_messages"),
+    (None, "no_messages"),
+    ([USER, {"role": "assistant", "content": "Hello"}], "continued_answer"),
+    ([IMAGE], "media"),
+]
+
+
+@pytest.mark.parametrize(("messages", "reason"), NOT_EXPORTED)
 def test_conversations_without_such_a_form_are_not_exported(messages: Any, reason: str) -> None:
     with pytest.raises(NotExported, match=f"^{reason}$"):
         conversation_of({"messages": messages})
