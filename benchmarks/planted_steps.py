@@ -1,6 +1,7 @@
 """Run `fakevllm demo --gated` with planted bad steps and several seeds.
 
-    python -m benchmarks.planted_steps [--seeds 10] [--parallel 2] [--keep FOLDER] [--write]
+    python -m benchmarks.planted_steps
+        [--seeds 10] [--first-seed 0] [--parallel 2] [--keep FOLDER] [--write]
 
 In ten steps, the rewards reach the trainer with the opposite sign. The table shows whether training
 went back, after how many sessions, and how many answers came from versions of the planted steps.
@@ -10,9 +11,7 @@ The exit code is 1 if a claim of the demo does not hold in one of the runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.arm_answers import count_answers
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm.demo.gate_settings import PLANTED_FILE, release_section
 
@@ -33,10 +33,6 @@ FIRST_PLANTED = 25
 DEMO_TIMEOUT_S = 1200.0
 EXCESS = 0.02
 """How much the share of answers from planted versions may exceed `canary_share`."""
-_ANSWERS = """
-    SELECT COUNT(*), SUM(arm = 'training') FROM groups
-    WHERE arm IS NOT NULL AND kind IS NOT 'eval' AND received_at >= ? AND received_at < ?
-"""
 
 Json = dict[str, Any]
 
@@ -129,9 +125,7 @@ def _answers(run_dir: Path, outcome: Json) -> tuple[int, int]:
         if record["time_s"] >= began_at and "restored" in record["evidence"]
     )
     until = next(returns, float("inf"))
-    with contextlib.closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
-        total, training = ledger.execute(_ANSWERS, (began_at, until)).fetchone()
-    return total, training or 0
+    return count_answers(run_dir / "ledger.sqlite", began_at, until)
 
 
 def training_share(runs: Sequence[PlantedRun]) -> float:
@@ -153,6 +147,7 @@ def summary(runs: Sequence[PlantedRun]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--parallel", type=int, default=1, help="number of runs at the same time")
     parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
@@ -160,7 +155,8 @@ def main() -> None:
     run_conditions = conditions()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.parallel) as pool:
         folder: Path = args.keep or Path(temporary)
-        running = [pool.submit(run, folder / f"seed-{seed}", seed) for seed in range(args.seeds)]
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        running = [pool.submit(run, folder / f"seed-{seed}", seed) for seed in seeds]
         runs = [future.result() for future in running]
     rows = [one.cells() for one in runs]
     print_table(HEADER, rows, summary(runs))

@@ -10,6 +10,7 @@ modules are:
   start.
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
+* `read_only`: connections that only read an SQLite file.
 * `contents`: a store for long byte strings in an SQLite file. Parts that several of them share are
   stored once.
 

@@ -23,6 +23,10 @@ def rescore(
     last: Annotated[
         int | None, typer.Option(min=1, help="Score only so many groups, the newest ones.")
     ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Dataset file whose rows the requests came from. Default: dataset.file."),
+    ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups at the same time.")] = 4,
     again: Annotated[
         bool, typer.Option("--again", help="Also score groups that these hooks have scored before.")
@@ -36,13 +40,16 @@ def rescore(
     """Score logged requests with other hooks, and compare."""
 
     def run() -> None:
+        from fakevllm.admission.dataset import read_tasks
         from fakevllm.config.model import load
         from fakevllm.hooks.sandbox import HookSandbox
         from fakevllm.rescoring.command import RescoreSettings, run_rescore
 
-        settings = load(config, {"proxy": {"run_dir": run_dir}})
+        settings = load(config, {"proxy": {"run_dir": run_dir}, "dataset": {"file": dataset}})
+        rows = settings.dataset
+        tasks = [] if rows.file is None else read_tasks(rows.file, rows.field)
         rescore_settings = RescoreSettings(
-            ledger=settings.ledger_file if ledger is None else ledger,
+            ledger=settings.ledger_file if ledger is None else ledger.expanduser(),
             hooks=hooks,
             timeout_s=settings.hooks.timeout_s,
             where=where,
@@ -52,6 +59,7 @@ def rescore(
             failure_floor=settings.reward.failure_floor,
             sandbox=HookSandbox(settings.hooks.environment, settings.hooks.memory_mb),
             json_file=json_file,
+            tasks={task.task_id: task for task in tasks},
         )
         if not run_rescore(rescore_settings):
             raise typer.Exit(1)

@@ -128,9 +128,8 @@ def render_tree(
     for group in groups:
         parent_id = group.parent_id if group.parent_id in known else None
         if group.kind == "side":
-            parent_id = (
-                latest  # drawn by its time, because a side call may quote any part of the session
-            )
+            # A side call is drawn by its time, because it may quote any part of the session.
+            parent_id = latest
         else:
             latest = group.group_id
         after[parent_id].append(group)

@@ -9,9 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.row_requests import check_requests
@@ -30,7 +28,9 @@ from fakevllm.evaluation.results import UNIT_RANGE
 from fakevllm.evaluation.table import render
 from fakevllm.replay.proxy_queries import checked_url
 from fakevllm.runtime.bounded_tasks import run_bounded
+from fakevllm.runtime.json_file import write_json
 from fakevllm.runtime.plurals import counted
+from fakevllm.runtime.progress_bar import progress_bar
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.swarm import Task
@@ -73,7 +73,7 @@ def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
     report = asyncio.run(_evaluate(settings))
     (console or Console()).print(render(report))
     if settings.json_file is not None:
-        _write(settings.json_file, report)
+        write_json(settings.json_file, report.as_json())
     limit = settings.fail_below
     means = [summary.mean for summary in report.summaries]
     return limit is None or all(mean is not None and mean.mean >= limit for mean in means)
@@ -127,7 +127,7 @@ async def _run_rows(
     results: list[RowResult] = []
     reasons: Counter[str] = Counter()
     attempts = (_evaluate_row(settings, proxy, task) for task in tasks)
-    with _bar() as bar:
+    with progress_bar() as bar:
         bar_task = bar.add_task("rows", total=len(tasks))
         # The generator is closed, so that no row loads a version again after the evaluation's end.
         async with aclosing(run_bounded(attempts, settings.concurrency)) as ended:
@@ -165,22 +165,3 @@ async def _evaluate_row(settings: EvalSettings, proxy: ProxyRequests, task: Task
         )
         replies.append(await proxy.evaluate(request))
     return RowResult(task, replies)
-
-
-def _write(file: Path, report: EvalReport) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror}): set --json.") from None
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )

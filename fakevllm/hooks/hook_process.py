@@ -174,6 +174,9 @@ class HookProcess:
     async def close(self) -> None:
         """Close the connection to the process, and kill the process if it does not end by itself.
         Calls that have no reply yet fail."""
+        if self.is_dead and self._listener is not None:
+            # The listener reaps the process, and then names the call because of which it ended.
+            await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
         self._lose("hook_closed: the proxy is stopping", set(self._pending))
         self._writer.close()
         with contextlib.suppress(OSError):

@@ -1,38 +1,46 @@
 """Ledgers of older versions for commands that only evaluate a ledger. Such a command changes a copy
-to the current schema, so that the older version of fakevllm can still open the ledger itself."""
+to the current schema, so that the older version of fakevllm can still open the ledger itself.
+
+The copy is made under another name and then renamed, so a copy under its final name is complete.
+"""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.store import Ledger
+from fakevllm_runtime.read_only import connect_read_only
+
+_CONTENT = "SELECT COUNT(*), MAX(received_at), COUNT(trained_step) FROM groups"
+"""Query whose result changes when groups are added or trained."""
+_CARRY_OVER = """
+    INSERT OR IGNORE INTO rescored SELECT * FROM old.rescored
+    WHERE group_id IN (SELECT group_id FROM group_rows)
+"""
 
 
 def current_schema(ledger: Path) -> tuple[Path, str | None]:
     """Return a ledger file with the current schema, and a note for the user, or None.
 
     The file is `ledger` itself if it has the current schema. Otherwise the file is a copy beside
-    it, which is made unless it exists and is newer than the ledger.
+    it. A copy that lacks groups of the ledger is made again, and keeps the rewards of other hooks.
 
     Raises LedgerError if the file is no ledger or cannot be copied.
     """
     copy = ledger.with_name(f"{ledger.stem}.{MIGRATIONS[-1].__name__}{ledger.suffix}")
     try:
-        with closing(sqlite3.connect(_read_only(ledger), uri=True)) as db:
-            applied = {row[0] for row in db.execute("SELECT name FROM migrations")}
-            if all(migration.__name__ in applied for migration in MIGRATIONS):
+        with closing(connect_read_only(ledger)) as db:
+            if _is_current(db):
                 return ledger, None
-            is_made = not _is_newer(copy, ledger)
+            is_made = not _has_same_content(copy, db)
             if is_made:
-                with closing(sqlite3.connect(copy)) as target:
-                    copy.chmod(0o600)
-                    db.backup(target)
-                Ledger.open(copy).close()  # migrates it
+                _make(copy, db)
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(
             f"the ledger {ledger} cannot be read or copied ({error}); name another with --ledger"
@@ -41,9 +49,59 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
     return copy, f"{ledger} has the schema of an older version. It {made} {copy}, which is used."
 
 
-def _read_only(file: Path) -> str:
-    return f"file:{quote(str(file.absolute()))}?mode=ro"
+def _make(copy: Path, db: sqlite3.Connection) -> None:
+    """Copy the database to `copy`, change it to the current schema, and add the rewards of other
+    hooks that an earlier copy has."""
+    with _removed_on_error(copy.with_name(f"{copy.name}.part")) as part:
+        with closing(sqlite3.connect(part)) as target:
+            part.chmod(0o600)
+            db.backup(target)
+        Ledger.open(part).close()
+        if _is_complete(copy):
+            with closing(sqlite3.connect(part)) as target:
+                target.execute("ATTACH ? AS old", (str(copy),))
+                with target:
+                    target.execute(_CARRY_OVER)
+        _remove_log(copy)
+        os.replace(part, copy)
 
 
-def _is_newer(copy: Path, ledger: Path) -> bool:
-    return copy.exists() and copy.stat().st_mtime >= ledger.stat().st_mtime
+@contextmanager
+def _removed_on_error(part: Path) -> Generator[Path]:
+    def remove() -> None:
+        part.unlink(missing_ok=True)
+        _remove_log(part)
+
+    remove()  # an interrupted command may have left it
+    try:
+        yield part
+    except BaseException:
+        remove()
+        raise
+
+
+def _remove_log(file: Path) -> None:
+    """Delete the write-ahead log of a database file that nobody uses."""
+    for suffix in ("-wal", "-shm"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
+
+
+def _has_same_content(copy: Path, ledger: sqlite3.Connection) -> bool:
+    if not _is_complete(copy):
+        return False
+    with closing(connect_read_only(copy)) as db:
+        return db.execute(_CONTENT).fetchone() == ledger.execute(_CONTENT).fetchone()
+
+
+def _is_complete(copy: Path) -> bool:
+    """Return True if a copy exists and has the current schema."""
+    if not copy.exists():
+        return False
+    with closing(connect_read_only(copy)) as db, suppress(sqlite3.Error):
+        return _is_current(db)
+    return False
+
+
+def _is_current(db: sqlite3.Connection) -> bool:
+    applied = {row[0] for row in db.execute("SELECT name FROM migrations")}
+    return all(migration.__name__ in applied for migration in MIGRATIONS)

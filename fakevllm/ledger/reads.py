@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Engine, Row, select
 
-from fakevllm.ledger.records import EVAL_KIND
+from fakevllm.ledger.records import BROKEN_OFF, EVAL_KIND
 from fakevllm.ledger.tables import CALLS
 from fakevllm_adapters.protocol.swarm import CapturedCall
 
@@ -58,7 +58,8 @@ ANSWERED = """
 LATEST = f"""
     SELECT group_id FROM groups AS g
     WHERE kind IS NOT '{EVAL_KIND}' AND 2 <= (SELECT COUNT(*) FROM siblings AS s
-                WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL)
+                WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL
+                AND s.failure IS NOT '{BROKEN_OFF}')
     ORDER BY received_at DESC LIMIT 1
 """
 TRAINED = """

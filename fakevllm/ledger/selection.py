@@ -12,10 +12,10 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import BROKEN_OFF, EVAL_KIND
+from fakevllm_runtime.read_only import connect_read_only
 
 PAGE_ROWS = 1000
 """Groups that one query reads. The ids are read page by page, so that neither the memory nor the
@@ -92,9 +92,8 @@ class GroupSelection:
 
     @contextmanager
     def _reading(self) -> Generator[sqlite3.Connection]:
-        uri = f"file:{quote(str(self.ledger.absolute()))}?mode=ro"
         try:
-            with closing(sqlite3.connect(uri, uri=True)) as db:
+            with closing(connect_read_only(self.ledger)) as db:
                 yield db
         except sqlite3.Error as error:
             raise UserError(f"The ledger {self.ledger} cannot be read: {error}.") from None

@@ -394,18 +394,27 @@ class Ledger:
         messages = recorded_user_texts(group.route, group.request_json, find_request)
         return [group.question, self._task_of(group).main_query, *messages]
 
-    def _task_of(self, group: GroupRecord) -> Task:
+    def task(self, task_id: str) -> Task | None:
+        """Return the dataset task with this id that was registered at the proxy. Return None if
+        there is none."""
         with self._read_engine.connect() as db:
-            query = select(TASKS).where(TASKS.c.task_id == group.task_id)
+            query = select(TASKS).where(TASKS.c.task_id == task_id)
             row = db.execute(query).mappings().one_or_none()
-        if row is not None:
-            return _task(row)
-        # As for a live request, the question stands for the text of an unknown task.
-        return Task(task_id=group.task_id or "", main_query=group.question)
+        return None if row is None else _task(row)
 
-    def recorded(self, group: GroupRecord) -> RecordedGroup:
+    def _task_of(self, group: GroupRecord) -> Task:
+        """Return the task of a group. As for a live request, the question stands for the text of an
+        unknown task."""
+        task_id = group.task_id or ""
+        found = self.task(task_id) if task_id else None
+        return found or Task(task_id=task_id, main_query=group.question)
+
+    def recorded(self, group: GroupRecord, task: Task | None = None) -> RecordedGroup:
         """Return a group with the answers that the reward hook gets, in the form in which it gets
-        them. Answers that the engine broke off are left out, because hooks never get them."""
+        them. Answers that the engine broke off are left out, because hooks never get them.
+
+        `task` is the group's dataset task, if the caller knows it.
+        """
         answers = [
             sibling
             for sibling in group.siblings
@@ -414,7 +423,7 @@ class Ledger:
         find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
             request_id=group.group_id,
-            task=self._task_of(group),
+            task=task or self._task_of(group),
             question=group.question,
             answers=[_message(sibling) for sibling in answers],
             usages=[_usage(sibling) for sibling in answers],

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fakevllm.errors import ConfigError, LedgerError, UserError
+from fakevllm.errors import ConfigError, UserError
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.ledger.broken_rows import BrokenGroup
 from fakevllm.ledger.offline_copy import current_schema
-from fakevllm.ledger.selection import GroupSelection
+from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
-from fakevllm.rescoring.comparison import HookComparison
 from fakevllm.rescoring.logged_groups import MIN_ANSWERS
 from fakevllm.rescoring.rescorer import Rescorer, Scorer
-from fakevllm.rescoring.table import render
-from fakevllm.runtime.plurals import counted
+from fakevllm.rescoring.table import Rescored, render
+from fakevllm.runtime.json_file import write_json
+from fakevllm.runtime.progress_bar import progress_bar
+from fakevllm_adapters.protocol.swarm import Task
 
 MAX_PROCESSES = 4
+"""Maximum number of processes that run the hooks."""
 CONCURRENCY = 4
+"""Default number of groups that are scored at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class RescoreSettings:
     failure_floor: float | None = None
     sandbox: HookSandbox = DEFAULT_SANDBOX
     json_file: Path | None = None
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    """Rows of the dataset file by the ids of their tasks."""
 
 
 def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bool:
@@ -51,43 +55,33 @@ def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bo
 
     Raises UserError for mistakes that the user can fix.
     """
-    if not settings.ledger.exists():
+    if not settings.ledger.is_file():
         raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.json_file is not None and not settings.json_file.absolute().parent.is_dir():
         raise ConfigError(f"The folder of {settings.json_file} does not exist: create it.")
-    messages = Console(stderr=True)
     file, note = current_schema(settings.ledger)
     if note is not None:
-        messages.print(note, markup=False, highlight=False, soft_wrap=True)
-    selection = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS)
-    group_ids = list(selection.find().ids())
-    if not group_ids:
+        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    groups = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS).find()
+    if not groups.count:
         raise UserError(
             f"No group in {file} can be scored: a group needs {MIN_ANSWERS} answers of the model, "
             "and must meet the condition of --where."
         )
-    rescored = asyncio.run(_rescore(settings, file, group_ids, messages))
-    title = f"{settings.hooks} (hash {rescored.hook_hash}): {counted(len(group_ids), 'group')}"
-    (console or Console()).print(render(rescored.comparison, rescored.broken, title))
+    rescored = Rescored(file)
+    try:
+        asyncio.run(_rescore(settings, rescored, groups))
+    finally:
+        # Also after an error: the rewards may have cost money.
+        if rescored.comparison.num_groups:
+            title = f"{settings.hooks} (hash {rescored.hook_hash})"
+            (console or Console()).print(render(rescored, title))
     if settings.json_file is not None:
-        _write(settings.json_file, settings, rescored)
+        write_json(settings.json_file, _as_json(settings, rescored))
     return rescored.comparison.num_groups > rescored.comparison.failures.total()
 
 
-@dataclass(frozen=True, slots=True)
-class Rescored:
-    """The results of all groups."""
-
-    hook_hash: str
-    comparison: HookComparison
-    broken: list[BrokenGroup]
-    num_scored: int
-    """Groups that were scored now, and not by an earlier command."""
-
-
-async def _rescore(
-    settings: RescoreSettings, file: Path, group_ids: Sequence[str], messages: Console
-) -> Rescored:
+async def _rescore(settings: RescoreSettings, rescored: Rescored, groups: SelectedGroups) -> None:
     scorer = Scorer(
         settings.hooks,
         settings.timeout_s,
@@ -95,51 +89,30 @@ async def _rescore(
         min(settings.concurrency, MAX_PROCESSES, os.cpu_count() or 1),
         settings.concurrency,
         settings.failure_floor,
+        settings.tasks,
     )
-    comparison, broken = HookComparison(), list[BrokenGroup]()
-    ledger = Ledger.open(file)
+    ledger = Ledger.open(rescored.ledger)
     try:
         async with Rescorer(ledger, scorer, again=settings.again) as rescorer:
-            with _bar(messages) as bar:
-                bar_task = bar.add_task("groups", total=len(group_ids))
-                async for result in rescorer.score(group_ids):
+            rescored.hook_hash = rescorer.hook_hash
+            with progress_bar() as bar:
+                bar_task = bar.add_task("groups", total=groups.count)
+                async for result in rescorer.score(groups.ids()):
                     bar.update(bar_task, advance=1)
                     if isinstance(result, BrokenGroup):
-                        broken.append(result)
+                        rescored.broken.append(result)
                     else:
-                        comparison.add(result)
-            await ledger.flush()
-            if (health := ledger.health).dropped:
-                raise LedgerError(
-                    f"the rewards of {counted(health.dropped, 'group')} could not be written "
-                    f"({health.error}): run the command again"
-                )
-            return Rescored(rescorer.hook_hash, comparison, broken, rescorer.num_scored)
+                        rescored.comparison.add(result)
+            await rescorer.flush()
     finally:
         ledger.close()
 
 
-def _write(file: Path, settings: RescoreSettings, rescored: Rescored) -> None:
-    report = {
-        "ledger": str(settings.ledger),
+def _as_json(settings: RescoreSettings, rescored: Rescored) -> dict[str, Any]:
+    return {
+        "ledger": str(rescored.ledger),
         "hooks": str(settings.hooks),
         "hook_hash": rescored.hook_hash,
-        "num_scored_now": rescored.num_scored,
         **rescored.comparison.as_json(),
         "unreadable": {one.group_id: one.error for one in rescored.broken},
     }
-    try:
-        file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror}): set --json.") from None
-
-
-def _bar(messages: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=messages,
-        transient=True,
-    )

@@ -29,7 +29,15 @@ class RescoredGroup:
     reason: str | None = None
     """Reason why the new hooks failed; None if they did not."""
     served: int | None = None
-    """Position of the sibling that the app got; None if the app got none of them."""
+    """Position of the sibling that the app got because its old reward was the highest. None if the
+    app got another answer."""
+    greedy: int | None = None
+    """Position of the sibling that was sampled at temperature 0, which says nothing about the mean
+    of the model's answers. None if there is none."""
+    is_known: bool = False
+    """Whether the new rewards are those of an earlier command."""
+    lacks_task: bool = False
+    """Whether the group belongs to a dataset task that is unknown. Hooks get no metadata of it."""
 
 
 @dataclass(slots=True)
@@ -90,17 +98,18 @@ class HookMeans:
     num_with_signal: int = 0
     """Groups with at least two different rewards. Other groups do not train."""
 
-    def add(self, rewards: Rewards) -> None:
-        known = [reward for reward in rewards if reward is not None]
-        for reward in known:
-            self._all.add(reward)
-        if known:
-            self._best.add(max(known))
-        self.num_with_signal += has_signal(rewards)
+    def add(self, rewards: Sequence[float], greedy: int | None) -> None:
+        """Add the rewards of one group. `greedy` is the position of the sibling that was sampled at
+        temperature 0."""
+        for position, reward in enumerate(rewards):
+            if position != greedy:
+                self._all.add(reward)
+        self._best.add(max(rewards))
 
     @property
     def mean(self) -> float | None:
-        """Mean reward of all siblings. It estimates the expected reward of the model."""
+        """Mean reward of all siblings that were not sampled at temperature 0. It estimates the
+        expected reward of the model."""
         return self._all.value
 
     @property
@@ -128,6 +137,12 @@ class HookComparison:
         """Groups that the new hooks got."""
         self.failures: Counter[str] = Counter()
         """Groups for which the new hooks failed, by the slug of the reason."""
+        self.first_failure: str | None = None
+        """Reason of the first of these failures, with its detail."""
+        self.num_known = 0
+        """Groups that an earlier command with the same hooks has scored."""
+        self.num_without_task = 0
+        """Groups of a dataset task that is unknown."""
         self.num_without_old = 0
         """Groups without an old reward."""
         self.num_compared = 0
@@ -140,7 +155,7 @@ class HookComparison:
         self.num_lost = 0
         """Groups that have a signal only with the old rewards."""
         self.num_served = 0
-        """Compared groups of which the app got a sibling with a new reward."""
+        """Compared groups in which the app got the sibling with the highest old reward."""
         self.num_served_otherwise = 0
         """How many of them have a sibling with a higher new reward than the one that was served."""
         self._overall, self._within = Correlation(), Correlation()
@@ -160,49 +175,72 @@ class HookComparison:
     def add(self, group: RescoredGroup) -> None:
         """Add one group."""
         self.num_groups += 1
+        self.num_known += group.is_known
+        self.num_without_task += group.lacks_task
         if group.new is None:
             self.failures[(group.reason or "unknown").partition(":")[0]] += 1
+            self.first_failure = self.first_failure or group.reason
             return
         if all(reward is None for reward in group.old):
             self.num_without_old += 1
             return
         self.num_compared += 1
-        self.old.add(group.old)
-        self.new.add(group.new)
         self._add_signal(has_signal(group.old), has_signal(group.new))
-        self._add_pairs(_pairs(group.old, group.new))
         self._add_served(group.new, group.served)
+        both = zip(group.old, group.new, strict=True)
+        pairs = [
+            (i, before, after)
+            for i, (before, after) in enumerate(both)
+            if before is not None and after is not None
+        ]
+        if pairs:
+            positions, old, new = ([*column] for column in zip(*pairs, strict=True))
+            greedy = positions.index(group.greedy) if group.greedy in positions else None
+            self._add_rewards(old, new, greedy)
 
     def _add_signal(self, had_signal: bool, has_new_signal: bool) -> None:
+        self.old.num_with_signal += had_signal
+        self.new.num_with_signal += has_new_signal
         self.num_gained += has_new_signal and not had_signal
         self.num_lost += had_signal and not has_new_signal
 
-    def _add_pairs(self, pairs: Sequence[tuple[float, float]]) -> None:
-        self.num_siblings += len(pairs)
+    def _add_rewards(self, old: list[float], new: list[float], greedy: int | None) -> None:
+        """Add the siblings of a group that have an old and a new reward."""
+        self.old.add(old, greedy)
+        self.new.add(new, greedy)
+        self.num_siblings += len(old)
+        pairs = list(zip(old, new, strict=True))
         self.num_reordered += any(
             (old_1 - old_2) * (new_1 - new_2) < 0
             for (old_1, new_1), (old_2, new_2) in itertools.combinations(pairs, 2)
         )
-        if not pairs:
-            return
-        old_mean, new_mean = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
-        for old, new in pairs:
-            self._overall.add(old, new)
-            self._within.add(old - old_mean, new - new_mean)
+        within = zip(_deviations(old), _deviations(new), strict=True)
+        for pair, deviations in zip(pairs, within, strict=True):
+            self._overall.add(*pair)
+            self._within.add(*deviations)
 
     def _add_served(self, new: Rewards, served: int | None) -> None:
-        reward = None if served is None else new[served]
-        if reward is None:
+        if served is None or all(reward is None for reward in new):
             return
+        own = new[served]
         self.num_served += 1
-        self.num_served_otherwise += any(other is not None and other > reward for other in new)
+        self.num_served_otherwise += any(
+            other is not None and (own is None or other > own) for other in new
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures."""
         names = (
-            *("num_groups", "num_compared", "num_without_old", "num_siblings", "num_reordered"),
-            *("num_gained", "num_lost", "num_served", "num_served_otherwise"),
-            *("correlation", "correlation_within"),
+            *("num_groups", "num_known", "num_without_task", "num_compared", "num_without_old"),
+            *(
+                "num_siblings",
+                "num_reordered",
+                "num_gained",
+                "num_lost",
+                "num_served",
+                "num_served_otherwise",
+            ),
+            *("correlation", "correlation_within", "first_failure"),
         )
         return {
             **{name: getattr(self, name) for name in names},
@@ -221,9 +259,17 @@ def has_signal(rewards: Rewards) -> bool:
     return len({reward for reward in rewards if reward is not None}) > 1
 
 
-def _pairs(old: Rewards, new: Rewards) -> list[tuple[float, float]]:
-    both = zip(old, new, strict=True)
-    return [(before, after) for before, after in both if before is not None and after is not None]
+def _deviations(rewards: list[float]) -> list[float]:
+    """Return the differences of the rewards to their mean. They are exactly 0 if all rewards are
+    equal, so that rounding errors do not look like a correlation.
+
+    >>> _deviations([0.1, 0.1, 0.1]), _deviations([0.0, 1.0])
+    ([0.0, 0.0, 0.0], [-0.5, 0.5])
+    """
+    if len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
 
 
 def _means_json(means: HookMeans) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
+from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
 """Number of answers from which on a group can be scored. A single answer cannot be compared."""
@@ -22,17 +23,26 @@ class LoggedGroup:
     failures: Sequence[str | None]
     """For each sibling, why the answer is not usable; None for a usable answer."""
     served: int | None
-    """Position of the sibling that the app got; None if the app got none of them."""
+    """Position of the sibling that the app got because its reward was the highest. None if the app
+    got another answer."""
+    greedy: int | None
+    """Position of the sibling that was sampled at temperature 0; None if there is none."""
+    lacks_task: bool
+    """Whether the group belongs to a dataset task that is unknown."""
 
     @staticmethod
-    def of(group: GroupRecord, recorded: RecordedGroup) -> LoggedGroup:
-        """Join a group of the ledger with the form that hooks get."""
+    def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
+        """Join a group of the ledger with the form that hooks get. `task` is the dataset task of
+        the group, or None if it is unknown or if there is none."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
+        has_greedy_lead = group.served_by == "greedy" and 0 in recorded.indices
         return LoggedGroup(
             recorded,
             [sibling.reward for sibling in siblings],
             [sibling.failure for sibling in siblings],
-            next(served, None),
+            next(served, None) if group.served_by == "best" else None,
+            recorded.indices.index(0) if has_greedy_lead else None,
+            bool(group.task_id) and task is None,
         )

@@ -1,20 +1,21 @@
 """Run the reward hook over logged groups, in several processes, and keep the results in the ledger.
 
 Groups that the same hooks have scored before are not scored again, so an interrupted command can be
-repeated. The hooks are identified by the content hash of their files.
+repeated. The hooks are identified by the content hash of their files. Groups for which the hooks
+failed are scored again, because the cause may have been temporary.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakevllm.errors import UserError
+from fakevllm.errors import LedgerError, UserError
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import HookReason, RewardOutcome, hook_reason
@@ -25,11 +26,15 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm.rescoring.logged_groups import LoggedGroup
 from fakevllm.runtime.bounded_tasks import run_bounded
+from fakevllm_adapters.protocol.swarm import Task
 
 HOOKS_CHANGED = (
-    "The hook files changed while the groups were scored, so some rewards are of the old files: "
-    "run the command again."
+    "The hook files were changed while the command ran, and a hook process was started with the "
+    "new files: run the command again."
 )
+RUN_AGAIN = "run the command again, which scores only what is missing"
+MAX_WAITING = 100
+"""Number of unwritten results from which on the command waits for the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,10 @@ class Scorer:
     """Number of groups that are scored at a time. More than one for each process helps async
     hooks."""
     failure_floor: float | None = None
-    """Reward of unusable answers: the setting `reward.failure_floor`."""
+    """Reward of unusable answers: the setting `reward.failure_floor`. The ledger keeps the rewards
+    of the hooks, without the floor."""
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    """Rows of the dataset file by the ids of their tasks. The ledger does not have them."""
 
 
 class Rescorer:
@@ -62,8 +70,8 @@ class Rescorer:
         self._workers: list[HookWorker] = []
         self.hook_hash = ""
         """Content hash of the hook files."""
-        self.num_scored = 0
-        """Groups that were scored now, and not by an earlier command."""
+        self._num_running: Counter[int] = Counter()
+        """Number of groups that each worker scores now, by the worker's position."""
 
     async def __aenter__(self) -> Rescorer:
         """Start the hook processes. Raises HookError if the hooks cannot be loaded."""
@@ -82,75 +90,112 @@ class Rescorer:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def score(self, group_ids: Sequence[str]) -> AsyncGenerator[RescoredGroup | BrokenGroup]:
+    async def score(self, group_ids: Iterable[str]) -> AsyncGenerator[RescoredGroup | BrokenGroup]:
         """Score the groups, and yield the results in the order in which they are ready.
 
         Raises UserError if the hook files change, and LedgerError if results cannot be written.
         """
-        workers = itertools.cycle(self._workers)
-        attempts = (self._score_one(group_id, next(workers)) for group_id in group_ids)
+        attempts = (self._score_one(group_id) for group_id in group_ids)
         async with aclosing(run_bounded(attempts, self._scorer.concurrency)) as ended:
             async for result in ended:
                 yield result
 
-    async def _score_one(self, group_id: str, worker: HookWorker) -> RescoredGroup | BrokenGroup:
+    async def _score_one(self, group_id: str) -> RescoredGroup | BrokenGroup:
         try:
             group, known = await asyncio.to_thread(self._read, group_id)
         except READ_ERRORS as error:
             return BrokenGroup.of(group_id, error)
         if known is not None:
-            return known
-        recorded = group.recorded
-        outcome = await worker.reward(recorded.siblings(), recorded.answers, recorded.question)
-        outcome = self._with_floor(outcome, group)
+            return self._result(group, known, None, is_known=True)
+        outcome = await self._run_hook(group)
         if hook_reason(outcome.reason) is HookReason.LOAD:
             raise UserError(f"The hooks cannot be loaded any more: {outcome.reason}.")
         self._check_hash(outcome.hook_hash or self.hook_hash)
-        self.num_scored += 1
-        self._write(group, outcome)
-        return _result(group, outcome.rewards, outcome.reason)
+        await self._write(group, outcome)
+        return self._result(group, outcome.rewards, outcome.reason)
 
-    def _read(self, group_id: str) -> tuple[LoggedGroup, RescoredGroup | None]:
-        """Read a group, and the result of an earlier command with the same hooks, if there is
-        one."""
+    async def _run_hook(self, group: LoggedGroup) -> RewardOutcome:
+        """Call the reward hook in the process that has the fewest calls now."""
+        position = min(range(len(self._workers)), key=lambda one: self._num_running[one])
+        recorded = group.recorded
+        self._num_running[position] += 1
+        try:
+            return await self._workers[position].reward(
+                recorded.siblings(), recorded.answers, recorded.question
+            )
+        finally:
+            self._num_running[position] -= 1
+
+    def _read(self, group_id: str) -> tuple[LoggedGroup, list[float | None] | None]:
+        """Read a group, and the rewards that an earlier command with the same hooks has stored, if
+        there are any."""
         record = self._ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
-        group = LoggedGroup.of(record, self._ledger.recorded(record))
+        task = self._task(record.task_id)
+        group = LoggedGroup.of(record, self._ledger.recorded(record, task), task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
         indices = group.recorded.indices
-        if self._again or set(known) != set(indices):
+        if self._again or reason is not None or set(known) != set(indices):
             return group, None
-        rewards = None if reason is not None else [known[index] for index in indices]
-        return group, _result(group, rewards, reason)
+        return group, [known[index] for index in indices]
 
-    def _with_floor(self, outcome: RewardOutcome, group: LoggedGroup) -> RewardOutcome:
-        if outcome.rewards is None:
-            return outcome
-        floor = self._scorer.failure_floor
-        return replace(outcome, rewards=with_floor(outcome.rewards, group.failures, floor))
+    def _task(self, task_id: str | None) -> Task | None:
+        """Return a dataset task from the dataset file or from the ledger. Return None if neither
+        has it."""
+        if not task_id:
+            return None
+        return self._scorer.tasks.get(task_id) or self._ledger.task(task_id)
 
-    def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
+    async def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
+        """Store the result of the hooks. Raises LedgerError if results cannot be written."""
         indices = group.recorded.indices
         rewards = outcome.rewards or [None] * len(indices)
-        siblings = [
-            RescoredSibling(index, reward, annotations)
-            for index, reward, annotations in zip(
-                indices, rewards, outcome.annotations or [{} for _ in indices], strict=True
-            )
-        ]
+        annotations = outcome.annotations or [{} for _ in indices]
+        columns = zip(indices, rewards, annotations, strict=True)
+        siblings = [RescoredSibling(*column) for column in columns]
         group_id, now = group.recorded.request_id, time.time()
         row = RescoredRow(group_id, self.hook_hash, siblings, outcome.reason, now)
         self._ledger.rescored.put(row)
+        if self._ledger.health.waiting > MAX_WAITING:
+            await self.flush()
+        self._check_written()
+
+    async def flush(self) -> None:
+        """Wait until all results are in the ledger's file. Raises LedgerError if some cannot be
+        written."""
+        is_written = await self._ledger.flush()
+        self._check_written()
+        if not is_written:
+            raise LedgerError(f"the ledger's disk is too slow; {RUN_AGAIN}")
+
+    def _check_written(self) -> None:
+        health = self._ledger.health
+        if health.dropped:
+            raise LedgerError(f"the new rewards cannot be written ({health.error}); {RUN_AGAIN}")
+
+    def _result(
+        self,
+        group: LoggedGroup,
+        rewards: Sequence[float | None] | None,
+        reason: str | None,
+        *,
+        is_known: bool = False,
+    ) -> RescoredGroup:
+        if rewards is not None:
+            rewards = with_floor(rewards, group.failures, self._scorer.failure_floor)
+        return RescoredGroup(
+            group.recorded.request_id,
+            group.rewards,
+            rewards,
+            reason,
+            group.served,
+            group.greedy,
+            is_known,
+            group.lacks_task,
+        )
 
     def _check_hash(self, content_hash: str) -> None:
         self.hook_hash = self.hook_hash or content_hash
         if content_hash != self.hook_hash:
             raise UserError(HOOKS_CHANGED)
-
-
-def _result(
-    group: LoggedGroup, rewards: Sequence[float | None] | None, reason: str | None
-) -> RescoredGroup:
-    group_id = group.recorded.request_id
-    return RescoredGroup(group_id, group.rewards, rewards, reason, group.served)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
@@ -13,14 +14,32 @@ from fakevllm.rescoring.comparison import HookComparison, HookMeans
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 
+_NO_ROWS = "hooks get no metadata of it, so set dataset.file to the file of that time"
 MAX_LISTED = 5
 """Maximum number of unreadable groups that are listed."""
 
 
-def render(comparison: HookComparison, broken: Sequence[BrokenGroup], title: str) -> Group:
-    """Return the means of the old and the new rewards as a table, and what changed as a list of
-    lines."""
-    return Group(_means(comparison, title), _remarks(comparison, broken))
+@dataclass(slots=True)
+class Rescored:
+    """The results of a command."""
+
+    ledger: Path
+    """Ledger file that has the new rewards."""
+    hook_hash: str = ""
+    comparison: HookComparison = field(default_factory=HookComparison)
+    broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
+
+
+def render(rescored: Rescored, title: str) -> Group:
+    """Return the means of the old and the new rewards as a table, what changed as a list of lines,
+    and warnings."""
+    comparison = rescored.comparison
+    num_groups = counted(comparison.num_groups, "group")
+    texts = [_warnings(rescored)]
+    if comparison.num_compared:
+        texts.insert(0, _changes(comparison))
+    table = _means(comparison, f"{title}: {num_groups}")
+    return Group(table, *(text for text in texts if text))
 
 
 def _means(comparison: HookComparison, title: str) -> Table:
@@ -42,7 +61,7 @@ def _cells(means: HookMeans, num_groups: int) -> list[str]:
     return [*numbers, _share(means.num_with_signal, num_groups)]
 
 
-def _remarks(comparison: HookComparison, broken: Sequence[BrokenGroup]) -> Text:
+def _changes(comparison: HookComparison) -> Text:
     num = comparison.num_compared
     lines = [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
@@ -53,17 +72,31 @@ def _remarks(comparison: HookComparison, broken: Sequence[BrokenGroup]) -> Text:
         "another sibling would have been served in "
         f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
     ]
-    text = Text("\n".join(lines))
-    if comparison.num_without_old:
-        have = counted(comparison.num_without_old, "group", "have", "has")
-        text.append(f"\n{have} no old reward, and not compared", "dim")
-    for reason, num_failed in comparison.failures.most_common():
-        text.append(f"\nthe new hooks failed for {counted(num_failed, 'group')}: {reason}", "red")
+    return Text("\n".join(lines))
+
+
+def _warnings(rescored: Rescored) -> Text:
+    comparison, broken = rescored.comparison, rescored.broken
+    lines: list[tuple[str, str]] = []
+    if num := comparison.num_known:
+        groups = counted(num, "group", "were", "was")
+        lines.append((f"{groups} scored by an earlier command (--again scores them again)", "dim"))
+    if num := comparison.num_without_old:
+        groups = counted(num, "group", "have", "has")
+        lines.append((f"{groups} no old reward, and not compared", "dim"))
+    if num := comparison.num_without_task:
+        groups = counted(num, "group", "belong", "belongs")
+        lines.append((f"{groups} to a dataset row that is unknown here: {_NO_ROWS}", "red"))
+    for reason, num in comparison.failures.most_common():
+        lines.append((f"the new hooks failed for {counted(num, 'group')}: {reason}", "red"))
+    if comparison.first_failure is not None:
+        lines.append((f"  first: {printable(comparison.first_failure)}", "red"))
     if broken:
-        text.append(f"\n{counted(len(broken), 'group')} cannot be read, and not scored:", "red")
-        for one in broken[:MAX_LISTED]:
-            text.append(f"\n  {one.group_id}: {printable(one.error)}", "red")
-    return text
+        lines.append((f"{counted(len(broken), 'group')} cannot be read, and not scored:", "red"))
+        lines += [
+            (f"  {one.group_id}: {printable(one.error)}", "red") for one in broken[:MAX_LISTED]
+        ]
+    return Text("\n").join(Text(line, style) for line, style in lines)
 
 
 def _share(num: int, total: int) -> str:

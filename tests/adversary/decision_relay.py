@@ -110,9 +110,11 @@ class DecisionRelay:
         self._ready.set()
         await self._ended.wait()
         await self._refuse()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        # A connection that was just accepted is in the set only when its task has begun.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.wait(tasks, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
 
     async def _listen(self) -> None:
         if self._listener is None:

@@ -207,9 +207,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "vLLM sends the field if vLLM runs a parser for tools or reasoning.",
         "fakevllm omits the field if it records the tokens of the answer for training.",
         "To record the tokens, fakevllm asks vLLM for the reasoning. It then removes the reasoning "
-        "from each delta. It cannot leave `null` in its place, as some vLLMs do: this depends on "
-        "the parsers with which vLLM was started, and fakevllm does not know these parsers. No "
-        "client reads the field.",
+        "from each delta. Whether vLLM would leave `null` in its place depends on the parsers with "
+        "which vLLM was started. fakevllm does not know these parsers. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),

@@ -52,6 +52,11 @@ def releases(server: Process) -> dict[str, Any]:
     return httpx.get(f"{server.url}/releases", timeout=30).json()
 
 
+def wait_until_training_waits(server: Process) -> None:
+    """Wait until the gate has limited training. A step of the fake engine may be faster."""
+    wait_until(lambda: releases(server)["training_limit"] == 0, 60.0, "the limit of training")
+
+
 def num_answered(proxy: Process, released: int, decision: int | None = None) -> int:
     """Return the number of answered rows of the references of a released version, or of the one
     that it made after a decision with this number."""
@@ -64,6 +69,7 @@ def test_a_version_is_released_after_training_has_waited_for_its_evaluation(
 ) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags(tmp_path))
+    wait_until_training_waits(server)
     talk = Talk(proxy)
     record = talk.ask_until_decided(server, "released")
     assert (record["decided_by"], record["version"]) == ("gate", 3)
@@ -82,6 +88,7 @@ def test_a_worse_version_is_rejected_and_the_restored_weights_make_the_next_refe
 ) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags(tmp_path, GAMEABLE, margin=0.01))
+    wait_until_training_waits(server)
     record = Talk(proxy).ask_until_decided(server, "rejected")
     assert record["evidence"]["restored"] == 0
     number = record["number"]

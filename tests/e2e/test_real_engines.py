@@ -18,7 +18,7 @@ from statistics import mean
 import openai
 import pytest
 
-from benchmarks.run_log_reader import read_log_entries
+from benchmarks.run_log_reader import read_step_entries
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
@@ -85,8 +85,7 @@ def train(stack: VllmStack, num_steps: int) -> list[float]:
     The result is the mean reward of each step.
     """
     asyncio.run(play_until_trained(stack.proxy, stack.server, num_steps))
-    entries = read_log_entries(stack.server.folder)
-    steps = [entry for entry in entries if entry["kind"] == "step"][:num_steps]
+    steps = read_step_entries(stack.server.folder)[:num_steps]
     query = "select count(*) as n from calls where untrainable is not null"
     print("calls that could not be trained:", rows(stack.proxy, query)[0]["n"])
     means = [entry["metrics"]["reward_mean"] for entry in steps]
@@ -102,7 +101,7 @@ async def play_until_trained(proxy: Process, server: Process, num_steps: int) ->
     keys = await register_tasks(f"{proxy.url}/v1", tasks)
 
     def is_trained() -> bool:
-        return any(entry["step"] == num_steps for entry in read_log_entries(server.folder))
+        return any(entry["step"] >= num_steps for entry in read_step_entries(server.folder))
 
     async def user(turns: Iterator[Task]) -> None:
         async with openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="sk") as app:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,11 @@ def test_the_same_hooks_give_the_same_rewards_to_requests_of_all_formats(
     processes: Processes, tmp_path: Path
 ) -> None:
     hooks = write_hooks(tmp_path / "hooks", FINGERPRINT)
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text('{"question": "Is it 1?", "answer": "yes"}\n')
     server = processes.server("--backend", "fake")
-    proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "4")
+    flags = ("--hooks", str(hooks), "--n", "4", "--dataset", str(dataset))
+    proxy = processes.proxy(server, *flags)
 
     def post(path: str, **body: object) -> Any:
         reply = httpx.post(f"{proxy.url}/v1/{path}", json={"model": "fake", **body}, timeout=60)
@@ -69,8 +74,10 @@ def test_the_same_hooks_give_the_same_rewards_to_requests_of_all_formats(
     post("messages", messages=user("Is it 5?"), max_tokens=20)
     wait_for_groups(proxy, 7, states="pooled trained dropped")
 
-    figures = rescore(tmp_path, "--hooks", str(hooks), "--run-dir", str(proxy.folder))
-    assert figures["num_compared"] == 7
+    where = ("--run-dir", str(proxy.folder), "--dataset", str(dataset))
+    figures = rescore(tmp_path, "--hooks", str(hooks), *where)
+    assert (figures["num_compared"], figures["num_without_task"]) == (7, 0)
+    assert rows(proxy, "SELECT COUNT(*) FROM groups WHERE task_id IS NOT NULL")[0][0] >= 1
     assert figures["num_siblings"] == 28
     differing = rows(
         proxy,
@@ -91,11 +98,28 @@ def test_the_proxy_serves_while_its_ledger_is_rescored(
         httpx.post(f"{proxy.url}/v1/chat/completions", json=body).raise_for_status()
     wait_for_groups(proxy, 20, states="pooled trained dropped")
     no_hooks = write_hooks(tmp_path / "no", PREFER_YES.replace('"yes"', '"no"'))
-    figures = rescore(tmp_path, "--hooks", str(no_hooks), "--ledger", str(ledger_file(proxy)))
-    assert figures["num_compared"] == 20
+    num_answered, is_over = 20, threading.Event()
+
+    def keep_asking() -> None:
+        nonlocal num_answered
+        while not is_over.is_set():
+            httpx.post(f"{proxy.url}/v1/chat/completions", json=body).raise_for_status()
+            num_answered += 1
+
+    with ThreadPoolExecutor(1) as app:
+        asking = app.submit(keep_asking)
+        try:
+            figures = rescore(
+                tmp_path, "--hooks", str(no_hooks), "--ledger", str(ledger_file(proxy))
+            )
+        finally:
+            is_over.set()
+        asking.result(timeout=60)
+    assert figures["num_compared"] >= 20
     assert figures["correlation"] == pytest.approx(-1.0)
-    httpx.post(f"{proxy.url}/v1/chat/completions", json=body).raise_for_status()
-    assert len(wait_for_groups(proxy, 21, states="pooled trained dropped")) == 21
+    assert num_answered > 20
+    groups = wait_for_groups(proxy, num_answered, states="pooled trained dropped")
+    assert len(groups) == num_answered
     assert httpx.get(f"{proxy.url}/fakevllm/stats").json()["ledger_dropped"] == 0
 
 

@@ -83,7 +83,8 @@ def _was_refused_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "A response id with characters other than letters, digits, `_` and `-`.",
-        "vLLM's error says that there is no such response, or that the query is wrong.",
+        "vLLM's error says that there is no such response. If the id contains `?`, vLLM takes the "
+        "rest as query parameters, and may report an error in them.",
         "Status 404: no such path.",
         "The proxy puts the id into the path of the request that it sends to the server. With "
         "other characters, such as `/`, the path could be that of another route.",
@@ -102,7 +103,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "response to the same API key. Second, another field is invalid.",
         "vLLM reports the invalid field.",
         "Status 404: no such response.",
-        "vLLM does not check which key made a response. Therefore fakevllm checks the id first.",
+        "vLLM does not check which key made a response, so fakevllm checks this itself, before it "
+        "passes the request on. vLLM checks the other fields only afterwards.",
         _has_an_unknown_previous_response,
     ),
     KnownDifference(

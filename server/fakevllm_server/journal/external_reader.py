@@ -6,21 +6,18 @@ The file is not changed. Reading takes no lock that could make the server wait.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
 
 from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_runtime.read_only import connect_read_only
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-BUSY_TIMEOUT_S = 5.0
 
 
 def read_journal_file(
@@ -34,11 +31,8 @@ def read_journal_file(
 
     Raises ConfigError if the file cannot be read.
     """
-    uri = f"file:{quote(str(journal))}?mode=ro"
     engine = create_engine(
-        "sqlite://",
-        creator=lambda: sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, uri=True),
-        poolclass=NullPool,
+        "sqlite://", creator=lambda: connect_read_only(journal), poolclass=NullPool
     )
     try:
         with engine.connect() as db:

@@ -65,6 +65,38 @@ async def on_compute_relative_reward(v, a, q):
     assert before.annotations == late.annotations == after.annotations
 
 
+async def test_calls_that_begin_while_a_crashed_process_is_reaped_blame_no_other_call(
+    start: Start, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    worker = await start(
+        f"""
+import asyncio, gc, os, pathlib, socket, time
+async def on_compute_relative_reward(v, a, q):
+    if q == "crash":
+        pathlib.Path({str(gone)!r}).touch()
+        # The proxy sees the end of the connection, and waits for the end of the process.
+        for one in gc.get_objects():
+            if isinstance(one, socket.socket) and one.family == socket.AF_UNIX:
+                one.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.3)
+        os._exit(3)
+    await asyncio.sleep(0 if pathlib.Path({str(gone)!r}).exists() else 600)
+    return [1]
+"""
+    )
+    innocent = [asyncio.create_task(reward(worker, "a")) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    crashed = asyncio.create_task(reward(worker, "a", question="crash"))
+    await until_exists(gone)
+    while not crashed.done():
+        innocent.append(asyncio.create_task(reward(worker, "a")))
+        await asyncio.sleep(0.001)
+    assert (await crashed).reason == "hook_crashed: the hook ended its process with exit code 3"
+    outcomes = await asyncio.gather(*innocent)
+    assert {outcome.reason for outcome in outcomes} == {None}
+
+
 async def test_a_sync_hook_that_hangs_fails_only_its_own_call(start: Start) -> None:
     worker = await start(
         """

@@ -63,6 +63,31 @@ def test_a_signal_is_gained_by_broken_ties_and_lost_by_new_ties() -> None:
     assert comparison.num_reordered == 0
 
 
+def test_only_siblings_with_both_rewards_count_for_the_means() -> None:
+    comparison = compare(group([1.0, None, 0.0], [1.0, 5.0, 0.0]))
+    assert (comparison.old.mean, comparison.new.mean) == (0.5, 0.5)
+    assert comparison.new.best == 1.0
+
+
+def test_a_greedy_sibling_does_not_count_for_the_mean_of_all() -> None:
+    comparison = compare(RescoredGroup("g", [1.0, 0.0, 0.0], [4.0, 2.0, 0.0], greedy=0))
+    assert (comparison.old.mean, comparison.new.mean) == (0.0, 1.0)
+    assert comparison.new.best == 4.0
+
+
+def test_a_served_sibling_without_a_new_reward_would_not_be_served() -> None:
+    comparison = compare(group([1, 0], [None, 0.5]), group([1, 0], [None, None]))
+    assert (comparison.num_served, comparison.num_served_otherwise) == (1, 1)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.integers(2, 5)), max_size=20))
+def test_groups_that_both_hooks_tie_have_no_correlation_within(
+    ties: list[tuple[float, float, int]],
+) -> None:
+    comparison = compare(*(group([old] * num, [new] * num) for old, new, num in ties))
+    assert comparison.correlation_within is None
+
+
 def test_groups_that_cannot_be_compared_are_counted_and_left_out() -> None:
     comparison = compare(group([0, 1], None), group([None, None], [0, 1]), group([0, 1], [0, 1]))
     assert comparison.num_groups == 3

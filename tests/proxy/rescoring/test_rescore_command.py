@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def on_compute_relative_reward(valid_results, all_answers):
         raise KeyError("answer")
     return [0.5 for _ in valid_results]
 """
+NO_ROOM = "SELECT RAISE(ABORT, 'no room')"
 NUM_GROUPS = 5
 
 
@@ -40,7 +42,8 @@ def settings(tmp_path: Path) -> RescoreSettings:
     path = tmp_path / "ledger.sqlite"
     store = Ledger.open(path)
     for number in range(NUM_GROUPS):
-        store.record(group(f"g{number}", [1.0, 0.0], received_at=1000.0 + number))
+        one = group(f"g{number}", [1.0, 0.0], received_at=1000.0 + number)
+        store.record(replace(one, served_by="best"))
     store.close()
     return RescoreSettings(path, hooks(tmp_path, PREFER_LAST), timeout_s=20.0)
 
@@ -80,11 +83,12 @@ def test_the_new_rewards_stand_beside_the_old_ones(settings: RescoreSettings) ->
 
 def test_a_repeated_command_scores_only_what_is_new(settings: RescoreSettings) -> None:
     part = replace(settings, where="group_id < 'g2'")
-    assert rescore(part)[1]["num_scored_now"] == 2
-    _, figures, _ = rescore(settings)
-    assert (figures["num_scored_now"], figures["num_compared"]) == (3, NUM_GROUPS)
-    assert rescore(settings)[1]["num_scored_now"] == 0
-    assert rescore(replace(settings, again=True))[1]["num_scored_now"] == NUM_GROUPS
+    assert rescore(part)[1]["num_known"] == 0
+    _, figures, output = rescore(settings)
+    assert (figures["num_known"], figures["num_compared"]) == (2, NUM_GROUPS)
+    assert "2 groups were scored by an earlier command (--again" in output
+    assert rescore(settings)[1]["num_known"] == NUM_GROUPS
+    assert rescore(replace(settings, again=True))[1]["num_known"] == 0
     assert len(stored(settings)) == 2 * NUM_GROUPS
 
 
@@ -110,8 +114,9 @@ def test_hooks_that_fail_for_old_groups_are_counted(settings: RescoreSettings) -
     reasons = stored(settings, "group_id, reward, reason")
     assert reasons[0][:2] == ("g0", None)
     assert reasons[0][2].startswith("hook_raised: KeyError")
+    assert "first: hook_raised: KeyError: 'answer'" in output
     _, again, _ = rescore(failing)
-    assert (again["num_scored_now"], again["failures"]) == (0, {"hook_raised": 1})
+    assert (again["num_known"], again["failures"]) == (NUM_GROUPS - 1, {"hook_raised": 1})
 
 
 def test_the_command_fails_if_the_hooks_score_nothing(settings: RescoreSettings) -> None:
@@ -123,11 +128,14 @@ def test_the_command_fails_if_the_hooks_score_nothing(settings: RescoreSettings)
 
 def test_unusable_answers_get_the_failure_floor(settings: RescoreSettings) -> None:
     store = Ledger.open(settings.ledger)
-    cut_off = replace(sibling(1), failure="cut_off")
-    store.record(replace(group("g0"), siblings=[sibling(0), cut_off]))
+    cut_off = replace(sibling(1, 0.0), failure="cut_off")
+    store.record(replace(group("g0"), siblings=[sibling(0, 1.0), cut_off]))
     store.close()
-    rescore(replace(settings, failure_floor=-2.0, last=1, where="group_id = 'g0'"))
-    assert stored(settings) == [("g0", 0, 0.0), ("g0", 1, -2.0)]
+    part = replace(settings, where="group_id = 'g0'")
+    assert rescore(replace(part, failure_floor=-2.0))[1]["new"]["mean"] == -1.0
+    assert rescore(replace(part, failure_floor=-4.0))[1]["new"]["mean"] == -2.0
+    assert rescore(part)[1]["new"]["mean"] == 0.5
+    assert stored(settings) == [("g0", 0, 0.0), ("g0", 1, 1.0)]
 
 
 def test_hooks_see_the_indices_of_the_siblings_when_one_has_no_answer(
@@ -152,17 +160,85 @@ def test_groups_with_broken_rows_are_skipped_and_listed(settings: RescoreSetting
 
 
 def test_a_ledger_of_an_older_schema_is_migrated_on_a_copy(settings: RescoreSettings) -> None:
-    with sqlite3.connect(settings.ledger) as db:
-        db.execute("DROP TABLE rescored")
-        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
-    db.close()
+    make_older(settings.ledger)
     before = settings.ledger.read_bytes()
-    assert rescore(settings)[1]["num_scored_now"] == NUM_GROUPS
-    assert rescore(settings)[1]["num_scored_now"] == 0
+    assert rescore(settings)[1]["num_known"] == 0
+    assert rescore(settings)[1]["num_known"] == NUM_GROUPS
     assert settings.ledger.read_bytes() == before
     copy = settings.ledger.with_name("ledger.m016_rescored.sqlite")
     assert len(rows(copy, "SELECT 1 FROM rescored")) == 2 * NUM_GROUPS
     assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_copy_of_an_older_ledger_gets_new_groups_and_keeps_its_results(
+    settings: RescoreSettings,
+) -> None:
+    make_older(settings.ledger)
+    rescore(settings)
+    # The new group stands only in the write-ahead log, as while a proxy runs.
+    with sqlite3.connect(settings.ledger) as db:
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        for table in ("group_rows", "sibling_rows"):
+            names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")][1:]
+            columns = ", ".join(f'"{name}"' for name in names)
+            db.execute(
+                f"INSERT INTO {table} SELECT 'new', {columns} FROM {table} WHERE group_id = 'g4'"
+            )
+        db.commit()
+        figures = rescore(settings)[1]
+    db.close()
+    assert (figures["num_known"], figures["num_compared"]) == (NUM_GROUPS, NUM_GROUPS + 1)
+
+
+@pytest.mark.parametrize("remnant", ["part", "unmigrated"])
+def test_an_interrupted_copy_is_made_again(settings: RescoreSettings, remnant: str) -> None:
+    make_older(settings.ledger)
+    copy = settings.ledger.with_name("ledger.m016_rescored.sqlite")
+    if remnant == "part":
+        copy.with_name(f"{copy.name}.part").write_bytes(b"a part of a database")
+    else:
+        copy.write_bytes(settings.ledger.read_bytes())
+    assert rescore(settings)[1]["num_compared"] == NUM_GROUPS
+
+
+def make_older(ledger: Path) -> None:
+    """Change a ledger to the schema before the table `rescored`."""
+    with sqlite3.connect(ledger) as db:
+        db.execute("DROP TABLE rescored")
+        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
+    db.close()
+
+
+def test_hooks_get_the_rows_of_the_dataset_file(settings: RescoreSettings) -> None:
+    store = Ledger.open(settings.ledger)
+    store.record(group("g0", [1.0, 0.0], task_id="row-1"))
+    store.close()
+    by_metadata = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [float(len(valid_results[0].task.metadata)) + s.index for s in valid_results]
+"""
+    part = replace(
+        settings, where="group_id = 'g0'", hooks=hooks(settings.ledger.parent, by_metadata)
+    )
+    figures, output = rescore(part)[1:]
+    assert (figures["num_without_task"], figures["new"]["mean"]) == (1, 0.5)
+    assert "1 group belongs to a dataset row that is unknown here" in output
+    tasks = {"row-1": Task(task_id="row-1", main_query="1+1?", metadata={"answer": 2})}
+    figures = rescore(replace(part, tasks=tasks, again=True))[1]
+    assert (figures["num_without_task"], figures["new"]["mean"]) == (0, 1.5)
+
+
+def test_the_comparison_is_printed_although_results_cannot_be_written(
+    settings: RescoreSettings,
+) -> None:
+    console = Console(record=True, width=120)
+    with closing(sqlite3.connect(settings.ledger, isolation_level=None)) as db:
+        db.execute(f"CREATE TRIGGER full BEFORE INSERT ON rescored BEGIN {NO_ROOM}; END")
+        with pytest.raises(
+            LedgerError, match=r"cannot be written .*no room.* run the command again"
+        ):
+            run_rescore(settings, console)
+    assert "correlation of old and new rewards" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Count the answers that each arm of a release gate gave to apps, in a proxy's ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+_ANSWERS = """
+    SELECT COUNT(*), SUM(arm = 'training') FROM groups
+    WHERE arm IS NOT NULL AND kind IS NOT 'eval' AND received_at >= ? AND received_at < ?
+"""
+
+
+def count_answers(ledger: Path, since: float, until: float) -> tuple[int, int]:
+    """Return the number of answers of all arms between two Unix times, and how many of them came
+    from the training arm."""
+    with contextlib.closing(sqlite3.connect(ledger)) as db:
+        total, training = db.execute(_ANSWERS, (since, until)).fetchone()
+    return total, training or 0
