@@ -12,7 +12,7 @@ from fakevllm_runtime.commands import run_command
 
 def import_logs(
     log: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Log of requests in one of OpenAI's formats.")
+        Path, typer.Argument(metavar="FILE", help="Log of requests to OpenAI's or Anthropic's API.")
     ],
     target: Annotated[
         Path, typer.Option("--to", help="Dataset to write; its name ends with .jsonl.")
@@ -23,6 +23,6 @@ def import_logs(
     def run() -> None:
         from fakevllm.request_logs.command import run_import
 
-        run_import(log, target)
+        run_import(log.expanduser(), target.expanduser())
 
     run_command(run)

@@ -40,16 +40,18 @@ def run_import(log: Path, target: Path, console: Console | None = None) -> None:
     """
     if target.suffix != ".jsonl":
         raise ConfigError(f"--to {target} has an unknown type: end its name with .jsonl.")
+    if _is_same_file(log, target):
+        raise ConfigError(f"--to {target} is the log itself: name another file.")
     counts = ImportCounts()
     with new_file(target) as file:
         for row in _rows(log, counts):
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(row)
         if not counts.num_rows:
             raise UserError(_nothing(log, counts))
     (console or Console()).print(_summary(log, target, counts), soft_wrap=True)
 
 
-def _rows(log: Path, counts: ImportCounts) -> Iterator[dict[str, object]]:
+def _rows(log: Path, counts: ImportCounts) -> Iterator[bytes]:
     for number, line in enumerate(_lines(log), start=1):
         if not line.strip():
             continue
@@ -62,12 +64,22 @@ def _rows(log: Path, counts: ImportCounts) -> Iterator[dict[str, object]]:
             continue
         for entry in entries_of(value):
             try:
-                row = row_of(entry)
+                row = orjson.dumps(row_of(entry), option=orjson.OPT_APPEND_NEWLINE)
             except NotImported as reason:
                 counts.skipped[str(reason)] += 1
+            except orjson.JSONEncodeError:  # it is nested too deep, for example
+                counts.skipped["not_encoded"] += 1
             else:
                 counts.num_rows += 1
                 yield row
+
+
+def _is_same_file(log: Path, target: Path) -> bool:
+    """Return True if both names refer to one existing file, also through links."""
+    try:
+        return log.samefile(target)
+    except OSError:  # one of them does not exist, and reading or writing it says so
+        return False
 
 
 def _lines(log: Path) -> Iterator[bytes]:

@@ -2,11 +2,13 @@
 
 An entry has one of these shapes:
 
-* the body of a request: `{"model": …, "messages": […]}` or `{"model": …, "input": …}`
+* the body of a request: `{"model": …, "messages": […]}` or `{"model": …, "input": …}`. Requests to
+  Anthropic's Messages API also have `messages`; they are recognised by what only they have.
 * a request with its response: `{"request": {…}, "response": {…}}`
 * a stored chat completion with its messages: `{"object": "chat.completion", "messages": […],
   "choices": […]}`
-* a line of the input of a batch: `{"custom_id": …, "url": "/v1/chat/completions", "body": {…}}`
+* a line of the input of a batch: `{"custom_id": …, "url": "/v1/chat/completions", "body": {…}}`,
+  and a line with `params` of a batch for Anthropic
 * a line of a file for fine-tuning: `{"messages": […]}`, whose last message is the answer
 """
 
@@ -15,15 +17,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from fakevllm.admission.row_requests import REQUEST_FIELDS
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
+from fakevllm_adapters.formats.chat import text_of
 from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 
 _NOT_SENT = ("weight",)
 """Fields of a message that only files for fine-tuning have."""
+_ANTHROPIC_FIELDS = {"system", "stop_sequences", "anthropic_version"}
+"""Fields that a request to Anthropic's Messages API may have, and one to OpenAI's API may not."""
+_ANTHROPIC_BLOCKS = {
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "redacted_thinking",
+    "image",
+    "document",
+}
+"""Types of content blocks that only Anthropic's Messages API has."""
+_ANTHROPIC_REQUIRED: Json = {"model": "unknown", "max_tokens": 1}
+"""Fields that the adapter needs, and that a log may lack. They are not copied to the row."""
 
 
 class NotImported(Exception):
@@ -66,10 +83,12 @@ def row_of(entry: object) -> Json:
     logged = _logged_request(entry)
     body = _chat_body(logged)
     messages = [_without(message) for message in _messages(body.get("messages"))]
-    answer = _text(_answered(logged.response))
+    answer = _answer(logged.response)
     if messages[-1].get("role") == "assistant":
-        last = messages.pop()
-        answer = answer if answer is not None else _text(last)
+        last = text_of(messages.pop().get("content")) or None
+        if answer not in (None, last):  # the request begins the answer of the response
+            raise NotImported("continued_answer")
+        answer = last
     if not messages:
         raise NotImported("no_messages")
     if messages[-1].get("role") == "assistant":
@@ -87,20 +106,50 @@ def _logged_request(entry: object) -> _LoggedRequest:
     if not isinstance(entry, dict):
         raise NotImported("no_request")
     fields = cast(Json, entry)
-    url, body = fields.get("url"), fields.get("body")
-    if isinstance(body, dict):  # a line of a batch's input
-        path = url if isinstance(url, str) else ADAPTERS["chat"].path
-        return _LoggedRequest(path, cast(Json, body), {})
-    request, response = fields.get("request"), fields.get("response")
-    if isinstance(request, dict):
-        fields = cast(Json, request)
-        response = cast(Json, response) if isinstance(response, dict) else {}
+    request = _object(fields.get("request"))
+    response = _object(fields.get("response"))
+    if request is None:
+        request = fields
+        response = fields if response is None else response
+    response = _body_of(response or {})
+    url, body = request.get("url"), _body_of(request)
+    if isinstance(url, str) and body is not request:
+        return _LoggedRequest(_path(url), body, response)
+    if "messages" in body:
+        name = "messages" if _is_anthropic(body, response) else "chat"
+    elif "input" in body:
+        name = "responses"
     else:
-        response = fields
-    body_name = "chat" if "messages" in fields else "responses" if "input" in fields else None
-    if body_name is None:
-        raise NotImported("no_messages" if "choices" in fields else "no_request")
-    return _LoggedRequest(ADAPTERS[body_name].path, fields, response)
+        raise NotImported("no_messages" if "choices" in body else "no_request")
+    return _LoggedRequest(ADAPTERS[name].path, body, response)
+
+
+def _path(url: str) -> str:
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        raise NotImported("other_route") from None
+
+
+def _body_of(fields: Json) -> Json:
+    """Return the body of a request or a response that is logged with its URL or status."""
+    bodies = (_object(fields.get(name)) for name in ("body", "params"))
+    return next((body for body in bodies if body is not None), fields)
+
+
+def _is_anthropic(body: Json, response: Json) -> bool:
+    """Return True for a request to Anthropic's Messages API. Without a sign of it, the body has the
+    same meaning in OpenAI's format."""
+    tools = _items(body.get("tools"))
+    blocks = [
+        block for message in _items(body["messages"]) for block in _items(message.get("content"))
+    ]
+    return (
+        response.get("type") == "message"
+        or not _ANTHROPIC_FIELDS.isdisjoint(body)
+        or any("input_schema" in tool for tool in tools)
+        or any(block.get("type") in _ANTHROPIC_BLOCKS for block in blocks)
+    )
 
 
 def _chat_body(logged: _LoggedRequest) -> Json:
@@ -109,10 +158,14 @@ def _chat_body(logged: _LoggedRequest) -> Json:
         raise NotImported("other_route")
     if logged.body.get("previous_response_id") is not None:
         raise NotImported("previous_response")
+    is_anthropic = adapter is ADAPTERS["messages"]
+    required = _ANTHROPIC_REQUIRED if is_anthropic else {}
     try:
-        return adapter.open(logged.body, EngineInfo()).body
+        body = adapter.open(required | logged.body, EngineInfo()).body
     except NotTranslated:
         raise NotImported("not_translated") from None
+    added = required.keys() - logged.body.keys()
+    return {name: value for name, value in body.items() if name not in added}
 
 
 def _messages(value: object) -> list[Json]:
@@ -128,14 +181,26 @@ def _without(message: Json) -> Json:
     return {key: value for key, value in message.items() if key not in _NOT_SENT}
 
 
-def _answered(response: Json) -> Json | None:
-    """Return the message of a response in the format of chat completions; None for others."""
-    choices: object = response.get("choices")
-    first = next(iter(cast(list[object], choices)), None) if isinstance(choices, list) else None
-    message = cast(Json, first).get("message") if isinstance(first, dict) else None
-    return cast(Json, message) if isinstance(message, dict) else None
+def _answer(response: Json) -> str | None:
+    """Return the text of a response of one of the three APIs; None without text."""
+    choices = _items(response.get("choices"))
+    message = _object(choices[0].get("message")) if choices else None
+    if message is not None:
+        content: object = message.get("content")
+    elif response.get("object") == "response":
+        output = _items(response.get("output"))
+        items = [item for item in output if item.get("type") == "message"]
+        content = [part for item in items for part in _items(item.get("content"))]
+    else:
+        content = response.get("content") if response.get("type") == "message" else None
+    return text_of(content) or None
 
 
-def _text(message: Json | None) -> str | None:
-    content = None if message is None else message.get("content")
-    return content if isinstance(content, str) else None
+def _object(value: object) -> Json | None:
+    return cast(Json, value) if isinstance(value, dict) else None
+
+
+def _items(value: object) -> list[Json]:
+    """Return the objects of a list; an empty list for a value of another type."""
+    items = cast(list[object], value) if isinstance(value, list) else []
+    return [cast(Json, item) for item in items if isinstance(item, dict)]

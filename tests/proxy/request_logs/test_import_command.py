@@ -52,6 +52,30 @@ def test_a_log_without_requests_is_refused(tmp_path: Path, text: str, message: s
     assert [one.name for one in tmp_path.iterdir()] == ["log.jsonl"]
 
 
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_the_log_itself_is_not_overwritten(tmp_path: Path, link: str | None) -> None:
+    file = log(tmp_path, GOOD)
+    target = file
+    if link is not None:
+        target = tmp_path / "rows.jsonl"
+        getattr(target, link)(file)
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"--to .*jsonl is the log itself: name another file"):
+        run_import(file, target)
+    assert file.read_bytes() == target.read_bytes() == before
+
+
+def test_an_entry_that_cannot_be_encoded_is_counted(tmp_path: Path) -> None:
+    deep: object = 1
+    for _ in range(300):
+        deep = [deep]
+    file = log(tmp_path, GOOD | {"tools": [{"type": "function", "deep": deep}]}, GOOD)
+    console = Console(record=True, width=120)
+    run_import(file, tmp_path / "rows.jsonl", console)
+    assert "1 skipped: 1 not_encoded" in console.export_text()
+    assert len(read_tasks(tmp_path / "rows.jsonl", "question")) == 1
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"The log .*missing cannot be read: No such file"):
         run_import(tmp_path / "missing", tmp_path / "rows.jsonl")
