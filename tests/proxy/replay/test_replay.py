@@ -1,4 +1,5 @@
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
+from fakevllm.replay.command import ReplaySettings, run_replay
 from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy_queries import first_model, register_tasks, training_notice
 from fakevllm.replay.retry_deadline import FIRST_PAUSE_S, MAX_PAUSE_S, RetryDeadline
@@ -16,6 +18,46 @@ from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]
 URL = "http://127.0.0.1:9/v1"
+
+
+def replay_settings(dataset: Path, app_command: str | None) -> ReplaySettings:
+    return ReplaySettings(
+        dataset=dataset,
+        field="question",
+        url=URL,
+        app_command=app_command,
+        model="m",
+        concurrency=None,
+        limit=None,
+        epochs=1,
+        max_tokens=None,
+        state=dataset.with_name("state"),
+        fresh=False,
+    )
+
+
+USER = {"role": "user", "content": "2 plus 3?"}
+NO_REQUESTS: list[tuple[object, str]] = [
+    ([USER, {"role": "assistant", "content": "5"}], "end with an answer"),
+    ([], "are empty"),
+    ("2 plus 3?", "are no list"),
+]
+
+
+@pytest.mark.parametrize(("messages", "problem"), NO_REQUESTS)
+def test_a_row_whose_messages_are_no_request_is_named_before_anything_is_sent(
+    tmp_path: Path, messages: object, problem: str
+) -> None:
+    dataset = tmp_path / "rows.jsonl"
+    rows = [{"question": "fine", "messages": [USER]}, {"question": "wrong", "messages": messages}]
+    dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(
+        ConfigError, match=f"rows.jsonl, the row 'wrong' .*messages` that {problem}"
+    ):
+        run_replay(replay_settings(dataset, None))
+    # An app gets only the question, so the row is fine, and the proxy is contacted.
+    with pytest.raises(ConfigError, match=re.escape(URL.removesuffix("/v1"))):
+        run_replay(replay_settings(dataset, "cat"))
 
 
 def test_finished_rows_are_skipped_after_a_restart(tmp_path: Path) -> None:
