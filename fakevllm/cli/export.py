@@ -29,6 +29,10 @@ def export(
     last: Annotated[
         int | None, typer.Option(min=1, help="Export only so many groups, the newest ones.")
     ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Dataset file whose rows the requests came from. Default: dataset.file."),
+    ] = None,
     min_difference: Annotated[
         float | None,
         typer.Option(
@@ -41,18 +45,26 @@ def export(
     """Write logged requests as a dataset file for trainers."""
 
     def run() -> None:
+        from fakevllm.admission.dataset import tasks_by_id
+        from fakevllm.admission.held_out import HeldOutRows
+        from fakevllm.admission.row_requests import read_held_out_rows
         from fakevllm.config.model import load
         from fakevllm.export.command import ExportSettings, run_export
 
-        settings = load(config, {"proxy": {"run_dir": run_dir}})
+        settings = load(config, {"proxy": {"run_dir": run_dir}, "dataset": {"file": dataset}})
+        rows, held_out = settings.dataset, settings.release.eval_dataset
         run_export(
             ExportSettings(
-                ledger=settings.ledger_file if ledger is None else ledger,
+                ledger=settings.ledger_file if ledger is None else ledger.expanduser(),
                 format_name=format_name,
-                target=target,
+                target=target.expanduser(),
                 where=where,
                 last=last,
                 min_difference=min_difference,
+                held_out=(
+                    HeldOutRows() if held_out is None else read_held_out_rows(held_out, rows.field)
+                ),
+                tasks=tasks_by_id(rows.file, rows.field),
             )
         )
 

@@ -2,6 +2,7 @@
 trainers.
 
 command.py        the command
+group_reader.py   read a group, unless it quotes a held-out row
 exported_group.py one group with its feedback, as the formats need it
 conversation.py   messages and tools in the form that chat templates expect
 user_feedback.py  what a user's feedback says about an answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 
 class ColumnType(StrEnum):
@@ -20,3 +21,31 @@ class ColumnType(StrEnum):
 
 Columns = dict[str, ColumnType]
 """The columns of a file, by name, in their order."""
+_PYTHON_TYPES: dict[ColumnType, type | tuple[type, ...]] = {
+    ColumnType.TEXT: str,
+    ColumnType.INTEGER: int,
+    ColumnType.NUMBER: (int, float),
+    ColumnType.FLAG: bool,
+    ColumnType.OBJECT: dict,
+    ColumnType.OBJECTS: list,
+}
+
+
+def typed_row(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
+    """Return the row with the values of its columns in their types, in the order of the columns.
+
+    Raises TypeError for a value of another type. SQLite stores values of any type in a column, and
+    one such value would make the whole file unreadable.
+
+    >>> typed_row({"reward": 1}, {"reward": ColumnType.NUMBER})
+    {'reward': 1.0}
+    """
+    return {name: _typed(row[name], name, column_type) for name, column_type in columns.items()}
+
+
+def _typed(value: Any, name: str, column_type: ColumnType) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, _PYTHON_TYPES[column_type]):
+        raise TypeError(f"{name} is {type(value).__name__}, and not {column_type}")
+    return float(value) if column_type is ColumnType.NUMBER else value

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import UserError
 from fakevllm.export.conversation import NotExported
-from fakevllm.export.dataset_files import dataset_file
-from fakevllm.export.exported_group import ExportedGroup
+from fakevllm.export.dataset_files import EncodedRow, RowFile, dataset_file
+from fakevllm.export.group_reader import GroupReader
 from fakevllm.export.row_formats import FORMATS, row_of
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.ledger.offline_copy import current_schema
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
+from fakevllm.runtime.progress_bar import progress_bar
 from fakevllm.runtime.terminal_text import printable
+from fakevllm.settlement.held_out_groups import HELD_OUT
+from fakevllm_adapters.protocol.swarm import Task
 
 MAX_LISTED = 5
 """Maximum number of unreadable groups that are listed."""
 DATASETS_CHUNK_BYTES = 10 << 20
 """Size of the part of a JSON Lines file from which the package `datasets` infers the types of the
 columns, unless the argument `chunksize` sets another size."""
+_NO_HELD_OUT_ROWS = (
+    "release.eval_dataset is not set, so other requests with held-out rows may be in the file: "
+    "name the configuration of the proxy with --config."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class ExportSettings:
     """Number of the newest groups to export; None means all."""
     min_difference: float | None = None
     """Smallest difference of two rewards that makes a pair; None means any difference."""
+    held_out: HeldOutRows = field(default_factory=HeldOutRows)
+    """Rows that are never trained. Requests that quote one of them are not exported."""
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    """Rows of the dataset file by the ids of their tasks."""
 
 
 @dataclass(slots=True)
@@ -54,6 +65,8 @@ class ExportCounts:
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Groups without a row, by the slug of the reason."""
     num_broken: int = 0
+    models: Counter[str] = field(default_factory=Counter[str])
+    """Rows by the model that the request named."""
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
     """The first groups whose rows in the ledger cannot be read."""
 
@@ -68,18 +81,17 @@ def run_export(settings: ExportSettings, console: Console | None = None) -> None
 
     Raises UserError for mistakes that the user can fix, and if the file would have no row.
     """
-    if not settings.ledger.exists():
+    if not settings.ledger.is_file():
         raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.min_difference is not None and settings.format_name != "preference":
         raise UserError("--min-difference works only with --as preference: remove it.")
-    messages = Console(stderr=True)
     file, note = current_schema(settings.ledger)
     if note is not None:
-        messages.print(note, markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
     groups = GroupSelection(file, settings.where, settings.last).find()
     counts = ExportCounts()
     with dataset_file(settings.target, FORMATS[settings.format_name].columns) as rows:
-        with closing(_rows(settings, file, groups, counts, messages)) as new_rows:
+        with closing(_rows(settings, file, groups, counts, rows)) as new_rows:
             for row in new_rows:
                 rows.write(row)
         if not counts.num_rows:
@@ -93,35 +105,29 @@ def _rows(
     file: Path,
     groups: SelectedGroups,
     counts: ExportCounts,
-    messages: Console,
-) -> Generator[dict[str, object]]:
+    target: RowFile,
+) -> Generator[EncodedRow]:
     row_format, difference = FORMATS[settings.format_name], settings.min_difference or 0.0
     ledger = Ledger.open(file)
+    reader = GroupReader(ledger, settings.held_out, settings.tasks)
     try:
-        with _bar(messages) as bar:
+        with progress_bar() as bar:
             bar_task = bar.add_task("groups", total=groups.count)
             for group_id in groups.ids():
                 bar.update(bar_task, advance=1)
                 try:
-                    row = row_of(row_format, _read(ledger, group_id), difference)
+                    group = reader.read(group_id)
+                    row = target.encode(row_of(row_format, group, difference))
                 except NotExported as reason:
                     counts.skipped[str(reason)] += 1
                 except READ_ERRORS as error:
                     counts.add_broken(BrokenGroup.of(group_id, error))
                 else:
                     counts.num_rows += 1
+                    counts.models[group.record.model] += 1
                     yield row
     finally:
         ledger.close()
-
-
-def _read(ledger: Ledger, group_id: str) -> ExportedGroup:
-    record = ledger.group(group_id)
-    if record is None:
-        raise KeyError("the group is not in the ledger any more")
-    return ExportedGroup(
-        record, ledger.feedback.of_group(group_id), lambda: ledger.chat_request(record)
-    )
 
 
 def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> str:
@@ -143,12 +149,27 @@ def _summary(settings: ExportSettings, num_groups: int, counts: ExportCounts) ->
     if counts.skipped:
         skipped = counted(counts.skipped.total(), "group")
         text.append(f"\n{skipped} skipped: {', '.join(_skipped(counts))}")
+    if counts.skipped[HELD_OUT] and not settings.held_out:
+        text.append(f"\n{_NO_HELD_OUT_ROWS}", "yellow")
+    if len(counts.models) > 1:
+        text.append(f"\n{_models(counts)}", "yellow")
     if counts.num_broken:
         broken = counted(counts.num_broken, "group")
         text.append(f"\n{broken} cannot be read, and not exported:", "red")
         for one in counts.broken:
             text.append(f"\n  {one.group_id}: {printable(one.error)}", "red")
     return text.append(f"\nLoad the rows in Python:\n{_load_lines(settings.target)}")
+
+
+def _models(counts: ExportCounts) -> str:
+    """Return a line about rows of several models. Their answers may differ in quality."""
+    numbers = [f"{printable(name)} ({num})" for name, num in counts.models.most_common(MAX_LISTED)]
+    more = ", …" if len(counts.models) > MAX_LISTED else ""
+    condition = "\"model = 'NAME'\""
+    return (
+        f"The requests name {len(counts.models)} models: {', '.join(numbers)}{more}. "
+        f"--where {condition} selects one."
+    )
 
 
 def _skipped(counts: ExportCounts) -> list[str]:
@@ -167,16 +188,4 @@ def _load_lines(target: Path) -> str:
     return (
         "    from datasets import load_dataset\n"
         f'    rows = load_dataset("{kind}", data_files={name}, split="train"{chunk})'
-    )
-
-
-def _bar(messages: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
     )

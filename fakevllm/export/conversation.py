@@ -4,7 +4,8 @@ module does no I/O.
 The form differs from requests to /v1/chat/completions:
 
 * The content of a message is a text. Text parts are joined with line breaks, as vLLM joins them.
-* The arguments of a tool call are an object, and not its JSON text.
+* The arguments of a tool call are always an object, and never its JSON text. TRL and the templates
+  expect an object, and the package `datasets` needs one type in a whole file.
 * Reasoning is in the field `reasoning_content`.
 * Fields that are null, and fields that no template reads, are left out.
 """
@@ -42,8 +43,9 @@ class Conversation:
 def conversation_of(body: Json) -> Conversation:
     """Return the conversation of a request to /v1/chat/completions.
 
-    Raises NotExported if the request has no messages, if it has images or other media, or if the
-    model was to continue an answer that the request begins.
+    Raises NotExported if the request has no messages, if it has images or other media, if it has
+    tools or tool calls that chat templates do not know, or if the model was to continue an answer
+    that the request begins.
     """
     messages = _objects(body.get("messages"))
     if not messages:
@@ -51,9 +53,12 @@ def conversation_of(body: Json) -> Conversation:
     if messages[-1].get("role") == "assistant":
         raise NotExported("continued_answer")
     kwargs = body.get("chat_template_kwargs")
+    tools = _objects(body.get("tools"))
+    if not all(_is_function(tool) for tool in tools):
+        raise NotExported("custom_tool")
     return Conversation(
         [chat_message(message) for message in messages],
-        _objects(body.get("tools")),
+        tools,
         {
             name: value
             for name, value in cast(Json, kwargs if isinstance(kwargs, dict) else {}).items()
@@ -64,17 +69,21 @@ def conversation_of(body: Json) -> Conversation:
 
 def chat_message(message: Json) -> Json:
     """Return a message in the form that chat templates expect. Raises NotExported if the message
-    has media.
+    has media, or a tool call that has no such form.
 
     >>> parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]
     >>> chat_message({"role": "user", "content": parts, "name": None})
     {'role': 'user', 'content': 'Hello\\nyou'}
     """
+    if not isinstance(message.get("role"), str):
+        raise NotExported("no_messages")
+    if message.get("function_call"):  # the form of calls that OpenAI used before tools
+        raise NotExported("custom_tool")
     exported: Json = {"role": message["role"], "content": _text(message.get("content"))}
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         exported["reasoning_content"] = reasoning
-    if calls := _objects(message.get("tool_calls")):
+    if calls := _objects(message.get("tool_calls"), "broken_tool_call"):
         exported["tool_calls"] = [_tool_call(call) for call in calls]
     for name in ("tool_call_id", "name"):
         if isinstance(message.get(name), str):
@@ -98,6 +107,10 @@ def _text(content: object) -> str:
 
 
 def _tool_call(call: Json) -> Json:
+    if call.get("type", "function") != "function":
+        raise NotExported("custom_tool")
+    if not _is_function(call):
+        raise NotExported("broken_tool_call")
     function: Json = call["function"]
     exported: Json = {"type": "function"}
     if call.get("id"):
@@ -106,31 +119,38 @@ def _tool_call(call: Json) -> Json:
     return exported | {"function": {"name": function["name"], "arguments": arguments}}
 
 
-def _arguments(arguments: object) -> object:
-    """Return the arguments of a tool call as an object. If their text is no JSON object, return the
-    text, so that the message is what the model wrote.
+def _is_function(tool: Json) -> bool:
+    """Return True if a tool, or the call of a tool, names a function."""
+    function: object = tool.get("function")
+    return isinstance(function, dict) and isinstance(cast(Json, function).get("name"), str)
 
-    >>> _arguments('{"a": 1}'), _arguments('{"a": '), _arguments("")
-    ({'a': 1}, '{"a": ', {})
+
+def _arguments(arguments: object) -> Json:
+    """Return the arguments of a tool call as an object. Raises NotExported if they are no object,
+    for example because the model wrote no valid JSON.
+
+    >>> _arguments('{"a": 1}'), _arguments(""), _arguments(None)
+    ({'a': 1}, {}, {})
     """
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        parsed: object = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-    return cast(Json, parsed) if isinstance(parsed, dict) else arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError:
+            raise NotExported("broken_tool_call") from None
+    elif arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise NotExported("broken_tool_call")
+    return cast(Json, arguments)
 
 
-def _objects(value: object) -> list[Json]:
-    """Return a list of JSON objects; an empty list for None.
-
-    Raises TypeError for a value of another type, which no request in the ledger has.
-    """
+def _objects(value: object, reason: str = "no_messages") -> list[Json]:
+    """Return a list of JSON objects; an empty list for None. Raises NotExported with the reason for
+    a value of another type."""
     if value is None:
         return []
     if isinstance(value, list):
         items = cast(list[object], value)
         if all(isinstance(item, dict) for item in items):
             return cast(list[Json], items)
-    raise TypeError("a list of objects was expected")
+    raise NotExported(reason)

@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 import orjson
 
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.export.columns import Columns, ColumnType
+from fakevllm.export.columns import Columns, ColumnType, typed_row
 from fakevllm.runtime.new_file import new_file
 
 ROW_GROUP_BYTES = 8 << 20
@@ -20,13 +20,19 @@ MAX_ROW_GROUP_ROWS = 5000
 """Maximum number of rows of a row group."""
 
 Json = dict[str, Any]
+EncodedRow = Any
+"""A row as a type of file writes it."""
 
 
 class RowFile(Protocol):
     """A file that rows are written to."""
 
-    def write(self, row: Json) -> None:
-        """Write a row, now or later. Raises OSError if the disk fails."""
+    def encode(self, row: Json) -> EncodedRow:
+        """Return the row as `write` needs it. Raises TypeError if the file cannot have the row."""
+        ...
+
+    def write(self, row: EncodedRow) -> None:
+        """Write an encoded row, now or later. Raises OSError if the disk fails."""
         ...
 
     def finish(self) -> None:
@@ -44,9 +50,13 @@ class JsonLinesFile:
 
     def __init__(self, file: IO[bytes], columns: Columns) -> None:
         self._file = file
+        self._columns = columns
 
-    def write(self, row: Json) -> None:
-        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    def encode(self, row: Json) -> bytes:
+        return orjson.dumps(typed_row(row, self._columns), option=orjson.OPT_APPEND_NEWLINE)
+
+    def write(self, row: bytes) -> None:
+        self._file.write(row)
 
     def finish(self) -> None:
         self._file.flush()
@@ -79,10 +89,13 @@ class ParquetFile:
         self._rows: list[Json] = []
         self._num_bytes = 0
 
+    def encode(self, row: Json) -> Json:
+        typed = typed_row(row, self._columns)
+        return {name: _encoded(value, self._columns[name]) for name, value in typed.items()}
+
     def write(self, row: Json) -> None:
-        encoded = {name: _encoded(row[name], self._columns[name]) for name in self._columns}
-        self._rows.append(encoded)
-        self._num_bytes += sum(map(_num_bytes, encoded.values()))
+        self._rows.append(row)
+        self._num_bytes += sum(map(_num_bytes, row.values()))
         if self._num_bytes >= ROW_GROUP_BYTES or len(self._rows) >= MAX_ROW_GROUP_ROWS:
             self._write_row_group()
 

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 
 from fakevllm.export.conversation import Conversation, NotExported, chat_message, conversation_of
-from fakevllm.export.user_feedback import edited_text, feedback_value, valid_feedback
+from fakevllm.export.user_feedback import edited_text, feedback_value
 from fakevllm.ledger.records import BROKEN_OFF, FeedbackRecord, GroupRecord, SiblingRecord
+from fakevllm_adapters.protocol.swarm import Task
 
 Json = dict[str, Any]
 
@@ -25,7 +26,9 @@ class ExportedGroup:
     """All feedback about the served sibling, oldest first."""
     read_chat_request: Callable[[], Json | None]
     """A function that returns the request in the format of chat completions, or None if it has no
-    such form. It is called only if the group has an answer for the row."""
+    such form. A format calls it only if the group has an answer for the row."""
+    task: Task | None = None
+    """The dataset task of the group; None if there is none, or if it is unknown."""
 
     @property
     def conversation(self) -> Conversation:
@@ -69,16 +72,17 @@ class ExportedGroup:
     @property
     def edit(self) -> Json | None:
         """The user's corrected answer as a message; None if the user has corrected nothing."""
-        text = edited_text(valid_feedback(self.feedback))
+        text = edited_text(self.feedback)
         return None if text is None else {"role": "assistant", "content": text}
 
     @property
     def feedback_value(self) -> float | None:
         """The value of the user's feedback about the served sibling; None without feedback."""
-        return feedback_value(valid_feedback(self.feedback))
+        return feedback_value(self.feedback)
 
 
 def message_of(sibling: SiblingRecord) -> Json:
-    """Return a sibling's message in the form that chat templates expect."""
+    """Return a sibling's message in the form that chat templates expect. Raises NotExported if the
+    message has no such form."""
     assert sibling.message_json is not None, "a sibling without an answer has no message"
     return chat_message({"role": "assistant"} | orjson.loads(sibling.message_json))

@@ -19,8 +19,6 @@ from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
 
 Json = dict[str, Any]
 
-HELD_OUT = "held_out"
-"""Reason in the ledger of requests that quote a held-out row. They must never train."""
 _CHAT: Columns = {
     "tools": ColumnType.OBJECTS,
     "chat_template_kwargs": ColumnType.OBJECT,
@@ -47,8 +45,6 @@ class RowFormat:
 
 def row_of(row_format: RowFormat, group: ExportedGroup, min_difference: float = 0.0) -> Json:
     """Return the row for a group. Raises NotExported if the group has none."""
-    if (group.record.reason or "").partition(":")[0] == HELD_OUT:
-        raise NotExported(HELD_OUT)
     row = row_format.row(group, min_difference)
     assert row.keys() == row_format.columns.keys(), "a row has the columns of its format"
     return row
@@ -121,12 +117,19 @@ def _edited_pair(group: ExportedGroup) -> _Pair | None:
 
 
 def _scored_pair(group: ExportedGroup, min_difference: float) -> _Pair:
-    """Return the siblings with the highest and the lowest reward."""
+    """Return the siblings with the highest and the lowest reward. A worse sibling whose message has
+    no form that chat templates accept is passed over."""
     high, best = group.best
-    low, worst = min(group.scored, key=lambda pair: (pair[0], pair[1].index))
-    if high <= low or high - low < min_difference:
-        raise NotExported("no_difference")
-    return message_of(best), message_of(worst), (high, low), "rewards"
+    chosen = message_of(best)
+    reason = NotExported("no_difference")
+    for low, worst in sorted(group.scored, key=lambda pair: (pair[0], pair[1].index)):
+        if high <= low or high - low < min_difference:
+            break
+        try:
+            return chosen, message_of(worst), (high, low), "rewards"
+        except NotExported as error:
+            reason = error
+    raise reason
 
 
 def _kto(group: ExportedGroup, min_difference: float) -> Json:
@@ -158,6 +161,7 @@ def _group(group: ExportedGroup, min_difference: float) -> Json:
     return {
         **_place(record),
         **{name: getattr(record, name) for name in _RECORD},
+        "task": None if group.task is None else group.task.model_dump(include=_TASK),
         "messages": conversation.messages,
         **_chat(conversation),
         "siblings": [_sibling(sibling) for sibling in record.siblings],
@@ -167,7 +171,10 @@ def _group(group: ExportedGroup, min_difference: float) -> Json:
 
 def _sibling(sibling: SiblingRecord) -> Json:
     fields = {name: getattr(sibling, name) for name in _SIBLING}
-    message = None if sibling.message_json is None else orjson.loads(sibling.message_json)
+    try:
+        message = None if sibling.message_json is None else message_of(sibling)
+    except NotExported:
+        message = None
     annotations = orjson.loads(sibling.annotations_json or "{}")
     return fields | {"message": message, "annotations": annotations}
 
@@ -212,9 +219,10 @@ _RECORD: Columns = {
     "arm": ColumnType.TEXT,
     "arm_propensity": ColumnType.NUMBER,
 }
+_TASK = {"main_query", "metadata"}
 _SIBLING = (
-    *("index", "served", "best", "trained", "status", "text", "finish_reason", "failure", "error"),
-    *("reward", "advantage", "prompt_tokens", "completion_tokens"),
+    *("index", "served", "best", "trained", "status", "text", "message_json", "finish_reason"),
+    *("failure", "error", "reward", "advantage", "prompt_tokens", "completion_tokens"),
 )
 _FEEDBACK = (
     *("feedback_id", "received_at", "kind", "score", "thumbs", "edited", "comment"),
@@ -266,6 +274,7 @@ FORMATS: dict[str, RowFormat] = {
         {
             **_PLACE,
             **_RECORD,
+            "task": ColumnType.OBJECT,
             "messages": ColumnType.OBJECTS,
             **_CHAT,
             "siblings": ColumnType.OBJECTS,

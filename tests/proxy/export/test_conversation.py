@@ -24,11 +24,41 @@ def test_the_examples_in_the_docstrings_hold() -> None:
 
 
 def test_the_arguments_of_tool_calls_are_objects() -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [call('{"a":1}'), call("{")]}
-    exported = chat_message(message)
+    calls = [call(arguments) for arguments in ('{"a":1}', {"a": 1}, "", "{}", None)]
+    exported = chat_message({"role": "assistant", "content": None, "tool_calls": calls})
     assert exported["content"] == ""
     arguments = [one["function"]["arguments"] for one in exported["tool_calls"]]
-    assert arguments == [{"a": 1}, "{"]
+    assert arguments == [{"a": 1}, {"a": 1}, {}, {}, {}]
+
+
+CUSTOM: Json = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([call("{")], "broken_tool_call"),
+        ([call("[1]")], "broken_tool_call"),
+        ([call("3")], "broken_tool_call"),
+        ([call([1])], "broken_tool_call"),
+        ([call("{}"), {"id": "c2", "type": "function"}], "broken_tool_call"),
+        ([{"type": "function", "function": {"arguments": "{}"}}], "broken_tool_call"),
+        ([{"type": "function", "function": "add"}], "broken_tool_call"),
+        (["add"], "broken_tool_call"),
+        ({"id": "c1"}, "broken_tool_call"),
+        ([CUSTOM], "custom_tool"),
+    ],
+)
+def test_tool_calls_without_such_a_form_are_a_reason(calls: object, reason: str) -> None:
+    with pytest.raises(NotExported, match=f"^{reason}$"):
+        chat_message({"role": "assistant", "tool_calls": calls})
+
+
+def test_tools_and_calls_that_templates_do_not_know_are_a_reason() -> None:
+    with pytest.raises(NotExported, match=r"^custom_tool$"):
+        conversation_of({"messages": [USER], "tools": [{"type": "custom", "custom": {}}]})
+    with pytest.raises(NotExported, match=r"^custom_tool$"):
+        chat_message({"role": "assistant", "function_call": {"name": "add", "arguments": "{}"}})
 
 
 def test_reasoning_has_the_name_that_chat_templates_read() -> None:
@@ -56,6 +86,7 @@ IMAGE: Json = {"role": "user", "content": [{"type": "image_url", "image_url": {}
 NOT_EXPORTED: list[tuple[list[Json] | None, str]] = [
     ([], "no_messages"),
     (None, "no_messages"),
+    ([{"content": "Hi"}], "no_messages"),
     ([USER, {"role": "assistant", "content": "Hello"}], "continued_answer"),
     ([IMAGE], "media"),
 ]

@@ -47,7 +47,7 @@ ROWS: list[dict[str, Any]] = [
 def write(target: Path, rows: list[dict[str, Any]] = ROWS) -> None:
     with dataset_file(target, COLUMNS) as file:
         for row in rows:
-            file.write(row)
+            file.write(file.encode(row))
 
 
 def read_parquet(file: Path) -> list[dict[str, Any]]:
@@ -75,6 +75,23 @@ def test_rows_are_read_back_as_they_were_written(
     assert read_parquet(tmp_path / "rows.parquet") == ROWS
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_row_with_a_value_of_another_type_is_refused_alone(tmp_path: Path, name: str) -> None:
+    wrong: dict[str, Any] = {
+        **{"messages": "[]", "kwargs": [], "text": b"raw", "turn": "first", "reward": "high"},
+        "label": 1,
+    }
+    with dataset_file(tmp_path / name, COLUMNS) as file:
+        for column, value in wrong.items():
+            with pytest.raises(TypeError, match=f"^{column} is .*, and not "):
+                file.encode(ROWS[0] | {column: value})
+        file.write(file.encode(ROWS[0] | {"reward": 1}))
+    if name.endswith("parquet"):
+        assert read_parquet(tmp_path / name)[0]["reward"] == 1.0
+    else:
+        assert b'"reward":1.0' in (tmp_path / name).read_bytes()
+
+
 def test_a_row_group_is_written_when_its_rows_are_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +108,7 @@ def test_an_error_leaves_the_older_file_and_no_other(tmp_path: Path, name: str) 
         pytest.raises(RuntimeError, match="stop"),
         dataset_file(tmp_path / name, COLUMNS) as file,
     ):
-        file.write(ROWS[0])
+        file.write(file.encode(ROWS[0]))
         raise RuntimeError("stop")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(name, "older")]
 

@@ -13,12 +13,18 @@ from typing import Any
 import orjson
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.cli.main import app
 from fakevllm.errors import LedgerError, UserError
 from fakevllm.export.command import ExportSettings, run_export
+from fakevllm.export.row_formats import FORMATS
 from fakevllm.ledger.migrations import MIGRATIONS
-from fakevllm.ledger.records import FeedbackRecord
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group
 
 NUM_GROUPS = 5
@@ -97,6 +103,135 @@ def test_groups_with_broken_rows_are_skipped_and_listed(settings: ExportSettings
     rows, output = export(settings)
     assert [row["group_id"] for row in rows] == ["g0", "g3", "g4"]
     assert "2 groups cannot be read, and not exported:\n  g1: JSONDecodeError" in output
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_that_cannot_be_encoded_are_skipped_and_listed(
+    settings: ExportSettings, suffix: str
+) -> None:
+    deep = '{"a":' * 300 + "1" + "}" * 300
+    tools = f'[{{"type":"function","function":{{"name":"f","parameters":{deep}}}}}]'
+    with sqlite3.connect(settings.ledger) as db:
+        body = f'{CHAT[:-1]},"tools":{tools}}}'
+        db.execute("UPDATE group_rows SET request_json = ? WHERE group_id = 'g1'", (body,))
+        db.execute("UPDATE group_rows SET session_id = X'FF' WHERE group_id = 'g2'")
+    db.close()
+    settings = replace(settings, target=settings.target.with_suffix(suffix))
+    console = Console(record=True, width=120)
+    run_export(settings, console)
+    output = console.export_text()
+    assert "3 rows as sft" in output
+    assert "2 groups cannot be read, and not exported:" in output
+    assert "  g1: TypeError: Recursion limit reached" in output
+    assert "  g2: TypeError: session_id is bytes" in output
+
+
+def test_tool_calls_without_a_form_for_templates_are_counted(settings: ExportSettings) -> None:
+    call = '{"type":"custom","custom":{"name":"run","input":"ls"}}'
+    with sqlite3.connect(settings.ledger) as db:
+        for group_id, one in (("g1", call), ("g2", '{"type":"function"}')):
+            calling = f'{{"role":"assistant","tool_calls":[{one}]}}'
+            body = f'{{"messages":[{calling},{{"role":"user"}}]}}'
+            db.execute(
+                "UPDATE group_rows SET request_json = ? WHERE group_id = ?", (body, group_id)
+            )
+    db.close()
+    rows, output = export(settings)
+    assert [row["group_id"] for row in rows] == ["g0", "g3", "g4"]
+    assert "1 custom_tool" in output and "1 broken_tool_call" in output
+    assert "cannot be read" not in output
+
+
+def test_requests_of_several_models_are_named(settings: ExportSettings) -> None:
+    assert "models" not in export(settings)[1]
+    store = Ledger.open(settings.ledger)
+    store.record(replace(group("other"), model="large", request_json=CHAT))
+    store.close()
+    _, output = export(settings)
+    assert "The requests name 2 models: m (5), large (1). --where \"model = 'NAME'\"" in output
+
+
+HELD_OUT_TEXT = "What is the capital of Peru?"
+HELD_OUT = HeldOutRows([Task(task_id="1", main_query=HELD_OUT_TEXT)])
+
+
+def chat(*texts: str) -> str:
+    """Return a request with user messages, and an answer between any two of them."""
+    users = [{"role": "user", "content": text} for text in texts]
+    reply = {"role": "assistant", "content": "Yes."}
+    messages = [one for user in users for one in (user, reply)][:-1]
+    return orjson.dumps({"messages": messages}).decode()
+
+
+QUOTING = chat(f"Please: {HELD_OUT_TEXT.upper()} Thanks")
+HELD_OUT_GROUPS = [
+    *(
+        replace(group("held"), request_json=QUOTING, reason=reason, state="served")
+        for reason in ("paused", "skip_rule", "side_call", "fallback", "other_arm", None)
+    ),
+    replace(group("held"), request_json=CHAT, question=HELD_OUT_TEXT),
+    replace(group("held"), request_json=chat("Hi", HELD_OUT_TEXT, "Why?")),
+    replace(group("held", task_id="row-1"), request_json=CHAT),
+    replace(group("held"), request_json=CHAT, reason="held_out: by the texts"),
+]
+
+
+@pytest.mark.parametrize("format_name", list(FORMATS))
+@pytest.mark.parametrize("record", HELD_OUT_GROUPS, ids=str)
+def test_held_out_rows_are_never_exported_whatever_their_reason(
+    settings: ExportSettings, format_name: str, record: GroupRecord
+) -> None:
+    store = Ledger.open(settings.ledger)
+    store.record(record)
+    for group_id in ("g1", "held"):
+        feedback = FeedbackRecord(group_id=group_id, feedback_id="f", received_at=0.0)
+        store.feedback.record(replace(feedback, thumbs="up", edited="2"))
+    store.close()
+    tasks = {"row-1": Task(task_id="row-1", main_query=f"In one word: {HELD_OUT_TEXT}")}
+    held_out = replace(settings, format_name=format_name, held_out=HELD_OUT, tasks=tasks)
+    rows, output = export(held_out)
+    assert "held" not in [row["group_id"] for row in rows]
+    assert "g1" in [row["group_id"] for row in rows]
+    assert "2 held_out" in output
+    assert "release.eval_dataset" not in output
+
+
+def test_feedback_that_was_held_out_keeps_its_group_out(settings: ExportSettings) -> None:
+    store = Ledger.open(settings.ledger)
+    feedback = FeedbackRecord(group_id="g1", feedback_id="f", received_at=0.0, thumbs="up")
+    store.feedback.record(replace(feedback, state="kept", reason="held_out"))
+    store.close()
+    rows, output = export(settings)
+    assert "g1" not in [row["group_id"] for row in rows]
+    assert "release.eval_dataset is not set, so other requests with held-out rows" in output
+
+
+def test_the_held_out_rows_and_the_dataset_of_the_configuration_are_used(
+    settings: ExportSettings, tmp_path: Path
+) -> None:
+    rows = [{"question": f"In one word: {HELD_OUT_TEXT}", "answer": "Lima"}, {"question": "1+1?"}]
+    dataset = tmp_path / "dataset.jsonl"
+    dataset.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    store = Ledger.open(settings.ledger)
+    for name, task in zip(("held", "known"), read_tasks(dataset, "question"), strict=True):
+        store.record(replace(group(name, task_id=task.task_id), request_json=CHAT))
+    store.close()
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_bytes(orjson.dumps({"question": HELD_OUT_TEXT}))
+    config = tmp_path / "fakevllm.toml"
+    config.write_text(f'[dataset]\nfile = "{dataset}"\n[release]\neval_dataset = "{held_out}"\n')
+    arguments = ["export", "--as", "groups", "--ledger", str(settings.ledger)]
+    arguments += ["--to", str(settings.target), "--config", str(config)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = settings.target.read_bytes().splitlines()
+    exported = {row["group_id"]: row for row in map(orjson.loads, lines)}
+    assert "held" not in exported
+    assert exported["known"]["task"] == {"main_query": "1+1?", "metadata": rows[1]}
+    held_out.write_text("")
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "has no rows" in result.output
 
 
 def test_a_ledger_of_an_older_schema_is_exported_from_a_copy(settings: ExportSettings) -> None:

@@ -98,6 +98,19 @@ def test_pairs_need_the_smallest_difference(smallest: float, is_pair: bool) -> N
         assert reason("preference", record, min_difference=smallest) == "no_difference"
 
 
+def calling(index: int, reward: float, arguments: str) -> SiblingRecord:
+    function = {"name": "add", "arguments": arguments}
+    message = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    return replace(sibling(index, reward), message_json=orjson.dumps(message).decode())
+
+
+def test_an_answer_with_a_broken_tool_call_is_not_the_rejected_one() -> None:
+    broken = calling(0, -1.0, "{")
+    pair = row("preference", answers(broken, sibling(1, 0.0), sibling(2, 1.0)))
+    assert (pair["rejected"], pair["reward_rejected"]) == (answer(1), 0.0)
+    assert reason("preference", answers(broken, sibling(1, 0.0))) == "broken_tool_call"
+
+
 def test_thumbs_make_no_pairs() -> None:
     record = group(rewards=[1.0, 1.0])
     assert reason("preference", record, feedback(thumbs="down", value=-1.0)) == "no_difference"
@@ -147,11 +160,6 @@ def test_groups_without_a_conversation_have_no_row(name: str) -> None:
     assert reason(name, group(), *rows, request=media) == "media"
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_requests_that_quote_held_out_rows_are_never_exported(name: str) -> None:
-    assert reason(name, replace(group(), reason="held_out"), feedback(thumbs="up")) == "held_out"
-
-
 @pytest.mark.parametrize("name", ["messages", "kto"])
 def test_groups_without_a_whole_served_answer_have_no_row(name: str) -> None:
     broken_off = replace(sibling(0, served=True), failure="broken_off")
@@ -169,10 +177,14 @@ def test_groups_of_the_baseline_arm_are_exported() -> None:
 def test_groups_have_everything_but_tokens() -> None:
     record = replace(group(), reason="tied")
     exported = row("groups", record, [feedback(thumbs="up", value=1.0)])
+    assert exported["task"] is None
     assert exported["request_json"] == record.request_json
     assert exported["messages"] == PROMPT
     assert [one["reward"] for one in exported["siblings"]] == [0.0, 1.0]
     assert exported["siblings"][0]["message"] == answer(0)[0]
     assert exported["feedback"][0]["thumbs"] == "up"
     assert row("groups", group(served=9), request=None)["messages"] == []
+    assert exported["siblings"][0]["message_json"] == record.siblings[0].message_json
+    broken = row("groups", answers(calling(0, 0.0, "{")))["siblings"][0]
+    assert broken["message"] is None and "tool_calls" in broken["message_json"]
     orjson.dumps(exported)

@@ -1,4 +1,5 @@
-"""Feedback counts for exports unless the user has taken it back or replaced it."""
+"""Values count for exports unless they were replaced or taken back, and edits unless they were
+taken back."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import doctest
 from typing import Any
 
 from fakevllm.export import user_feedback
-from fakevllm.export.user_feedback import edited_text, feedback_value, valid_feedback
+from fakevllm.export.user_feedback import edited_text, feedback_value
 from fakevllm.ledger.records import FeedbackRecord
 
 
@@ -22,9 +23,17 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     assert results.attempted > 0 and results.failed == 0
 
 
-def test_feedback_that_was_replaced_or_taken_back_does_not_count() -> None:
-    rows = [feedback(thumbs="up", reason="replaced"), feedback(edited="4", reason="taken_back")]
-    assert valid_feedback(rows) == []
+def test_feedback_that_was_replaced_or_taken_back_has_no_value() -> None:
+    for reason in ("replaced", "taken_back"):
+        assert feedback_value([feedback(thumbs="up", reason=reason)]) is None
+
+
+def test_an_edit_stays_when_a_later_number_replaces_its_value() -> None:
+    rows = [feedback(edited="4", thumbs="down", reason="replaced"), feedback(thumbs="up")]
+    assert edited_text(rows) == "4"
+    assert feedback_value(rows) == 1.0
+    assert edited_text([*rows, TAKEN_BACK]) is None
+    assert edited_text([feedback(edited="4", reason="taken_back")]) is None
 
 
 def test_a_request_to_take_feedback_back_also_counts_if_it_is_too_late_for_training() -> None:
@@ -32,14 +41,16 @@ def test_a_request_to_take_feedback_back_also_counts_if_it_is_too_late_for_train
     too_late = feedback(reason="too_late: earlier feedback counts already")
     hooks = feedback(kind="next_message", value=0.5)
     later = feedback(edited="5")
-    rows = [trained, feedback(edited="4", state="kept", reason="no_number"), hooks, too_late, later]
-    assert valid_feedback(rows) == [hooks, later]
+    rows = [trained, feedback(edited="4", state="kept", reason="no_number"), hooks, too_late]
+    assert edited_text(rows) is None
+    assert feedback_value(rows) == 0.5
+    assert edited_text([*rows, later]) == "5"
 
 
 def test_the_latest_correction_is_the_edited_text() -> None:
     rows = [feedback(edited="4"), feedback(edited="5"), feedback(comment="at last")]
-    assert edited_text(valid_feedback(rows)) == "5"
-    assert edited_text(valid_feedback([*rows, TAKEN_BACK])) is None
+    assert edited_text(rows) == "5"
+    assert edited_text([*rows, TAKEN_BACK]) is None
 
 
 def test_the_value_is_the_hooks_if_the_hook_has_evaluated_the_feedback() -> None:
