@@ -122,6 +122,7 @@ def test_edits_make_pairs_and_thumbs_make_labels(proxy: Process, tmp_path: Path)
     ]
     wait_for_groups(proxy, 4, states="pooled trained dropped")
     send_feedback(answers[0], edited="1")
+    send_feedback(answers[0], thumbs="down")  # it replaces earlier values, but not the edit
     send_feedback(answers[1], edited="2")
     send_feedback(answers[1], edited=None)
     send_feedback(answers[2], thumbs="up")
@@ -132,6 +133,7 @@ def test_edits_make_pairs_and_thumbs_make_labels(proxy: Process, tmp_path: Path)
     assert pair["source"] == "edit"
     labels = export(tmp_path, proxy, "kto")
     assert [(row["completion"][0]["content"], row["label"]) for row in labels] == [
+        ("one", False),
         ("three", True),
         ("four", False),
     ]

@@ -32,7 +32,8 @@ Json = dict[str, Any]
 SCRIPT = Path(__file__).with_name("trl_step.py")
 TIMEOUT_S = 800
 NUM_GROUPS = 8
-ARGUMENTS = {"a": {"value": 1}, "rest": [1, "two"]}
+ARGUMENTS: list[object] = [{"a": {"value": 1}, "rest": [1, "two"]}, {"a": "one"}, {}, {"b": 2.5}]
+"""Arguments of the same tool, whose keys and types differ from row to row."""
 TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
@@ -44,7 +45,11 @@ def ledger(tmp_path: Path) -> Path:
     store = Ledger.open(path)
     for number in range(NUM_GROUPS):
         record = group(f"g{number}", [1.0, 0.0], received_at=1000.0 + number, step=number)
-        store.record(with_tools(record) if number >= NUM_GROUPS // 2 else plain(record))
+        num_plain = NUM_GROUPS - len(ARGUMENTS)
+        has_tools = number >= num_plain
+        store.record(
+            with_tools(record, ARGUMENTS[number - num_plain]) if has_tools else plain(record)
+        )
         feedback = FeedbackRecord(group_id=record.group_id, feedback_id="f", received_at=0.0)
         store.feedback.record(replace(feedback, thumbs="up" if number % 2 else "down"))
         if number % 3 == 0:
@@ -58,8 +63,8 @@ def plain(record: GroupRecord) -> GroupRecord:
     return replace(record, request_json=orjson.dumps(body).decode())
 
 
-def with_tools(record: GroupRecord) -> GroupRecord:
-    function = {"name": "add", "arguments": json.dumps(ARGUMENTS)}
+def with_tools(record: GroupRecord, arguments: object) -> GroupRecord:
+    function = {"name": "add", "arguments": json.dumps(arguments)}
     call = {"id": "c1", "type": "function", "function": function}
     body = {
         "messages": [
