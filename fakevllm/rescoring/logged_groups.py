@@ -3,8 +3,10 @@ request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
@@ -29,6 +31,11 @@ class LoggedGroup:
     """Position of the sibling that was sampled at temperature 0; None if there is none."""
     lacks_task: bool
     """Whether the group belongs to a dataset task that is unknown."""
+
+    @property
+    def answers(self) -> list[Hashable]:
+        """The answers in a form in which equal answers are equal."""
+        return [orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for one in self.recorded.answers]
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:

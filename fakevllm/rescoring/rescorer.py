@@ -193,6 +193,7 @@ class Rescorer:
             group.greedy,
             is_known,
             group.lacks_task,
+            group.answers,
         )
 
     def _check_hash(self, content_hash: str) -> None:

@@ -66,6 +66,7 @@ def _changes(comparison: HookComparison) -> Text:
     lines = [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
         f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
+        *_noise(comparison),
         f"two siblings change their order in {_share(comparison.num_reordered, num)} groups",
         f"a signal is gained in {_share(comparison.num_gained, num)} groups, and lost in "
         f"{_share(comparison.num_lost, num)}",
@@ -73,6 +74,16 @@ def _changes(comparison: HookComparison) -> Text:
         f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
     ]
     return Text("\n".join(lines))
+
+
+def _noise(comparison: HookComparison) -> list[str]:
+    """Return the line about different rewards of equal answers, if there are any."""
+    if not comparison.noise_share:
+        return []
+    line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"
+    if comparison.correlation_without_noise is not None:
+        line += f"; without it, the correlation is {comparison.correlation_without_noise:.2f}"
+    return [line.replace("%", " %")]
 
 
 def _warnings(rescored: Rescored) -> Text:
