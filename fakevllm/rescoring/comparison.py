@@ -101,6 +101,8 @@ class HookMeans:
     _best: _Mean = field(default_factory=_Mean)
     num_with_signal: int = 0
     """Groups with at least two different rewards. Other groups do not train."""
+    num_tied: int = 0
+    """Groups in which several siblings share the highest reward, so that none of them is best."""
 
     def add(self, rewards: Sequence[float], greedy: int | None) -> None:
         """Add the rewards of one group. `greedy` is the position of the sibling that was sampled at
@@ -108,7 +110,9 @@ class HookMeans:
         for position, reward in enumerate(rewards):
             if position != greedy:
                 self._all.add(reward)
-        self._best.add(max(rewards))
+        best = max(rewards)
+        self._best.add(best)
+        self.num_tied += list(rewards).count(best) > 1
 
     @property
     def mean(self) -> float | None:
@@ -297,4 +301,5 @@ def _means_json(means: HookMeans) -> dict[str, Any]:
         "mean": means.mean,
         "best_of_n": means.best,
         "num_with_signal": means.num_with_signal,
+        "num_tied": means.num_tied,
     }
