@@ -121,12 +121,12 @@ def _request_problem(task: Task) -> str | None:
 
 def _message_problem(messages: object) -> str | None:
     if not isinstance(messages, list):
-        return "are no list"
+        return "are not a list"
     if not messages:
         return "are empty"
     each = cast(list[object], messages)
     if not all(isinstance(message, dict) for message in each):
-        return "are no list of objects"
+        return "are not a list of objects"
     if cast(Json, each[-1]).get("role") == "assistant":
         return "end with an answer"
     return None

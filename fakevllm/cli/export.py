@@ -48,10 +48,13 @@ def export(
         from fakevllm.admission.dataset import tasks_by_id
         from fakevllm.admission.held_out import HeldOutRows
         from fakevllm.admission.row_requests import read_held_out_rows
-        from fakevllm.config.model import load
+        from fakevllm.config.model import DEFAULT_FILE, load
         from fakevllm.export.command import ExportSettings, run_export
 
-        settings = load(config, {"proxy": {"run_dir": run_dir}, "dataset": {"file": dataset}})
+        file = config
+        if file is None and run_dir is not None and (run_dir / DEFAULT_FILE).is_file():
+            file = run_dir / DEFAULT_FILE
+        settings = load(file, {"proxy": {"run_dir": run_dir}, "dataset": {"file": dataset}})
         rows, held_out = settings.dataset, settings.release.eval_dataset
         run_export(
             ExportSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -21,10 +22,9 @@ class ColumnType(StrEnum):
 
 Columns = dict[str, ColumnType]
 """The columns of a file, by name, in their order."""
-_PYTHON_TYPES: dict[ColumnType, type | tuple[type, ...]] = {
+_PYTHON_TYPES: dict[ColumnType, type] = {
     ColumnType.TEXT: str,
     ColumnType.INTEGER: int,
-    ColumnType.NUMBER: (int, float),
     ColumnType.FLAG: bool,
     ColumnType.OBJECT: dict,
     ColumnType.OBJECTS: list,
@@ -46,6 +46,24 @@ def typed_row(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
 def _typed(value: Any, name: str, column_type: ColumnType) -> Any:
     if value is None:
         return None
+    if column_type is ColumnType.NUMBER:
+        return number(name, value)
     if not isinstance(value, _PYTHON_TYPES[column_type]):
         raise TypeError(f"{name} is {type(value).__name__}, and not {column_type}")
-    return float(value) if column_type is ColumnType.NUMBER else value
+    return value
+
+
+def number(name: str, value: object) -> float | None:
+    """Return a number, or None for None. Raises TypeError for a value that is no number or is not
+    finite, because JSON has no such numbers.
+
+    >>> number("reward", 1)
+    1.0
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {type(value).__name__}, and not {ColumnType.NUMBER}")
+    if not math.isfinite(value):
+        raise TypeError(f"{name} is {value}, and not a finite number")
+    return float(value)

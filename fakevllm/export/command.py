@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 
 import orjson
 from rich.console import Console
@@ -14,12 +15,14 @@ from rich.text import Text
 
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import UserError
+from fakevllm.export.columns import Columns, ColumnType
 from fakevllm.export.conversation import NotExported
 from fakevllm.export.dataset_files import EncodedRow, RowFile, dataset_file
 from fakevllm.export.group_reader import GroupReader
 from fakevllm.export.row_formats import FORMATS, row_of
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
@@ -27,15 +30,29 @@ from fakevllm.runtime.progress_bar import progress_bar
 from fakevllm.runtime.terminal_text import printable
 from fakevllm.settlement.held_out_groups import HELD_OUT
 from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.read_only import connect_read_only
 
 MAX_LISTED = 5
 """Maximum number of unreadable groups that are listed."""
-DATASETS_CHUNK_BYTES = 10 << 20
-"""Size of the part of a JSON Lines file from which the package `datasets` infers the types of the
-columns, unless the argument `chunksize` sets another size."""
+_FEATURES = {
+    ColumnType.TEXT: 'Value("string")',
+    ColumnType.INTEGER: 'Value("int64")',
+    ColumnType.NUMBER: 'Value("float64")',
+    ColumnType.FLAG: 'Value("bool")',
+    ColumnType.OBJECT: "Json()",
+    ColumnType.OBJECTS: "List(Json())",
+}
+"""The types of columns in the package `datasets`."""
 _NO_HELD_OUT_ROWS = (
-    "release.eval_dataset is not set, so other requests with held-out rows may be in the file: "
+    "release.eval_dataset is not set, so requests with held-out rows may be in the file: "
     "name the configuration of the proxy with --config."
+)
+
+
+_HELD_OUT_REASON = f"reason = '{HELD_OUT}' OR reason LIKE '{HELD_OUT}:%'"
+_HELD_OUT_QUERIES = (
+    f"SELECT 1 FROM group_rows WHERE kind = '{EVAL_KIND}' OR {_HELD_OUT_REASON} LIMIT 1",
+    f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON} LIMIT 1",
 )
 
 
@@ -96,8 +113,9 @@ def run_export(settings: ExportSettings, console: Console | None = None) -> None
                 rows.write(row)
         if not counts.num_rows:
             raise UserError(_nothing(settings, groups.count, counts))
-    output = console or Console()
-    output.print(_summary(settings, groups.count, counts), soft_wrap=True)
+    has_unknown_rows = not settings.held_out and _has_held_out_rows(file)
+    summary = _summary(settings, groups.count, counts, has_unknown_rows=has_unknown_rows)
+    (console or Console()).print(summary, soft_wrap=True)
 
 
 def _rows(
@@ -130,6 +148,13 @@ def _rows(
         ledger.close()
 
 
+def _has_held_out_rows(ledger: Path) -> bool:
+    """Return True if the ledger has evaluations, or requests or feedback with the reason
+    `held_out`."""
+    with closing(connect_read_only(ledger)) as db:
+        return any(db.execute(query).fetchone() is not None for query in _HELD_OUT_QUERIES)
+
+
 def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> str:
     if not num_groups:
         return f"No group in {settings.ledger} meets the condition, so no file was written."
@@ -141,7 +166,9 @@ def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) ->
     )
 
 
-def _summary(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> Text:
+def _summary(
+    settings: ExportSettings, num_groups: int, counts: ExportCounts, *, has_unknown_rows: bool
+) -> Text:
     text = Text(
         f"{settings.target}: {counted(counts.num_rows, 'row')} as {settings.format_name}, "
         f"from {counted(num_groups, 'group')}"
@@ -149,16 +176,18 @@ def _summary(settings: ExportSettings, num_groups: int, counts: ExportCounts) ->
     if counts.skipped:
         skipped = counted(counts.skipped.total(), "group")
         text.append(f"\n{skipped} skipped: {', '.join(_skipped(counts))}")
-    if counts.skipped[HELD_OUT] and not settings.held_out:
+    if has_unknown_rows:
         text.append(f"\n{_NO_HELD_OUT_ROWS}", "yellow")
     if len(counts.models) > 1:
         text.append(f"\n{_models(counts)}", "yellow")
     if counts.num_broken:
         broken = counted(counts.num_broken, "group")
-        text.append(f"\n{broken} cannot be read, and not exported:", "red")
+        are = "is" if counts.num_broken == 1 else "are"
+        text.append(f"\n{broken} cannot be read and {are} not exported:", "red")
         for one in counts.broken:
             text.append(f"\n  {one.group_id}: {printable(one.error)}", "red")
-    return text.append(f"\nLoad the rows in Python:\n{_load_lines(settings.target)}")
+    lines = load_lines(settings.target, FORMATS[settings.format_name].columns)
+    return text.append(f"\nLoad the rows in Python:\n{indent(lines, '    ')}")
 
 
 def _models(counts: ExportCounts) -> str:
@@ -176,16 +205,21 @@ def _skipped(counts: ExportCounts) -> list[str]:
     return [f"{num} {reason}" for reason, num in counts.skipped.most_common()]
 
 
-def _load_lines(target: Path) -> str:
+def load_lines(target: Path, columns: Columns) -> str:
     """Return the lines of Python that load the file.
 
-    The package `datasets` infers the types of a JSON Lines file from the first chunk. For a larger
-    file the chunk is the whole file, because tools may first occur at its end.
+    They name the types of a JSON Lines file. Otherwise the package `datasets` infers the types from
+    the first rows, and makes points in time of texts that are dates.
     """
-    kind = "parquet" if target.suffix == ".parquet" else "json"
-    size, name = target.stat().st_size, orjson.dumps(str(target)).decode()
-    chunk = f", chunksize={size}" if kind == "json" and size > DATASETS_CHUNK_BYTES else ""
+    name = orjson.dumps(str(target)).decode()
+    if target.suffix == ".parquet":
+        return (
+            "from datasets import load_dataset\n"
+            f'rows = load_dataset("parquet", data_files={name}, split="train")'
+        )
+    types = ", ".join(f'"{name}": {_FEATURES[columns[name]]}' for name in columns)
     return (
-        "    from datasets import load_dataset\n"
-        f'    rows = load_dataset("{kind}", data_files={name}, split="train"{chunk})'
+        "from datasets import Features, Json, List, Value, load_dataset\n"
+        f"features = Features({{{types}}})\n"
+        f'rows = load_dataset("json", data_files={name}, split="train", features=features)'
     )

@@ -12,6 +12,8 @@ The form differs from requests to /v1/chat/completions:
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +25,13 @@ _TEXT_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "re
 """The field with the text of a content part, by the type of the part."""
 _RESERVED_KWARGS = ("add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 """Arguments of the chat template that a trainer sets itself."""
+
+
+_LONG_NUMBER = re.compile(r"\d{19}")
+"""Digits that may belong to an integer of more than 64 bits."""
+_INTEGERS = range(-(2**63), 2**64)
+"""Integers that orjson and the package `datasets` read and write exactly."""
+_MAX_DIGITS = 20
 
 
 class NotExported(Exception):
@@ -54,7 +63,7 @@ def conversation_of(body: Json) -> Conversation:
         raise NotExported("continued_answer")
     kwargs = body.get("chat_template_kwargs")
     tools = _objects(body.get("tools"))
-    if not all(_is_function(tool) for tool in tools):
+    if body.get("functions") or not all(_is_function(tool) for tool in tools):
         raise NotExported("custom_tool")
     return Conversation(
         [chat_message(message) for message in messages],
@@ -127,21 +136,30 @@ def _is_function(tool: Json) -> bool:
 
 def _arguments(arguments: object) -> Json:
     """Return the arguments of a tool call as an object. Raises NotExported if they are no object,
-    for example because the model wrote no valid JSON.
+    for example because the model wrote no valid JSON, and for an integer of more than 64 bits,
+    which would lose digits.
 
     >>> _arguments('{"a": 1}'), _arguments(""), _arguments(None)
     ({'a': 1}, {}, {})
     """
     if isinstance(arguments, str):
+        text = arguments or "{}"
         try:
-            arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError:
+            arguments = orjson.loads(text)
+            if _LONG_NUMBER.search(text):
+                json.loads(text, parse_int=_check_integer)
+        except (orjson.JSONDecodeError, RecursionError):
             raise NotExported("broken_tool_call") from None
     elif arguments is None:
         return {}
     if not isinstance(arguments, dict):
         raise NotExported("broken_tool_call")
     return cast(Json, arguments)
+
+
+def _check_integer(digits: str) -> None:
+    if len(digits.removeprefix("-")) > _MAX_DIGITS or int(digits) not in _INTEGERS:
+        raise NotExported("large_integer")
 
 
 def _objects(value: object, reason: str = "no_messages") -> list[Json]:

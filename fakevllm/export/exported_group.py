@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from fakevllm.export.columns import number
 from fakevllm.export.conversation import Conversation, NotExported, chat_message, conversation_of
 from fakevllm.export.user_feedback import edited_text, feedback_value
 from fakevllm.ledger.records import BROKEN_OFF, FeedbackRecord, GroupRecord, SiblingRecord
@@ -51,11 +52,13 @@ class ExportedGroup:
 
     @property
     def scored(self) -> list[tuple[float, SiblingRecord]]:
-        """The siblings with their rewards. Siblings without a reward are left out."""
+        """The siblings with their rewards. Siblings without a reward are left out. Raises TypeError
+        for a reward that is not a finite number."""
         return [
-            (sibling.reward, sibling)
+            (reward, sibling)
             for sibling in self.record.siblings
-            if sibling.reward is not None and sibling.message_json is not None
+            if (reward := number("reward", sibling.reward)) is not None
+            and sibling.message_json is not None
         ]
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
+
+import orjson
 
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.export.conversation import NotExported
@@ -23,8 +25,8 @@ class GroupReader:
     """Reads the groups of one ledger. Groups that quote a held-out row are never returned.
 
     The reason in the ledger does not suffice to find these groups. A group may have another reason,
-    such as `paused`, and its row may have been held out after it was recorded. Therefore the texts
-    of the user are searched, as the proxy does before it trains a group.
+    such as `paused`, and its row may have been held out after it was recorded. Therefore all texts
+    that the model did not write are searched, including what the user wrote as feedback.
     """
 
     def __init__(self, ledger: Ledger, held_out: HeldOutRows, tasks: Mapping[str, Task]) -> None:
@@ -47,7 +49,10 @@ class GroupReader:
         read_chat_request = cache(partial(self._ledger.chat_request, record))
         if self._held_out:
             texts = self._ledger.user_texts(group_id, task)
-            texts += _user_texts(read_chat_request())
+            request = read_chat_request()
+            raw: object = orjson.loads(record.request_json) if request is None else None
+            texts += _texts_of(raw) if request is None else _message_texts(request)
+            texts += [text for row in feedback for text in (row.edited, row.comment) if text]
             if self._held_out.are_quoted(*texts):
                 raise NotExported(HELD_OUT)
         return ExportedGroup(record, feedback, read_chat_request, task)
@@ -64,11 +69,32 @@ def _has_held_out_reason(row: GroupRecord | FeedbackRecord) -> bool:
     return (row.reason or "").partition(":")[0] == HELD_OUT
 
 
-def _user_texts(request: Json | None) -> list[str]:
-    """Return the texts of all user messages. The proxy searches only the first and the last one,
-    because it trains the last answer alone. A row has the whole conversation."""
+def _message_texts(request: Json) -> list[str]:
+    """Return the texts of all messages that the model did not write. The proxy searches only the
+    first and the last user message, because it trains the last answer alone. A row has the whole
+    conversation."""
     return [
         text_of(message.get("content"))
-        for message in messages_of(request or {})
-        if message.get("role") == "user"
+        for message in messages_of(request)
+        if message.get("role") != "assistant"
     ]
+
+
+def _texts_of(value: object) -> list[str]:
+    """Return all texts in a JSON value, however deep. A request that cannot be translated may have
+    its texts anywhere.
+
+    >>> _texts_of({"input": ["a", {"b": "c", "d": 1}]})
+    ['a', 'c']
+    """
+    texts: list[str] = []
+    open_values = [value]
+    while open_values:
+        one = open_values.pop()
+        if isinstance(one, str):
+            texts.append(one)
+        elif isinstance(one, dict):
+            open_values += reversed(cast(Json, one).values())
+        elif isinstance(one, list):
+            open_values += reversed(cast(list[object], one))
+    return texts

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm.export.columns import Columns, ColumnType
+from fakevllm.export.columns import Columns, ColumnType, number
 from fakevllm.export.conversation import Conversation, NotExported
 from fakevllm.export.exported_group import ExportedGroup, message_of
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
@@ -85,8 +85,6 @@ def _sft(group: ExportedGroup, min_difference: float) -> Json:
 def _preference(group: ExportedGroup, min_difference: float) -> Json:
     """Return the prompt with a better and a worse answer."""
     chosen, rejected, rewards, source = _edited_pair(group) or _scored_pair(group, min_difference)
-    if chosen == rejected:
-        raise NotExported("equal_answers")
     conversation = group.conversation
     return {
         "prompt": conversation.messages,
@@ -105,20 +103,27 @@ _Pair = tuple[Json, Json, tuple[float | None, float | None], str]
 
 
 def _edited_pair(group: ExportedGroup) -> _Pair | None:
-    """Return the user's corrected answer and the served one; None if the user has corrected
-    nothing."""
+    """Return the user's corrected answer and the served one; None if there is no edit. An edit has
+    no reasoning, so the served answer gets none either: otherwise the model would learn not to
+    reason.
+
+    Raises NotExported if the edit changes nothing. The user then approves of the served answer,
+    which must not be the rejected one.
+    """
     edit = group.edit
     if edit is None:
         return None
     served = group.served
     rejected = message_of(served)
-    is_changed = edit["content"] != rejected["content"] or "tool_calls" in rejected
-    return (edit, rejected, (None, served.reward), "edit") if is_changed else None
+    rejected.pop("reasoning_content", None)
+    if edit == rejected:
+        raise NotExported("equal_answers")
+    return edit, rejected, (None, served.reward), "edit"
 
 
 def _scored_pair(group: ExportedGroup, min_difference: float) -> _Pair:
-    """Return the siblings with the highest and the lowest reward. A worse sibling whose message has
-    no form that chat templates accept is passed over."""
+    """Return the siblings with the highest and the lowest reward. A worse sibling is passed over if
+    its message has no form that chat templates accept, or equals the chosen one."""
     high, best = group.best
     chosen = message_of(best)
     reason = NotExported("no_difference")
@@ -126,7 +131,10 @@ def _scored_pair(group: ExportedGroup, min_difference: float) -> _Pair:
         if high <= low or high - low < min_difference:
             break
         try:
-            return chosen, message_of(worst), (high, low), "rewards"
+            rejected = message_of(worst)
+            if rejected != chosen:
+                return chosen, rejected, (high, low), "rewards"
+            reason = NotExported("equal_answers")
         except NotExported as error:
             reason = error
     raise reason
@@ -171,6 +179,7 @@ def _group(group: ExportedGroup, min_difference: float) -> Json:
 
 def _sibling(sibling: SiblingRecord) -> Json:
     fields = {name: getattr(sibling, name) for name in _SIBLING}
+    fields["reward"] = number("reward", sibling.reward)
     try:
         message = None if sibling.message_json is None else message_of(sibling)
     except NotExported:

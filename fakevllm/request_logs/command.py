@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ def run_import(log: Path, target: Path, console: Console | None = None) -> None:
 
 def _rows(log: Path, counts: ImportCounts) -> Iterator[bytes]:
     for number, line in enumerate(_lines(log), start=1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         try:
@@ -68,7 +71,7 @@ def _rows(log: Path, counts: ImportCounts) -> Iterator[bytes]:
             except NotImported as reason:
                 counts.skipped[str(reason)] += 1
             except orjson.JSONEncodeError:  # it is nested too deep, for example
-                counts.skipped["not_encoded"] += 1
+                counts.skipped["nested_too_deep"] += 1
             else:
                 counts.num_rows += 1
                 yield row

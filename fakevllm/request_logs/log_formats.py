@@ -28,6 +28,9 @@ Json = dict[str, Any]
 
 _NOT_SENT = ("weight",)
 """Fields of a message that only files for fine-tuning have."""
+_ROUTES = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
+"""The ends of the paths of requests, by the names of their adapters. What is before the end differs
+from provider to provider."""
 _ANTHROPIC_FIELDS = {"system", "stop_sequences", "anthropic_version"}
 """Fields that a request to Anthropic's Messages API may have, and one to OpenAI's API may not."""
 _ANTHROPIC_BLOCKS = {
@@ -153,9 +156,12 @@ def _is_anthropic(body: Json, response: Json) -> bool:
 
 
 def _chat_body(logged: _LoggedRequest) -> Json:
-    adapter = next((one for one in ADAPTERS.values() if one.path == logged.path), None)
-    if adapter is None or adapter.upstream_path != ADAPTERS["chat"].path:
+    routes = (name for name, end in _ROUTES.items() if logged.path.rstrip("/").endswith(end))
+    adapter = ADAPTERS.get(next(routes, ""))
+    if adapter is None:
         raise NotImported("other_route")
+    if logged.body.get("functions"):  # the form of tools that OpenAI used before `tools`
+        raise NotImported("not_translated")
     if logged.body.get("previous_response_id") is not None:
         raise NotImported("previous_response")
     is_anthropic = adapter is ADAPTERS["messages"]

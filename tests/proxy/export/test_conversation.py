@@ -96,3 +96,24 @@ NOT_EXPORTED: list[tuple[list[Json] | None, str]] = [
 def test_conversations_without_such_a_form_are_not_exported(messages: Any, reason: str) -> None:
     with pytest.raises(NotExported, match=f"^{reason}$"):
         conversation_of({"messages": messages})
+
+
+@pytest.mark.parametrize("digits", [str(2**64), str(-(2**63) - 1), "1" + "0" * 200])
+def test_integers_that_would_lose_digits_are_counted(digits: str) -> None:
+    function = {"name": "add", "arguments": f'{{"a": {digits}}}'}
+    call = {"type": "function", "function": function}
+    with pytest.raises(NotExported, match="large_integer"):
+        chat_message({"role": "assistant", "tool_calls": [call]})
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63)])
+def test_integers_of_64_bits_stay_exact(number: int) -> None:
+    function = {"name": "add", "arguments": f'{{"a": {number}, "b": "{10**30}"}}'}
+    message = chat_message({"role": "assistant", "tool_calls": [{"function": function}]})
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": number, "b": str(10**30)}
+
+
+def test_the_old_field_functions_is_no_tool_of_chat_templates() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "functions": [{"name": "f"}]}
+    with pytest.raises(NotExported, match="custom_tool"):
+        conversation_of(body)

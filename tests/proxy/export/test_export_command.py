@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shlex
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from fakevllm.export.row_formats import FORMATS
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.new_file import new_file
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group
 
@@ -70,16 +75,25 @@ def test_a_condition_and_a_number_select_groups(settings: ExportSettings) -> Non
     assert [row["group_id"] for row in rows] == ["g2", "g3"]
 
 
-def test_only_the_last_turns_of_conversations_can_be_selected(settings: ExportSettings) -> None:
+def documented_condition() -> str:
+    """Return the condition of docs/export.md that selects the last turns."""
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text()
+    (line,) = (one for one in page.splitlines() if one.startswith("    --where ") and "side" in one)
+    return shlex.split(line)[1]
+
+
+def test_the_documented_condition_selects_the_last_answered_turns(settings: ExportSettings) -> None:
     store = Ledger.open(settings.ledger)
-    store.record(replace(group("g4", received_at=1004.0), request_json=CHAT, parent_id="g3"))
+    for record in (
+        replace(group("g4", received_at=1004.0), parent_id="g3"),
+        replace(group("title"), parent_id="g2", kind="side"),
+        replace(group("failed", state="failed", served=9), parent_id="g1"),
+        replace(group("eval"), parent_id="g0", kind="eval"),
+    ):
+        store.record(replace(record, request_json=CHAT))
     store.close()
-    condition = (
-        "group_id NOT IN (SELECT parent_id FROM group_rows WHERE parent_id IS NOT NULL) "
-        "AND received_at > 1000"
-    )
-    rows, _ = export(replace(settings, where=condition))
-    assert [row["group_id"] for row in rows] == ["g1", "g2", "g4"]
+    rows, _ = export(replace(settings, format_name="messages", where=documented_condition()))
+    assert [row["group_id"] for row in rows] == ["g0", "g1", "g2", "g4"]
 
 
 def test_feedback_is_read_from_the_ledger(settings: ExportSettings) -> None:
@@ -102,7 +116,7 @@ def test_groups_with_broken_rows_are_skipped_and_listed(settings: ExportSettings
     db.close()
     rows, output = export(settings)
     assert [row["group_id"] for row in rows] == ["g0", "g3", "g4"]
-    assert "2 groups cannot be read, and not exported:\n  g1: JSONDecodeError" in output
+    assert "2 groups cannot be read and are not exported:\n  g1: JSONDecodeError" in output
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -121,7 +135,7 @@ def test_rows_that_cannot_be_encoded_are_skipped_and_listed(
     run_export(settings, console)
     output = console.export_text()
     assert "3 rows as sft" in output
-    assert "2 groups cannot be read, and not exported:" in output
+    assert "2 groups cannot be read and are not exported:" in output
     assert "  g1: TypeError: Recursion limit reached" in output
     assert "  g2: TypeError: session_id is bytes" in output
 
@@ -172,6 +186,19 @@ HELD_OUT_GROUPS = [
     replace(group("held"), request_json=CHAT, question=HELD_OUT_TEXT),
     replace(group("held"), request_json=chat("Hi", HELD_OUT_TEXT, "Why?")),
     replace(group("held", task_id="row-1"), request_json=CHAT),
+    *(
+        replace(
+            group("held"),
+            request_json=CHAT.replace("[", f'[{{"role":"{role}","content":"{HELD_OUT_TEXT}"}},', 1),
+        )
+        for role in ("system", "developer", "tool")
+    ),
+    replace(group("held"), request_json=f'{{"messages":"{HELD_OUT_TEXT}"}}', route="/v1/responses"),
+    replace(
+        group("held"),
+        request_json=f'{{"previous_response_id":"gone","input":[{{"x":["{HELD_OUT_TEXT}"]}}]}}',
+        route="/v1/responses",
+    ),
     replace(group("held"), request_json=CHAT, reason="held_out: by the texts"),
 ]
 
@@ -196,6 +223,48 @@ def test_held_out_rows_are_never_exported_whatever_their_reason(
     assert "release.eval_dataset" not in output
 
 
+@pytest.mark.parametrize("field", ["edited", "comment"])
+def test_feedback_that_quotes_a_held_out_row_keeps_its_group_out(
+    settings: ExportSettings, field: str
+) -> None:
+    store = Ledger.open(settings.ledger)
+    feedback = FeedbackRecord(group_id="g1", feedback_id="f", received_at=0.0)
+    store.feedback.record(replace(feedback, **{field: f"Rather: {HELD_OUT_TEXT}"}))
+    store.close()
+    rows, _ = export(replace(settings, format_name="groups", held_out=HELD_OUT))
+    ids = [row["group_id"] for row in rows]
+    assert "g0" in ids and "g1" not in ids
+
+
+def test_unknown_held_out_rows_are_noted_if_the_ledger_has_signs_of_them(
+    settings: ExportSettings,
+) -> None:
+    note = "release.eval_dataset is not set, so requests with held-out rows may be in the file"
+    for group_id in ("held_out", "evaluated"):  # either is a sign
+        assert note in export(replace(settings, where="step < 5"))[1]
+        with sqlite3.connect(settings.ledger) as db:
+            db.execute("DELETE FROM group_rows WHERE group_id = ?", (group_id,))
+        db.close()
+    assert note not in export(settings)[1]
+
+
+def test_the_configuration_in_the_run_folder_is_used(
+    settings: ExportSettings, tmp_path: Path
+) -> None:
+    store = Ledger.open(settings.ledger)
+    store.record(replace(group("held"), request_json=QUOTING))
+    store.close()
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_bytes(orjson.dumps({"question": HELD_OUT_TEXT}))
+    (tmp_path / "fakevllm.toml").write_text(f'[release]\neval_dataset = "{held_out}"\n')
+    arguments = ["export", "--as", "sft", "--run-dir", str(tmp_path), "--to", str(settings.target)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = settings.target.read_bytes().splitlines()
+    assert "held" not in [orjson.loads(line)["group_id"] for line in lines]
+    assert "2 held_out" in result.output
+
+
 def test_feedback_that_was_held_out_keeps_its_group_out(settings: ExportSettings) -> None:
     store = Ledger.open(settings.ledger)
     feedback = FeedbackRecord(group_id="g1", feedback_id="f", received_at=0.0, thumbs="up")
@@ -203,7 +272,7 @@ def test_feedback_that_was_held_out_keeps_its_group_out(settings: ExportSettings
     store.close()
     rows, output = export(settings)
     assert "g1" not in [row["group_id"] for row in rows]
-    assert "release.eval_dataset is not set, so other requests with held-out rows" in output
+    assert "release.eval_dataset is not set, so requests with held-out rows" in output
 
 
 def test_the_held_out_rows_and_the_dataset_of_the_configuration_are_used(
@@ -242,6 +311,35 @@ def test_a_ledger_of_an_older_schema_is_exported_from_a_copy(settings: ExportSet
     before = settings.ledger.read_bytes()
     assert len(export(settings)[0]) == NUM_GROUPS
     assert settings.ledger.read_bytes() == before
+
+
+CHANGES = [
+    "INSERT INTO feedback (group_id, feedback_id, received_at, kind, edited, state) "
+    "VALUES ('g1', 'new', 5.0, 'feedback', '7', 'kept')",
+    "UPDATE feedback SET reason = 'taken_back'",
+    "UPDATE group_rows SET reason = 'held_out' WHERE group_id = 'g1'",
+    "UPDATE sibling_rows SET reward = 5.0 WHERE group_id = 'g1' AND reward = 0.0",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_ledger_of_an_older_schema_is_copied_again(
+    settings: ExportSettings, change: str
+) -> None:
+    store = Ledger.open(settings.ledger)
+    store.feedback.record(
+        FeedbackRecord(group_id="g0", feedback_id="f", received_at=1.0, edited="6")
+    )
+    store.close()
+    with sqlite3.connect(settings.ledger) as db:
+        db.execute("DROP TABLE rescored")
+        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
+    before, _ = export(settings)
+    assert export(settings)[0] == before
+    with db:
+        db.execute(change)
+    db.close()
+    assert export(settings)[0] != before
 
 
 @pytest.mark.parametrize(
@@ -298,3 +396,25 @@ def test_a_full_disk_leaves_no_file_and_one_line(
     assert done.stderr.count("\n") == 1
     assert f"rows{suffix} was not written (File too large): free some space" in done.stderr
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    code = (
+        "import pathlib, sys, time; from fakevllm.runtime.new_file import new_file\n"
+        "with new_file(pathlib.Path(sys.argv[1])) as file:\n"
+        "    file.write(b'private'); file.flush(); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "rows.jsonl")])
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    assert process.wait(60) == 128 + number
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_other_files_are_not_blamed_on_the_target(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), new_file(tmp_path / "rows.jsonl"):
+        (tmp_path / "missing").read_text()
+    assert not list(tmp_path.iterdir())

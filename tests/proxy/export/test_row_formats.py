@@ -77,10 +77,22 @@ def test_a_users_edit_is_the_completion_and_the_chosen_answer() -> None:
     assert (pair["reward_chosen"], pair["reward_rejected"]) == (None, 1.0)
 
 
-def test_an_edit_that_changes_nothing_makes_no_pair_but_the_rewards_may() -> None:
+def test_an_edit_that_changes_nothing_makes_no_pair() -> None:
     edit = feedback(edited="answer 0")
-    assert row("preference", group(rewards=[1.0, 0.0]), [edit])["source"] == "rewards"
-    assert reason("preference", group(rewards=[1.0, 1.0]), edit) == "no_difference"
+    for rewards in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]):
+        assert reason("preference", group(rewards=rewards), edit) == "equal_answers"
+
+
+def test_neither_answer_of_an_edited_pair_has_reasoning() -> None:
+    thinking = '{"content":"3","reasoning_content":"1 and 1"}'
+    record = answers(replace(sibling(0, served=True), message_json=thinking))
+    pair = row("preference", record, [feedback(edited="2")])
+    assert pair["rejected"] == [{"role": "assistant", "content": "3"}]
+    assert reason("preference", record, feedback(edited="3")) == "equal_answers"
+    reasoned = answers(
+        replace(sibling(0, 1.0, served=True), message_json=thinking), sibling(1, 0.0)
+    )
+    assert row("preference", reasoned)["chosen"][0]["reasoning_content"] == "1 and 1"
 
 
 def test_a_pair_is_the_best_and_the_worst_answer() -> None:
@@ -119,6 +131,22 @@ def test_thumbs_make_no_pairs() -> None:
 def test_equal_answers_with_different_rewards_make_no_pair() -> None:
     same = replace(sibling(0), index=1, reward=1.0)
     assert reason("preference", answers(sibling(0, 0.0), same)) == "equal_answers"
+    other = replace(sibling(2), reward=0.5)
+    pair = row("preference", answers(sibling(0, 0.0), same, other))
+    assert (pair["rejected"], pair["reward_rejected"]) == (answer(2), 0.5)
+
+
+@pytest.mark.parametrize("name", ["sft", "preference", "groups"])
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (float("inf"), "^reward is inf, and not a finite number"),
+        ("high", "^reward is str, and not number"),
+    ],
+)
+def test_a_reward_that_is_no_finite_number_is_named(name: str, reward: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        row(name, answers(replace(sibling(0), reward=reward), sibling(1, 1.0)))
 
 
 def test_an_unusable_answer_may_be_rejected_but_not_chosen() -> None:

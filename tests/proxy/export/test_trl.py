@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import orjson
@@ -32,8 +33,14 @@ Json = dict[str, Any]
 SCRIPT = Path(__file__).with_name("trl_step.py")
 TIMEOUT_S = 800
 NUM_GROUPS = 8
-ARGUMENTS: list[object] = [{"a": {"value": 1}, "rest": [1, "two"]}, {"a": "one"}, {}, {"b": 2.5}]
+ARGUMENTS: list[object] = [
+    {"a": {"value": 1}, "rest": [1, "two"], "day": "2024-01-01"},
+    {"a": "one", "day": "2024-01-02T10:00:00Z"},
+    {},
+    {"b": 2.5},
+]
 """Arguments of the same tool, whose keys and types differ from row to row."""
+DATE = "2024-01-01"
 TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
@@ -59,7 +66,9 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def plain(record: GroupRecord) -> GroupRecord:
-    body = {"messages": [{"role": "user", "content": "What is 1 plus 1?"}]}
+    """Return a request whose history has contents that are only a date."""
+    history = [{"role": "user", "content": DATE}, {"role": "assistant", "content": DATE}]
+    body = {"messages": [*history, {"role": "user", "content": "What is 1 plus 1?"}]}
     return replace(record, request_json=orjson.dumps(body).decode())
 
 
@@ -86,11 +95,18 @@ def with_tools(record: GroupRecord, arguments: object) -> GroupRecord:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_trainers_run_a_step_on_exported_files(ledger: Path, tmp_path: Path, suffix: str) -> None:
-    files = {name: tmp_path / f"{name}{suffix}" for name in FORMATS}
-    for name, file in files.items():
-        run_export(ExportSettings(ledger, name, file), Console(quiet=True))
+    loaders = {name: tmp_path / f"{name}.py" for name in FORMATS}
+    expected: dict[str, list[Json]] = {}
+    for name, loader in loaders.items():
+        rows = loader.with_suffix(".jsonl")
+        run_export(ExportSettings(ledger, name, rows), Console(quiet=True))
+        expected[name] = [orjson.loads(line) for line in rows.read_bytes().splitlines()]
+        console = Console(record=True, width=1000)
+        run_export(ExportSettings(ledger, name, loader.with_suffix(suffix)), console)
+        printed = console.export_text().partition("Load the rows in Python:\n")[2]
+        loader.write_text(dedent(printed))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *(f"{name}={file}" for name, file in files.items())],
+        [sys.executable, str(SCRIPT), *(f"{name}={file}" for name, file in loaders.items())],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -103,8 +119,9 @@ def test_trainers_run_a_step_on_exported_files(ledger: Path, tmp_path: Path, suf
     print(versions)
     by_format = {result["format"]: result for result in results}
     assert by_format.keys() == FORMATS.keys()
-    assert all(result["num_rows"] == NUM_GROUPS for result in results)
-    assert by_format.pop("groups")["num_siblings"] == [2] * NUM_GROUPS
+    assert {name: result["rows"] for name, result in by_format.items()} == expected
+    assert all(len(result["rows"]) == NUM_GROUPS for result in results)
+    del by_format["groups"]
     for name, result in by_format.items():
         assert math.isfinite(result["loss"]) and result["loss"] > 0, name
         assert "What is 1 plus 1?" in result["text"], name

@@ -1,9 +1,10 @@
 """Train one step on exported files, with TRL's trainers and the demo's model, as a user would.
 
-    python trl_step.py FORMAT=FILE...
+    python trl_step.py FORMAT=LOADER...
 
-The output has one line RESULT JSON for each file, among what TRL prints. The script runs in a
-process of its own, because TRL and torch change the process.
+A loader is a file with the lines of Python that the command has printed. The output has one line
+RESULT JSON for each loader, among what TRL prints. The script runs in a process of its own, because
+TRL and torch change the process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import sys
 import tempfile
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
@@ -21,12 +23,16 @@ TRAINERS = {"messages": "SFT", "sft": "SFT", "preference": "DPO", "kto": "KTO"}
 BATCH_SIZE = 4
 
 
-def train(format_name: str, file: str) -> dict[str, Any]:
+def load(loader: str) -> Any:
+    """Return the rows that the printed lines load."""
+    names: dict[str, Any] = {}
+    exec(Path(loader).read_text(), names)
+    return names["rows"]
+
+
+def train(format_name: str, rows: Any) -> dict[str, Any]:
     trl: Any = importlib.import_module("trl")
-    datasets: Any = importlib.import_module("datasets")
-    kind = "parquet" if file.endswith(".parquet") else "json"
     with tempfile.TemporaryDirectory() as folder:
-        rows = datasets.load_dataset(kind, data_files=file, split="train", cache_dir=folder)
         name = TRAINERS[format_name]
         config = getattr(trl, f"{name}Config")(
             output_dir=folder,
@@ -46,17 +52,7 @@ def train(format_name: str, file: str) -> dict[str, Any]:
         text = tokenizer.decode(prompt.get("input_ids") or prompt["prompt_ids"])
         trainer.train()
         loss = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-    return {"format": format_name, "num_rows": len(rows), "text": text, "loss": float(loss)}
-
-
-def load(file: str) -> dict[str, Any]:
-    """Load a file of the format `groups`, which no trainer reads."""
-    datasets: Any = importlib.import_module("datasets")
-    kind = "parquet" if file.endswith(".parquet") else "json"
-    with tempfile.TemporaryDirectory() as folder:
-        rows = datasets.load_dataset(kind, data_files=file, split="train", cache_dir=folder)
-        siblings = [len(row["siblings"]) for row in rows]
-    return {"format": "groups", "num_rows": len(rows), "num_siblings": siblings}
+    return {"text": text, "loss": float(loss)}
 
 
 if __name__ == "__main__":
@@ -64,6 +60,9 @@ if __name__ == "__main__":
     versions = {name: version(name) for name in ("trl", "datasets", "transformers", "torch")}
     print("RESULT", json.dumps(versions), flush=True)
     for argument in sys.argv[1:]:
-        format_name, _, file = argument.partition("=")
-        result = load(file) if format_name == "groups" else train(format_name, file)
+        format_name, _, loader = argument.partition("=")
+        rows = load(loader)
+        result = {"format": format_name, "rows": list(rows)}
+        if format_name in TRAINERS:
+            result |= train(format_name, rows)
         print("RESULT", json.dumps(result), flush=True)

@@ -40,7 +40,7 @@ USER = {"role": "user", "content": "2 plus 3?"}
 NO_REQUESTS: list[tuple[object, str]] = [
     ([USER, {"role": "assistant", "content": "5"}], "end with an answer"),
     ([], "are empty"),
-    ("2 plus 3?", "are no list"),
+    ("2 plus 3?", "are not a list"),
 ]
 
 

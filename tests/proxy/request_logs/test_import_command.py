@@ -72,7 +72,7 @@ def test_an_entry_that_cannot_be_encoded_is_counted(tmp_path: Path) -> None:
     file = log(tmp_path, GOOD | {"tools": [{"type": "function", "deep": deep}]}, GOOD)
     console = Console(record=True, width=120)
     run_import(file, tmp_path / "rows.jsonl", console)
-    assert "1 skipped: 1 not_encoded" in console.export_text()
+    assert "1 skipped: 1 nested_too_deep" in console.export_text()
     assert len(read_tasks(tmp_path / "rows.jsonl", "question")) == 1
 
 
@@ -81,3 +81,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         run_import(tmp_path / "missing", tmp_path / "rows.jsonl")
     with pytest.raises(UserError, match=r"rows.json has an unknown type: end its name with .jsonl"):
         run_import(log(tmp_path, GOOD), tmp_path / "rows.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = log(tmp_path, GOOD)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    run_import(file, tmp_path / "rows.jsonl", Console(quiet=True))
+    assert len(read_tasks(tmp_path / "rows.jsonl", "question")) == 1

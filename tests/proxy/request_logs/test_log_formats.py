@@ -223,3 +223,21 @@ def test_no_line_breaks_the_import(value: object) -> None:
         except NotImported:
             continue
         assert row["question"].strip() and row["messages"]
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/openai/deployments/d/chat/completions?api-version=1", {"messages": [USER]}),
+        ("https://api.example.com/api/v3/chat/completions/", {"messages": [USER]}),
+        ("https://api.example.com/openai/responses", {"input": "2+2?"}),
+        ("https://api.example.com/anthropic/v1/messages", {"messages": [USER]}),
+    ],
+)
+def test_urls_of_other_providers_are_recognised_by_their_end(url: str, body: Json) -> None:
+    assert row_of({"custom_id": "1", "url": url, "body": body}) == ROW
+
+
+def test_requests_with_the_old_field_functions_are_counted() -> None:
+    with pytest.raises(NotImported, match="not_translated"):
+        row_of({"messages": [USER], "functions": [{"name": "add"}]})
