@@ -7,7 +7,8 @@ socket to the proxy. This thread detects the end of the proxy, even while user c
 two threads.
 
 Each message on the socket is a frame: a length, followed by JSON. Only the first frame is not JSON:
-it has the hook files, which the proxy has read. Python objects of the user's code are never sent. The proxy's side of the socket is in hook_process.py.
+it has the hook files, which the proxy has read. Python objects of the user's code are never sent.
+The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations
