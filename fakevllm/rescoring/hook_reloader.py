@@ -209,7 +209,12 @@ class HookReloader:
         )
 
     def _log(self, outcome: ReloadOutcome) -> None:
-        if self.last is not None and self.last.message == outcome.message:
+        last = self.last
+        if last is not None and last.message == outcome.message:
+            return
+        # Groups end in any order, so the message may name another group for the same files.
+        is_known = last is not None and (last.state, last.digest) == (outcome.state, outcome.digest)
+        if is_known and outcome.digest is not None:
             return
         is_clean = outcome.state is ReloadState.TAKEN_OVER
         lines = [outcome.message, *(f"  {line}" for line in outcome.changes if is_clean)]
