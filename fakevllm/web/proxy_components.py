@@ -556,7 +556,7 @@ def _open_reloads(
     files = HookFileWatch(
         config.hooks.path,
         lambda: versions.info.content_hash,
-        reloader.reload_if_changed if config.hooks.watch else None,
+        reloader.reload_edited if config.hooks.watch else None,
     )
     watching = asyncio.create_task(files.run())
     stack.push_async_callback(_cancel, watching)
