@@ -6,7 +6,13 @@ from typing import Any, get_args
 
 import pytest
 
-from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS, Bounds, LossSpec, loss_defaults
+from fakevllm_adapters.job.loss_spec import (
+    DEMONSTRATION_LOSSES,
+    LOSS_DEFAULTS,
+    Bounds,
+    LossSpec,
+    loss_defaults,
+)
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 
@@ -189,6 +195,6 @@ def test_an_overlong_buffer_without_a_fitting_maximum_length_is_refused(
 
 def test_the_job_accepts_exactly_the_losses_and_algorithms_that_exist() -> None:
     fields = TrainJob.model_fields
-    assert set(get_args(fields["loss"].annotation)) == set(LOSS_DEFAULTS)
+    assert set(get_args(fields["loss"].annotation)) == {*LOSS_DEFAULTS, *DEMONSTRATION_LOSSES}
     assert set(get_args(fields["algorithm"].annotation)) == set(ESTIMATORS)
     assert set(ESTIMATORS) >= NEEDS_GREEDY
