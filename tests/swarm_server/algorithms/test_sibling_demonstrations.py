@@ -1,0 +1,75 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fakevllm_server.algorithms.mismatched_pairs import mismatched_pairs
+from fakevllm_server.algorithms.sibling_demonstrations import sibling_demonstrations
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.demonstrations import Demonstration
+
+
+def sampled(advantage: float | Sequence[float], response: Sequence[int] = (3, 4)) -> Call:
+    return Call("g", [1, 2], response, [-0.5] * len(response), 0, 0.7, advantage, weight=1.0)
+
+
+def kinds(advantages: Sequence[float], loss: str) -> dict[int, str]:
+    calls = {index: [sampled(advantage)] for index, advantage in enumerate(advantages)}
+    found = sibling_demonstrations("g", calls, loss)
+    return {index: row.kind for index, own in found.items() for row in own}
+
+
+def test_sft_imitates_the_best_answer_and_dpo_compares_it_with_the_worst() -> None:
+    advantages = [0.5, 1.0, -1.0, -0.5]
+    assert kinds(advantages, "sft") == {1: "plain"}
+    assert kinds(advantages, "dpo") == {1: "chosen", 2: "rejected"}
+
+
+def test_kto_takes_each_answer_by_the_sign_of_its_advantage() -> None:
+    assert kinds([0.5, 0.0, -1.0], "kto") == {0: "desirable", 2: "undesirable"}
+
+
+@pytest.mark.parametrize("loss", ["sft", "dpo", "kto"])
+def test_a_group_with_equal_rewards_gives_no_demonstration(loss: str) -> None:
+    assert kinds([0.0, 0.0, 0.0], loss) == {}
+    assert sibling_demonstrations("g", {}, loss) == {}
+
+
+def test_a_disliked_answer_alone_gives_no_pair_and_is_not_imitated() -> None:
+    assert kinds([-1.0], "sft") == {}
+    assert kinds([-1.0], "dpo") == {}
+    assert kinds([-1.0], "kto") == {0: "undesirable"}
+
+
+def test_each_call_of_an_episode_becomes_a_demonstration_of_the_same_pair() -> None:
+    calls = {0: [sampled([1.0, 1.0]), sampled([0.0], [5])], 1: [sampled(-1.0), sampled(0.0, [])]}
+    found = sibling_demonstrations("g", calls, "dpo")
+    assert found == {
+        0: [
+            Demonstration("g", [1, 2], (3, 4), "chosen", "g"),
+            Demonstration("g", [1, 2], [5], "chosen", "g"),
+        ],
+        1: [Demonstration("g", [1, 2], (3, 4), "rejected", "g")],
+    }
+
+
+def test_siblings_are_paired_with_responses_to_other_prompts_and_each_response_is_used_once() -> (
+    None
+):
+    rows = [
+        Demonstration(f"g{prompt}", [prompt], [10 * prompt + sibling], "desirable")
+        for sibling in range(3)
+        for prompt in (7, 8, 9)
+    ]
+    pairs = mismatched_pairs(rows)
+    assert len(pairs) == len({row.response_ids[0] for row in pairs}) == 9
+    assert all(row.response_ids[0] // 10 != row.prompt_ids[0] for row in pairs)
+
+
+def test_rows_of_a_prompt_with_more_than_half_of_the_rows_have_partly_no_partner() -> None:
+    rows = [Demonstration("g", [7], [at], "desirable") for at in range(3)]
+    rows.append(replace(rows[0], prompt_ids=[8], response_ids=[9]))
+    assert [(*row.prompt_ids, *row.response_ids) for row in mismatched_pairs(rows)] == [
+        (7, 9),
+        (8, 0),
+    ]
