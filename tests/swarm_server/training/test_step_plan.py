@@ -224,3 +224,42 @@ def test_tie_rate_includes_ties_that_were_kept_out_of_the_step() -> None:
     metrics_with_counts = with_excluded_counts(metrics, {"stale_calls": 0, "tied_groups": 5})
     assert metrics_with_counts["tie_rate"] == pytest.approx(6 / 8)
     assert metrics_with_counts["tied_groups"] == 5
+
+
+def test_a_demonstration_loss_alone_trains_only_the_answers_that_it_takes() -> None:
+    plan = planned([0.5, 1.0, 0.0], loss="sft")
+    assert plan.batch.calls == []
+    assert [row.kind for row in plan.batch.demonstrations] == ["plain"]
+    assert plan.trained[0].siblings == [1]
+    assert len(plan.calls) == 1
+    assert plan.metrics["tokens_trained"] == plan.calls[0].num_trained > 0
+
+    pair = planned([0.5, 1.0, 0.0], loss="dpo")
+    assert [row.kind for row in pair.batch.demonstrations] == ["chosen", "rejected"]
+    assert pair.trained[0].siblings == [1, 2]
+
+
+def test_beside_a_policy_loss_all_answers_train_and_the_best_is_a_demonstration_too() -> None:
+    plan = planned([0.5, 1.0, 0.0], demonstration_loss="sft")
+    assert plan.trained[0].siblings == [0, 1, 2]
+    assert plan.batch.calls == plan.calls
+    assert len(plan.batch.demonstrations) == 1
+    assert not planned([0.5, 1.0, 0.0]).batch.demonstrations
+
+
+@pytest.mark.parametrize("loss", ["sft", "dpo", "kto"])
+def test_a_tied_group_and_a_frozen_run_give_no_demonstrations(loss: str) -> None:
+    tied = planned([1.0, 1.0], loss=loss)
+    assert tied.batch.demonstrations == [] and tied.trained[0].siblings == []
+    frozen = planned([1.0, 0.0], loss=loss, control="frozen")
+    assert frozen.batch.demonstrations == [] and frozen.trained[0].siblings == []
+    beside = planned([1.0, 0.0], demonstration_loss=loss, control="frozen")
+    assert beside.batch.demonstrations == []
+
+
+@pytest.mark.parametrize(("loss", "kind"), [("sft", None), ("dpo", None), ("kto", "undesirable")])
+def test_late_negative_feedback_trains_only_with_kto(loss: str, kind: str | None) -> None:
+    sample = FinishedGroup("feedback:g/1", [ScoredEpisode(0, 0.0, [call()])], advantage=-0.5)
+    plan = plan_step(1, [sample], TrainJob.model_validate({"loss": loss}))
+    assert [row.kind for row in plan.batch.demonstrations] == ([] if kind is None else [kind])
+    assert plan.trained[0].siblings == ([] if kind is None else [0])
