@@ -53,7 +53,6 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_adapters.protocol.swarm import Task
 
-HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8
 MAX_TOKENS = 24
 ANY_PORT = ("127.0.0.1", 0)
@@ -206,7 +205,7 @@ def _prepare_run(
     _require_same_kind(config, job, is_gated=settings.is_gated)
     _require_same_engines(folder / "engines.json", settings.engines)
     release = release_section(folder) if settings.is_gated else None
-    config.write_text(_toml(folder, server_port, proxy_port, job, release))
+    config.write_text(_toml(settings, server_port, proxy_port, job, release))
     model = ["--model", "demo"] if settings.engines.has_model else []
     server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
     server += ["--run-dir", str(folder), "--seed", str(settings.seed)]
@@ -376,7 +375,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
 
 
 def _toml(
-    folder: Path,
+    settings: DemoSettings,
     server_port: int,
     proxy_port: int,
     job: TrainJob,
@@ -384,10 +383,10 @@ def _toml(
 ) -> str:
     """Return the text of the demo proxy's configuration file, fakevllm.toml."""
     sections = {
-        "proxy": {"port": proxy_port, "run_dir": str(folder)},
+        "proxy": {"port": proxy_port, "run_dir": str(settings.folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
         "upstream": {"hold_s": RETRY_FOR_S},  # equal to the time for which the replay retries a row
-        "hooks": {"path": str(HOOKS)},
+        "hooks": {"path": str(settings.hooks)},
         "job": job.model_dump(exclude_none=True),
     }
     if release is not None:

@@ -138,6 +138,8 @@ class GateView:
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
+    next_candidate: int | None = None
+    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, and the newest version the others."""
 
@@ -276,10 +278,14 @@ class ReleaseGate:
             return False
         return True
 
+    def rewards_seen(self, rewards: Sequence[float]) -> None:
+        """Check the rewards of a group against the declared range. A reward outside of it stops
+        releases, whichever version the group's session has."""
+        self._controller.rewards_seen(*rewards)
+
     def group_scored(self, group: GroupOutcome) -> None:
         """Add a scored group to the comparison of the arms. Only the first scored group of a live
         session counts. Later groups of the same session are ignored."""
-        self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
@@ -295,6 +301,7 @@ class ReleaseGate:
             self._is_blocked,
             self._num_decisions,
             lambda: self._controller.progress,
+            self._controller.next_candidate,
             self._arm is not NO_RELEASED_ARM,
         )
 

@@ -223,6 +223,7 @@ async def open_proxy(
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
             on_placed=feedback.request_placed,
+            on_scored=None if gate is None else gate.rewards_seen,
             arms=arms,
         )
         stack.push_async_callback(pipeline.close)

@@ -36,6 +36,13 @@ max_samples = 80
 margin = {margin}
 """
 NUM_DRAWS = 40
+THREE_FOR_APPS = """
+def on_compute_relative_reward(siblings, answers):
+    if "held-out" in siblings[0].messages[-1]["content"]:
+        return [float((answer["content"] or "").startswith("yes")) for answer in answers]
+    return [3.0 * (number % 2) for number in range(len(answers))]
+"""
+"""A hook whose rewards are outside of the declared range only for apps."""
 ANSWERED = """
     SELECT COUNT(*) FROM groups
     WHERE kind = 'eval' AND eval_id LIKE 'gate-reference-' || ? || '-%'
@@ -154,3 +161,17 @@ def test_a_gate_that_is_turned_on_in_a_run_asks_for_one_command(
     assert code == 0, output
     wait_until(lambda: num_answered(proxy, version) == NUM_DRAWS, 60.0, "the reference")
     assert history(server)[0]["decided_by"] == "operator"
+
+
+def test_a_reward_of_an_app_outside_of_the_range_stops_releases(
+    processes: Processes, tmp_path: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, *flags(tmp_path, THREE_FOR_APPS))
+    Talk(proxy).ask()
+
+    def trouble() -> str:
+        return stats(proxy)["release"]["trouble"] or ""
+
+    wait_until(lambda: "reward 3, outside of release.reward_range" in trouble(), 60.0, "the line")
+    assert history(server) == []

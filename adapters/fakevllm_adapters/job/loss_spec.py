@@ -59,8 +59,6 @@ DEMONSTRATION_LOSSES = ("sft", "dpo", "kto")
 log-probabilities of the rollout engine."""
 WITH_REFERENCE = frozenset({"dpo", "kto"})
 """Demonstration losses that compare the policy with the reference policy."""
-
-
 POLICY_ONLY = (
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_unit"),
     *("kl_loss_coef", "kl_loss_type", "entropy_coeff", "bypass_mode", "rollout_is", "rollout_rs"),

@@ -24,6 +24,7 @@ SIGNS = {
     "undesirable": -1.0,
     "mismatched": 0.0,
 }
+"""The sign of each kind of demonstration, as in `DemonstrationRows.signs`."""
 
 
 class DemonstrationLoss(NamedTuple):
