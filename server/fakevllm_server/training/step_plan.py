@@ -16,7 +16,7 @@ from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome, centred
 from fakevllm_server.algorithms.loss_sequences import token_weight, unit_labels
 from fakevllm_server.algorithms.reward_penalties import is_tied, overlong_penalties, shaped_rewards
 from fakevllm_server.algorithms.sibling_demonstrations import sibling_demonstrations
@@ -102,7 +102,8 @@ def plan_step(
         if not _is_in_loss(group, job):
             by_sibling = {}
         if loss.of_demonstrations is not None:
-            own = sibling_demonstrations(group.group_id, by_sibling, loss.of_demonstrations)
+            scores = _scores(group, group_entries)
+            own = sibling_demonstrations(group.group_id, by_sibling, scores, loss.of_demonstrations)
             demonstrations.extend(chain.from_iterable(own.values()))
             if not loss.has_policy_loss:
                 by_sibling = {index: by_sibling[index] for index in own}
@@ -154,6 +155,19 @@ def _advantages(
     if group.advantage is None:
         return next(estimated)
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
+
+
+def _scores(group: FinishedGroup, entries: Sequence[_Entry]) -> dict[int, float]:
+    """Return the score of each episode for demonstrations, by index: the episode's reward with all
+    penalties, minus the mean of the group. If all rewards of the group are equal, the scores are 0,
+    whatever the KL penalties are. If the group has an advantage of its own (a feedback sample), its
+    score is this advantage."""
+    if group.advantage is not None:
+        return dict.fromkeys((entry.index for entry in entries), group.advantage)
+    if is_tied([entry.outcome.reward for entry in entries]):
+        return dict.fromkeys((entry.index for entry in entries), 0.0)
+    scores = centred([entry.outcome.score for entry in entries])
+    return {entry.index: score for entry, score in zip(entries, scores, strict=True)}
 
 
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:

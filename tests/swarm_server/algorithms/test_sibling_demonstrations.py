@@ -9,30 +9,35 @@ from fakevllm_server.types.backend import Call
 from fakevllm_server.types.demonstrations import Demonstration
 
 
-def sampled(advantage: float | Sequence[float], response: Sequence[int] = (3, 4)) -> Call:
-    return Call("g", [1, 2], response, [-0.5] * len(response), 0, 0.7, advantage, weight=1.0)
+def sampled(response: Sequence[int] = (3, 4)) -> Call:
+    return Call("g", [1, 2], response, [-0.5] * len(response), 0, 0.7, 0.0, weight=1.0)
 
 
-def kinds(advantages: Sequence[float], loss: str) -> dict[int, str]:
-    calls = {index: [sampled(advantage)] for index, advantage in enumerate(advantages)}
-    found = sibling_demonstrations("g", calls, loss)
+def kinds(scores: Sequence[float], loss: str) -> dict[int, str]:
+    calls = {index: [sampled()] for index in range(len(scores))}
+    found = sibling_demonstrations("g", calls, dict(enumerate(scores)), loss)
     return {index: row.kind for index, own in found.items() for row in own}
 
 
 def test_sft_imitates_the_best_answer_and_dpo_compares_it_with_the_worst() -> None:
-    advantages = [0.5, 1.0, -1.0, -0.5]
-    assert kinds(advantages, "sft") == {1: "plain"}
-    assert kinds(advantages, "dpo") == {1: "chosen", 2: "rejected"}
+    scores = [0.5, 1.0, -1.0, -0.5]
+    assert kinds(scores, "sft") == {1: "plain"}
+    assert kinds(scores, "dpo") == {1: "chosen", 2: "rejected"}
 
 
-def test_kto_takes_each_answer_by_the_sign_of_its_advantage() -> None:
-    assert kinds([0.5, 0.0, -1.0], "kto") == {0: "desirable", 2: "undesirable"}
+def test_of_equally_good_answers_the_first_one_is_taken() -> None:
+    assert kinds([-1.0, 0.5, 0.5, -1.0], "sft") == {1: "plain"}
+    assert kinds([-1.0, 0.5, 0.5, -1.0], "dpo") == {1: "chosen", 0: "rejected"}
+
+
+def test_kto_takes_each_answer_by_the_sign_of_its_score() -> None:
+    assert kinds([0.5, 1e-10, -1.0], "kto") == {0: "desirable", 2: "undesirable"}
 
 
 @pytest.mark.parametrize("loss", ["sft", "dpo", "kto"])
 def test_a_group_with_equal_rewards_gives_no_demonstration(loss: str) -> None:
     assert kinds([0.0, 0.0, 0.0], loss) == {}
-    assert sibling_demonstrations("g", {}, loss) == {}
+    assert sibling_demonstrations("g", {}, {}, loss) == {}
 
 
 def test_a_disliked_answer_alone_gives_no_pair_and_is_not_imitated() -> None:
@@ -42,8 +47,8 @@ def test_a_disliked_answer_alone_gives_no_pair_and_is_not_imitated() -> None:
 
 
 def test_each_call_of_an_episode_becomes_a_demonstration_of_the_same_pair() -> None:
-    calls = {0: [sampled([1.0, 1.0]), sampled([0.0], [5])], 1: [sampled(-1.0), sampled(0.0, [])]}
-    found = sibling_demonstrations("g", calls, "dpo")
+    calls = {0: [sampled(), sampled([5])], 1: [sampled(), sampled([])], 2: [sampled([])]}
+    found = sibling_demonstrations("g", calls, {0: 1.0, 1: -1.0, 2: -2.0}, "dpo")
     assert found == {
         0: [
             Demonstration("g", [1, 2], (3, 4), "chosen", "g"),
