@@ -65,16 +65,19 @@ def test_a_demonstration_loss_alone_trains_the_answers_of_live_groups(
         metrics = step["metrics"]
         taken = [len(group["siblings"]) for group in step["groups"]]
         assert set(taken) <= per_group | {0}
-        assert metrics["demonstrations"] == sum(taken) > 0
+        assert metrics["demonstrations"] == sum(taken)
+        assert "mismatch" not in metrics
+        if not any(taken):  # The rewards of each group happen to be equal.
+            continue
         assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
         assert metrics["loss"] == metrics["demonstration_loss"] > 0
-        assert "mismatch" not in metrics
-    # In the first step, the policy has the starting weights.
+    losses = [step["metrics"]["loss"] for step in steps if step["metrics"]["demonstrations"]]
+    # In the first step with demonstrations, the policy has the starting weights.
+    start = {"dpo": math.log(2), "kto": 0.5}.get(loss)
+    if start is not None:
+        assert losses[:1] == pytest.approx([start] * len(losses[:1]))
     if loss == "dpo":
-        assert steps[0]["metrics"]["loss"] == pytest.approx(math.log(2))
-        assert steps[1]["metrics"]["loss"] != pytest.approx(math.log(2), abs=1e-9)
-    if loss == "kto":
-        assert steps[0]["metrics"]["loss"] == pytest.approx(0.5)
+        assert all(later != pytest.approx(start, abs=1e-9) for later in losses[1:])
     wait_until(
         lambda: rows(proxy, "SELECT COUNT(*) FROM groups WHERE state = 'trained'")[0][0] == 6,
         20.0,
@@ -90,7 +93,7 @@ def test_a_demonstration_loss_beside_the_policy_loss_trains_all_siblings(
     for step in steps:
         metrics = step["metrics"]
         assert {len(group["siblings"]) for group in step["groups"]} == {4}
-        assert 0 < metrics["demonstrations"] <= 3
+        assert 0 <= metrics["demonstrations"] <= 3
         assert metrics["sample_coverage"] == 1
         assert metrics["mismatch"] < 1e-3
         # At temperature 1, the demonstrations are tokens that go through the model anyway.

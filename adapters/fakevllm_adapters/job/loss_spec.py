@@ -7,7 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
-from fakevllm_adapters.job.model import Aggregation, KlType, LossUnit, TrainJob
+from fakevllm_adapters.job.model import (
+    WITH_REFERENCE,
+    Aggregation,
+    KlType,
+    LossUnit,
+    TrainJob,
+)
 from fakevllm_adapters.job.reward_settings import reward_setting_uses
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
@@ -57,8 +63,6 @@ WITHOUT_CLIP = frozenset({"sapo", "gpg"})
 DEMONSTRATION_LOSSES = ("sft", "dpo", "kto")
 """Losses of demonstrations (answers to imitate or to avoid). They use neither advantages nor the
 log-probabilities of the rollout engine."""
-WITH_REFERENCE = frozenset({"dpo", "kto"})
-"""Demonstration losses that compare the policy with the reference policy."""
 POLICY_ONLY = (
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_unit"),
     *("kl_loss_coef", "kl_loss_type", "entropy_coeff", "bypass_mode", "rollout_is", "rollout_rs"),

@@ -25,6 +25,8 @@ MAX_BATCH_SIZE = 10_000
 """Largest `batch_size`. It is also the maximum number of groups that may wait on a server for a
 training step."""
 LossUnit = Literal["call", "timeline", "episode"]
+WITH_REFERENCE = frozenset({"dpo", "kto"})
+"""Demonstration losses that compare the policy with the reference policy."""
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"]
 
 
@@ -202,8 +204,8 @@ class TrainJob(SwarmSections):
     def needs_reference(self) -> bool:
         """Whether the job needs the log-probabilities of the reference model, for a KL or for the
         losses `dpo` and `kto`. The reference model has the weights with which the run started."""
-        needs = {"dpo", "kto"} & {self.loss, self.demonstration_loss}
-        return self.kl_loss_coef > 0 or self.use_kl_in_reward or bool(needs)
+        compares = bool(WITH_REFERENCE & {self.loss, self.demonstration_loss})
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward or compares
 
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.

@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
 DemonstrationKind = Literal["plain", "chosen", "rejected", "desirable", "undesirable", "mismatched"]
 """`plain`: an answer to imitate, for the loss `sft`. `chosen` and `rejected`: the two answers of a
 pair, for `dpo`. `desirable` and `undesirable`: a good and a bad answer, for `kto`. `mismatched`: an
-answer to another prompt, which the trainer adds for the KL estimate of `kto`."""
+answer of another group, which the trainer adds for the KL estimate of `kto`."""
 KINDS: dict[str, frozenset[DemonstrationKind]] = {
     "sft": frozenset({"plain"}),
     "dpo": frozenset({"chosen", "rejected"}),

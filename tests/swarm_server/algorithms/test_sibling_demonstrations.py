@@ -71,10 +71,29 @@ def test_siblings_are_paired_with_responses_to_other_prompts_and_each_response_i
     assert all(row.response_ids[0] // 10 != row.prompt_ids[0] for row in pairs)
 
 
-def test_rows_of_a_prompt_with_more_than_half_of_the_rows_have_partly_no_partner() -> None:
+def test_rows_of_a_group_with_more_than_half_of_the_rows_have_partly_no_partner() -> None:
     rows = [Demonstration("g", [7], [at], "desirable") for at in range(3)]
-    rows.append(replace(rows[0], prompt_ids=[8], response_ids=[9]))
+    rows.append(replace(rows[0], group_id="h", prompt_ids=[8], response_ids=[9]))
     assert [(*row.prompt_ids, *row.response_ids) for row in mismatched_pairs(rows)] == [
         (7, 9),
         (8, 0),
     ]
+
+
+def test_a_prompt_is_not_paired_with_a_response_of_its_own_group_even_if_the_prompts_differ() -> (
+    None
+):
+    """The calls of an episode have different prompts."""
+    turns = [Demonstration("g", [7, at], [at], "desirable") for at in range(4)]
+    assert mismatched_pairs(turns) == []
+    other = Demonstration("h", [8, 8], [9], "undesirable")
+    assert [row.response_ids for row in mismatched_pairs([*turns, other])] == [[9], [0]]
+
+
+def test_a_mismatched_pair_is_never_longer_than_the_longest_row() -> None:
+    long = [
+        Demonstration("a", [7] * 200, [9, 8], "desirable"),
+        Demonstration("b", [7], [5] * 200, "undesirable"),
+    ]
+    pairs = [(len(row.prompt_ids), len(row.response_ids)) for row in mismatched_pairs(long)]
+    assert pairs == [(1, 2)]

@@ -1,5 +1,5 @@
-"""Losses as pure functions of log-probabilities: policy losses by verl's names, and losses of
-demonstrations by TRL's.
+"""Losses as pure functions of log-probabilities: policy losses with verl's names, and losses of
+demonstrations as in TRL.
 
     step_loss.py              the function that trainers call: one micro-batch's part of the loss
     trained_tokens.py         the trained tokens of some calls as flat tensors

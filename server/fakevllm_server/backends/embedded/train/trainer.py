@@ -155,7 +155,7 @@ class PolicyTrainer:
             self.optimizer.zero_grad(set_to_none=True)
         metrics |= self._sharing_speedup.metrics
         metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
-        if batch.demonstrations:
+        if spec.of_demonstrations is not None:
             lengths = [len(one.response_ids) for one in batch.demonstrations]
             metrics["demonstrations"] = float(len(lengths))
             metrics["demonstration_tokens"] = float(sum(lengths))

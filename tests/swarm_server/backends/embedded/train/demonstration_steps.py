@@ -26,7 +26,8 @@ NUM_GROUPS = 6
 
 def demonstrations_for(loss: str, seed: int = 0) -> list[Demonstration]:
     """Return demonstrations for a loss. The responses of a group share their prompt, except for
-    `kto`, where each has its own, as in TRL's batches without equal prompts."""
+    `kto`, where each has a prompt and a group of its own, as in TRL's batches without equal
+    prompts. In `kto`, the first row is so long that no mismatched pair is left out."""
     rng = random.Random(seed)
 
     def ids(longest: int) -> list[int]:
@@ -36,9 +37,11 @@ def demonstrations_for(loss: str, seed: int = 0) -> list[Demonstration]:
     for group in range(NUM_GROUPS):
         prompt = ids(20)
         for kind in KINDS_OF_LOSS[loss]:
-            own = ids(20) if loss == "kto" else prompt
             pair = f"g{group}" if loss == "dpo" else None
-            rows.append(Demonstration(f"g{group}", own, ids(12), kind, pair))
+            if loss == "kto":
+                prompt = ids(20) if rows else [rng.randrange(7, 512) for _ in range(40)]
+            group_id = f"g{len(rows)}" if loss == "kto" else f"g{group}"
+            rows.append(Demonstration(group_id, prompt, ids(12), kind, pair))
     return rows
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.engine_helpers import random_calls
+from swarm_server.backends.embedded.engine_helpers import finish, load, random_calls, train
 from swarm_server.backends.embedded.train.demonstration_steps import (
     demonstrations_for,
     gradient_of,
@@ -23,7 +24,9 @@ from fakevllm_server.backends.embedded.train.micro_batches import (
     cut_into_pieces,
     demonstration_calls,
 )
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, step_loss
+from fakevllm_server.types.backend import Batch
 from fakevllm_server.types.demonstrations import Demonstration
 
 LOSSES = ("sft", "dpo", "kto")
@@ -127,18 +130,44 @@ def test_the_prompt_of_a_pair_goes_through_the_model_once(tiny_folder: Path) -> 
     assert metrics["tokens_computed"] <= 100 + 2 + 3
 
 
-def test_dpo_begins_at_log_two_and_kto_at_one_half(tiny_folder: Path) -> None:
-    """The policy equals the reference policy before the first step."""
-    for loss, start in (("dpo", math.log(2)), ("kto", 0.5)):
-        rows = demonstrations_for(loss)
-        model = wide_model(tiny_folder)
-        assert formula(loss, model, model, rows).item() == pytest.approx(
-            start * (1 if loss == "dpo" else (1.3 + 2 * 0.7) / 3)
-        )
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 4, "lr": 1e-3}])
+@pytest.mark.parametrize(("loss", "start"), [("dpo", math.log(2)), ("kto", 0.5)])
+def test_dpo_begins_at_log_two_and_kto_at_one_half(
+    tiny_folder: Path, loss: str, start: float, lora: dict[str, Any]
+) -> None:
+    """The policy equals the reference policy before the first step, and not after it."""
+    trainer = PolicyTrainer(load(tiny_folder), partial(load, tiny_folder))
+    job = TrainJob.model_validate({"loss": loss, "lr": 1e-3, **lora})
+    trainer.boot(job)
+    batch = Batch(1, [], demonstrations=demonstrations_for(loss))
+    first, second = (finish(trainer.step(batch, LossSpec.of(job))) for _ in range(2))
+    assert first["loss"] == pytest.approx(start, abs=1e-6)
+    assert first["grad_norm"] > 0
+    assert second["loss"] < start - 1e-5
 
 
-def test_without_mismatched_prompts_the_kl_estimate_of_kto_is_zero(tiny_folder: Path) -> None:
-    rows = [replace(row, prompt_ids=[7, 8, 9]) for row in demonstrations_for("kto")]
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_step_without_demonstrations_reports_that_there_were_none(
+    tiny_folder: Path, loss: str
+) -> None:
+    none = {"demonstrations": 0.0, "demonstration_tokens": 0.0}
+    calls = random_calls(4)
+    trainer = PolicyTrainer(load(tiny_folder), partial(load, tiny_folder))
+    for settings, sampled, is_too_far in (
+        ({"loss": loss}, [], False),
+        ({"demonstration_loss": loss, "max_mismatch_k3": None}, calls, False),
+        ({"demonstration_loss": loss, "max_mismatch_k3": 1e-9}, calls, True),
+    ):
+        job = TrainJob.model_validate(settings)
+        trainer.boot(job)
+        metrics = finish(trainer.step(Batch(1, sampled), LossSpec.of(job)))
+        assert metrics.items() >= none.items()
+        assert ("no_update" in metrics) == is_too_far
+    assert "demonstrations" not in train(trainer, calls)
+
+
+def test_if_all_rows_are_of_one_group_the_kl_estimate_of_kto_is_zero(tiny_folder: Path) -> None:
+    rows = [replace(row, group_id="g") for row in demonstrations_for("kto")]
     _, metrics = gradient_of_step(tiny_folder, TrainJob(loss="kto"), rows)
     assert metrics["kto_kl"] == 0
     _, metrics = gradient_of_step(tiny_folder, TrainJob(loss="kto"), demonstrations_for("kto"))
