@@ -26,11 +26,6 @@ BETA, DESIRABLE, UNDESIRABLE = 0.3, 1.3, 0.7
 CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
 
 
-@pytest.fixture(autouse=True)
-def _trl() -> None:  # pyright: ignore[reportUnusedFunction]
-    pytest.importorskip("trl")
-
-
 def trl_gradient(
     name: str, folder: Path, output: Path, columns: dict[str, Any], rows: Any, **settings: Any
 ) -> tuple[torch.Tensor, float]:
@@ -114,4 +109,10 @@ def test_the_gradient_of_kto_is_that_of_trl(tiny_folder: Path, tmp_path: Path) -
     texts = {"prompt": ["a", "b"], "completion": ["c", "d"], "label": [True, False]}
     weights = {"desirable_weight": DESIRABLE, "undesirable_weight": UNDESIRABLE}
     expected = trl_gradient("KTO", tiny_folder, tmp_path, texts, tokens, beta=BETA, **weights)
-    check(tiny_folder, TrainJob(loss="kto", preference_beta=BETA, **weights), rows, expected)
+    job = TrainJob(
+        loss="kto",
+        preference_beta=BETA,
+        desirable_weight=DESIRABLE,
+        undesirable_weight=UNDESIRABLE,
+    )
+    check(tiny_folder, job, rows, expected)
