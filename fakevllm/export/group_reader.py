@@ -74,8 +74,8 @@ def _message_texts(request: Json) -> list[str]:
 
 
 def _texts_of(value: object) -> list[str]:
-    """Return all texts in a JSON value, however deep. A request that cannot be translated may have
-    its texts anywhere.
+    """Return all texts in a JSON value, however deep. They are those of a request that cannot be
+    translated to chat completions, whose texts may be anywhere.
 
     >>> _texts_of({"input": ["a", {"b": "c", "d": 1}]})
     ['a', 'c']

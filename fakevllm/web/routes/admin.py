@@ -247,7 +247,7 @@ def _hook_stats(hooks: RunningHooks) -> HookStats:
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
     """Return the statistics of the proxy. The learning curve is that of the newest run whose id
     begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
-    True, read only the ends of the curve."""
+    True, read only the first and the last steps of the curve."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
