@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import control, evaluate, keys, overwatch, release, rescore, retrain, tokens
 from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
@@ -345,6 +345,7 @@ for command in (
     control.resume,
     tokens.tokens,
     rescore.rescore,
+    retrain.retrain,
     overwatch.overwatch,
 ):
     app.command()(command)

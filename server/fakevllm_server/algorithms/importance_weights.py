@@ -1,10 +1,10 @@
 """Importance weights of tokens that other model weights have sampled, and the effective sample size
 of such importance weights. The functions do no I/O.
 
-A token has the importance weight min(r, C). r is the probability of the token under the current weights,
-divided by its probability when it was sampled. C is a bound. Without a bound, a few tokens with a
-large r would decide the gradient (truncated importance sampling: E. Ionides, "Truncated Importance
-Sampling", Journal of Computational and Graphical Statistics 17, 2008).
+A token has the importance weight min(r, C). r is the token's probability under the current model
+weights, divided by its probability when it was sampled. C is a bound. Without a bound, a few tokens
+with a large r would decide the gradient (truncated importance sampling: E. Ionides, "Truncated
+Importance Sampling", Journal of Computational and Graphical Statistics 17, 2008).
 
 The effective sample size of n weights w is (Σ w)² / Σ w² (L. Kish, "Survey Sampling", 1965). It is
 n if all weights are equal, and 1 if one weight is much larger than all others.

@@ -161,7 +161,8 @@ async def test_a_logged_group_survives_a_crash_before_its_step(tmp_path: Path) -
     await first.stop()
     second = Run(tmp_path, LocalBackend(), JOB.model_copy(update={"batch_size": 2}))
     (group,) = second.pool.finished
-    assert [episode.calls for episode in group.episodes] == [[logged(YES)], [logged(NO)]]
+    calls = [list(episode.calls) for episode in group.episodes]
+    assert calls == [[logged(YES)], [logged(NO)]]
     await second.rolling()
     await add(second, "h")
     await second.trained("g")

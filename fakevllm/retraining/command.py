@@ -1,0 +1,272 @@
+"""Run `fakevllm retrain`: score logged groups with other hooks, start a server, and train them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
+from fakevllm.ledger.broken_rows import READ_ERRORS
+from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.selection import GroupSelection
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.command import MAX_PROCESSES
+from fakevllm.rescoring.logged_groups import MIN_ANSWERS
+from fakevllm.rescoring.rescorer import Rescorer, Scorer
+from fakevllm.retraining import server_calls
+from fakevllm.retraining.group_feeder import GroupFeeder
+from fakevllm.retraining.group_reader import GroupReader, NotTrained
+from fakevllm.retraining.report import RetrainReport, Staleness, render
+from fakevllm.retraining.source_run import RunModel, SourceRun
+from fakevllm.retraining.token_check import NUM_CHECKED, are_same_tokens, plain_answer
+from fakevllm.runtime.json_file import write_json
+from fakevllm.runtime.local_engines import EngineChoice
+from fakevllm.runtime.progress_bar import progress_bar
+from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
+from fakevllm.sdk.engine_control import ensure_running, status_with_retries
+from fakevllm.sdk.http_driver import AsyncHttpDriver
+from fakevllm.sdk.protocol import Backoff
+from fakevllm.sdk.types import SwarmError
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import Task
+
+HOST = "127.0.0.1"
+SERVER_START_S = 60.0
+"""Seconds of pauses for which the command waits for the process of the server. The engine starts
+later, and has its own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrainSettings:
+    ledger: Path
+    hooks: Path
+    timeout_s: float
+    """Time limit of a hook call, in seconds."""
+    job: TrainJob
+    server_run_dir: Path
+    """Run directory of the server whose run sampled the groups."""
+    run_dir: Path | None = None
+    """New run directory; None means a new folder in `runs`."""
+    version: int | None = None
+    """Version of the weights with which training starts; None means the model itself."""
+    epochs: int = 1
+    min_ess: float = 0.5
+    where: str | None = None
+    last: int | None = None
+    model: str | None = None
+    engines: EngineChoice = field(default_factory=lambda: EngineChoice.resolve("embedded"))
+    concurrency: int = 4
+    failure_floor: float | None = None
+    sandbox: HookSandbox = DEFAULT_SANDBOX
+    held_out: HeldOutRows = field(default_factory=HeldOutRows)
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    json_file: Path | None = None
+
+    @property
+    def training_job(self) -> TrainJob:
+        """The job of the new run. It has no last step, and its steps depend only on the number of
+        groups."""
+        default = TrainJob()
+        return self.job.model_copy(
+            update={
+                "experiment_name": None,
+                "model": None,
+                "total_training_steps": None,
+                "min_logged_ess": self.min_ess,
+                "swarm_mode_sample_collection_method": (
+                    default.swarm_mode_sample_collection_method
+                ),
+            }
+        )
+
+
+def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
+    """Train the groups, print the table, and return the figures. Raises UserError for mistakes that
+    the user can fix, and FakevllmError if training fails."""
+    console = console or Console()
+    if not settings.ledger.is_file():
+        raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
+    if settings.version is not None and not settings.engines.has_model:
+        raise UserError("--from is for engines with a model: the fake engine has none.")
+    settings.engines.check_installed()
+    folder = settings.run_dir or Path("runs") / time.strftime("retrain-%Y%m%d-%H%M%S")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"The folder {folder} is not empty: choose a new --run-dir.")
+    file, note = current_schema(settings.ledger)
+    if note is not None:
+        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    selected = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS).find()
+    group_ids = list(selected.ids())
+    if len(group_ids) < settings.job.batch_size:
+        raise UserError(
+            f"A training step needs {settings.job.batch_size} groups (job.batch_size), and "
+            f"{len(group_ids)} of {file} can be scored: select more, or lower job.batch_size."
+        )
+    make_run_folder(folder, "--run-dir")
+    source = SourceRun(settings.server_run_dir)
+    model = _model(settings, source, folder)
+    ledger = Ledger.open(file)
+    staleness = Staleness(settings.version or 0, source.run_id or next(iter(ledger.runs()), ""))
+    report = RetrainReport(staleness, num_selected=len(group_ids))
+    try:
+        with progress_bar() as bar:
+            retraining = _Retraining(settings, folder, source, ledger, group_ids, report, bar)
+            asyncio.run(retraining.run(model))
+    except SwarmError as error:
+        raise FakevllmError(f"{error} (see {folder / 'server.log'}).") from error
+    finally:
+        ledger.close()
+        if report.num_steps:
+            console.print(render(report, f"{settings.hooks}: {folder}"))
+    if settings.json_file is not None:
+        write_json(settings.json_file, {"run_dir": str(folder), **report.as_json()})
+    for line in _next_steps(report, folder):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return report
+
+
+@dataclass(slots=True)
+class _Retraining:
+    """One run of the command, from the start of the server to its end."""
+
+    settings: RetrainSettings
+    folder: Path
+    source: SourceRun
+    ledger: Ledger
+    group_ids: Sequence[str]
+    report: RetrainReport
+    bar: Progress
+
+    async def run(self, model: str | None) -> None:
+        """Start the server with a model, and train the groups. The model is checked before the hooks
+        score the groups, because the hooks may cost money."""
+        settings = self.settings
+        async with self._server_url(model) as url:
+            driver = AsyncHttpDriver(url)
+            try:
+                await self._start_engine(driver)
+                if settings.version is None:
+                    self.source.check_same_model(RunModel.read(self.folder))
+                await self._check_tokens(driver, self._reader(""))
+                hook_hash = await self._score()
+                task = self.bar.add_task("training", total=len(self.group_ids) * settings.epochs)
+                feeder = GroupFeeder(
+                    driver,
+                    self._reader(hook_hash).read,
+                    self.report,
+                    hook_hash,
+                    settings.min_ess,
+                    lambda: self.bar.advance(task),
+                )
+                await feeder.feed(self.group_ids, settings.epochs)
+            finally:
+                await driver.close()
+
+    @asynccontextmanager
+    async def _server_url(self, model: str | None) -> AsyncGenerator[str]:
+        """Start a server, and yield its URL. The server saves a checkpoint when the block ends."""
+        settings, log_file = self.settings, self.folder / "server.log"
+        with socket.create_server((HOST, 0)) as listener:
+            port = listener.getsockname()[1]
+            flags = ["start", *settings.engines.flags, "--port", str(port)]
+            flags += [] if model is None else ["--model", model]
+            flags += ["--run-dir", str(self.folder), "--seed", str(settings.job.seed)]
+            server = SupervisedProcess("the server", "fakevllm_server", flags, log_file, listener)
+            async with supervise([server], self.bar.console.print):
+                yield f"http://{HOST}:{port}"
+
+    async def _start_engine(self, driver: AsyncHttpDriver) -> None:
+        self.bar.add_task("starting the engine", total=None)
+        await driver.run(status_with_retries(Backoff(SERVER_START_S)))
+        job, limit_s = self.settings.training_job, self.settings.engines.ready_timeout_s
+        await driver.run(ensure_running(job, force_restart=False, timeout_s=limit_s))
+
+    async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
+        """Raise UserError if the tokens of the ledger are not those of the engine's model."""
+        num_equal, names = 0, list[str]()
+        for group_id in self.group_ids:
+            with suppress(NotTrained, *READ_ERRORS):
+                group = await asyncio.to_thread(reader.read, group_id)
+                answer = plain_answer(group)
+                if answer is not None and len(names) < NUM_CHECKED:
+                    names.append(group.record.model)
+                    with suppress(SwarmError):  # the model does not have one of the ids
+                        decoded = await driver.run(server_calls.text_of(answer.token_ids))
+                        num_equal += answer.is_text_of(decoded)
+            if len(names) == NUM_CHECKED:
+                break
+        if not are_same_tokens(num_equal, len(names)):
+            own = self.source.model
+            used = RunModel.read(self.folder)
+            raise UserError(
+                f"The tokens in the ledger, which the model {names[0] if own is None else own.label}"
+                f" sampled, are not those of the model {'' if used is None else used.label}: name "
+                "the model that sampled them with --model."
+            )
+
+    async def _score(self) -> str:
+        """Run the hooks over the groups, and return their content hash."""
+        settings = self.settings
+        scorer = Scorer(
+            settings.hooks,
+            settings.timeout_s,
+            settings.sandbox,
+            min(settings.concurrency, MAX_PROCESSES, os.cpu_count() or 1),
+            settings.concurrency,
+            settings.failure_floor,
+            settings.tasks,
+        )
+        task = self.bar.add_task("scoring", total=len(self.group_ids))
+        async with Rescorer(self.ledger, scorer) as rescorer:
+            async for _ in rescorer.score(self.group_ids):
+                self.bar.advance(task)
+            await rescorer.flush()
+            return rescorer.hook_hash
+
+    def _reader(self, hook_hash: str) -> GroupReader:
+        settings = self.settings
+        return GroupReader(
+            self.ledger, hook_hash, settings.failure_floor, settings.held_out, settings.tasks
+        )
+
+
+def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | None:
+    """Return the model with which the server starts; None for the fake engine. Raises UserError if
+    it is unknown."""
+    if settings.version is not None:
+        exported = folder / "start-model"
+        source.export(settings.version, exported, settings.model)
+        return str(exported)
+    if settings.model is not None or not settings.engines.has_model:
+        return settings.model
+    recorded = source.model
+    if recorded is None or recorded.name is None:
+        raise UserError(
+            f"The model that sampled the groups is unknown, because {source.folder} is no run "
+            "directory of a server with a model: name the model with --model, or the run directory "
+            "with --server-run-dir."
+        )
+    return recorded.name
+
+
+def _next_steps(report: RetrainReport, folder: Path) -> list[str]:
+    if not report.num_steps:
+        return ["No step was trained: the groups above were too few, or none could be trained."]
+    export = f"fakevllm-server checkpoints export {report.num_steps} FOLDER --run-dir {folder}"
+    return [
+        "To serve the trained weights, write them to a new model folder, and start a server with "
+        "it:",
+        f"  {export}",
+        "  fakevllm-server start --model FOLDER --run-dir NEW_FOLDER",
+    ]

@@ -1,0 +1,133 @@
+"""Send logged groups to a server, step by step.
+
+The groups of a step are sent in the order of the ledger. The next group is sent only after the step
+has ended. Therefore the steps of two runs have the same groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
+from fakevllm.retraining import server_calls
+from fakevllm.retraining.group_reader import NotTrained, TrainableGroup
+from fakevllm.retraining.report import RetrainReport
+from fakevllm.sdk.http_driver import AsyncHttpDriver
+from fakevllm.sdk.types import ServerUnreachable, SwarmError
+from fakevllm_adapters.protocol.swarm import AddLoggedGroupRequest
+
+MAX_LOW = 3
+"""Number of steps in a row below the limit of the effective sample size after which the command
+stops."""
+
+
+class TooFar(UserError):
+    """Raised if the effective sample size is too low already in the first step, before any
+    update."""
+
+
+@dataclass(slots=True)
+class GroupFeeder:
+    """Sends the groups of one `fakevllm retrain` to its server."""
+
+    driver: AsyncHttpDriver
+    read: Callable[[str], TrainableGroup]
+    """Returns the group with an id, as GroupReader.read does."""
+    report: RetrainReport
+    hook_hash: str
+    min_ess: float
+    """Smallest effective sample size, as a share of a step's tokens."""
+    on_group: Callable[[], None]
+    """Called after each group of each epoch."""
+    _log_seq: int = 0
+    _num_waiting: int = 0
+    """Groups that the server has pooled for the next step."""
+    _num_low: int = 0
+    """Steps in a row below the limit."""
+    _skipped: set[str] = field(default_factory=set[str])
+
+    async def feed(self, group_ids: Sequence[str], epochs: int) -> None:
+        """Train all groups, `epochs` times.
+
+        Raises TooFar if the first step makes no update because the effective sample size is below
+        the limit. Raises FakevllmError if training stops.
+        """
+        try:
+            for epoch in range(1, epochs + 1):
+                for group_id in group_ids:
+                    if group_id not in self._skipped:
+                        await self._add(group_id, epoch)
+                    self.on_group()
+        finally:
+            self.report.num_left = self._num_waiting
+
+    async def _add(self, group_id: str, epoch: int) -> None:
+        try:
+            group = await asyncio.to_thread(self.read, group_id)
+        except NotTrained as reason:
+            return self._skip(group_id, str(reason))
+        except READ_ERRORS as error:
+            return self._skip_broken(BrokenGroup.of(group_id, error))
+        request = AddLoggedGroupRequest(
+            group_id=f"{group_id}#{epoch}",
+            rewards=group.rewards,
+            calls=group.calls,
+            hook_hash=self.hook_hash,
+        )
+        try:
+            reply = await self.driver.run(server_calls.add_group(request))
+        except ServerUnreachable:
+            raise
+        except SwarmError as error:
+            if error.status != 422:
+                raise
+            return self._skip_broken(BrokenGroup(group_id, error.detail))
+        if not (reply.success and reply.pooled):
+            self._skip(group_id, reply.failure_reason.partition(":")[0])
+        else:
+            self.report.num_sent += 1
+            self._num_waiting += 1
+            if epoch == 1:
+                self.report.staleness.add(group.record.run_id, group.versions)
+        if reply.is_due:
+            await self._finish_step(reply.step)
+
+    async def _finish_step(self, step: int) -> None:
+        await self.driver.run(server_calls.end_of_step(step))
+        self._num_waiting = 0
+        for entry in await self.driver.run(server_calls.log_after(self._log_seq)):
+            self._log_seq = entry.seq
+            if entry.kind == "step":
+                self.report.add_step(entry.metrics)
+                self._check(entry.step, entry.metrics.get("logged_ess"))
+
+    def _check(self, step: int, ess: float | None) -> None:
+        """Raise an error if the step's effective sample size does not allow training to go on."""
+        self._num_low = self._num_low + 1 if ess is not None and ess < self.min_ess else 0
+        found = f"{ess:.2f} of the tokens, which is below --min-ess {self.min_ess:g}" if ess else ""
+        advice = (
+            "name a version that is nearer to the groups with --from, select nearer groups with "
+            "--where or --last, or lower --min-ess"
+        )
+        if step == 1 and self._num_low:
+            raise TooFar(
+                "Nothing was trained: the effective sample size of the first groups is "
+                f"{found or '0'}. The weights are too far from those that sampled them: {advice}."
+            )
+        if self._num_low == MAX_LOW:
+            raise FakevllmError(
+                f"Training stopped at step {step}: in {MAX_LOW} steps in a row, the effective "
+                f"sample size was too low (now {found or '0'}): {advice}."
+            )
+
+    def _skip(self, group_id: str, reason: str) -> None:
+        if group_id not in self._skipped:
+            self._skipped.add(group_id)
+            self.report.skipped[reason] += 1
+
+    def _skip_broken(self, broken: BrokenGroup) -> None:
+        self._skip(broken.group_id, "unreadable")
+        self.report.broken.append(broken)

@@ -1,0 +1,81 @@
+"""The requests to the server that trains logged groups. Each function is a generator that a driver of
+the SDK runs. A request is repeated while the server restarts."""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import BaseModel
+
+from fakevllm.errors import FakevllmError
+from fakevllm.sdk.protocol import (
+    QUICK_TIMEOUT_S,
+    Backoff,
+    Pause,
+    ServerCall,
+    ServerRequest,
+    fetch_with_retries,
+)
+from fakevllm_adapters.protocol.swarm import (
+    AddLoggedGroupReply,
+    AddLoggedGroupRequest,
+    EngineStatus,
+    EngineStatusReply,
+    LogEntry,
+    LogReply,
+)
+
+RETRY_FOR_S = 120.0
+"""Seconds of pauses for which a request is repeated while the server does not answer."""
+POLL_EVERY_S = 0.05
+MAX_IDLE_S = 60.0
+"""Seconds for which the server may collect groups although a step is due. After that, the step must
+have failed."""
+
+
+class _Text(BaseModel):
+    prompt: str
+
+
+def add_group(request: AddLoggedGroupRequest) -> ServerCall[AddLoggedGroupReply]:
+    """Send a logged group. Raises SwarmError if the server refuses it."""
+    body = request.model_dump(mode="json")
+    request_ = ServerRequest("/add_logged_group", body)
+    return (yield from fetch_with_retries(request_, AddLoggedGroupReply, Backoff(RETRY_FOR_S)))
+
+
+def text_of(token_ids: list[int]) -> ServerCall[str]:
+    """Return the text of token ids under the server's model. Raises SwarmError if the model does
+    not have one of the ids."""
+    request = ServerRequest("/detokenize", {"tokens": token_ids}, QUICK_TIMEOUT_S)
+    return (yield from fetch_with_retries(request, _Text, Backoff(RETRY_FOR_S))).prompt
+
+
+def log_after(seq: int) -> ServerCall[list[LogEntry]]:
+    """Return the entries of the run log after the entry with the number `seq`."""
+    request = ServerRequest(f"/get_run_log?after={seq}", timeout_s=QUICK_TIMEOUT_S)
+    return (yield from fetch_with_retries(request, LogReply, Backoff(RETRY_FOR_S))).entries
+
+
+def end_of_step(step: int) -> ServerCall[EngineStatusReply]:
+    """Wait until the server collects groups for a later step than `step`.
+
+    Raises FakevllmError if the engine is off, if training has stopped, or if the step failed.
+    """
+    request = ServerRequest("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
+    idle_since: float | None = None
+    while True:
+        status = yield from fetch_with_retries(request, EngineStatusReply, Backoff(RETRY_FOR_S))
+        detail = status.engine_status_detail
+        if status.engine_status is EngineStatus.OFFLINE:
+            raise FakevllmError(f"The engine is off: {detail or 'somebody stopped it'}.")
+        is_idle = status.engine_status is EngineStatus.ROLLING
+        if is_idle and detail:
+            raise FakevllmError(f"Training has stopped: {detail}.")
+        if is_idle and (status.global_step or 0) > step:
+            return status
+        now = time.monotonic()
+        idle_since = (idle_since or now) if is_idle else None
+        if idle_since is not None and now - idle_since > MAX_IDLE_S:
+            raise FakevllmError(f"Step {step} failed.")
+        yield Pause(POLL_EVERY_S, f"training step {step}")

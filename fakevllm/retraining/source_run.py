@@ -1,0 +1,98 @@
+"""The run whose groups are trained again: its model, and the weights of one of its versions. The
+files are those of a server's run directory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fakevllm.errors import UserError
+
+MAX_LISTED = 10
+"""Number of versions that an error message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The model of a run, as the file `model.json` names it."""
+
+    name: str | None
+    """Folder or hub name of the model; None for the fake engine."""
+    fingerprint: str | None
+
+    @staticmethod
+    def read(run_dir: Path) -> RunModel | None:
+        """Return the model of a run, or None if the folder has no readable `model.json`."""
+        try:
+            recorded = json.loads((run_dir / "model.json").read_bytes())
+            return RunModel(recorded["model"], recorded["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def label(self) -> str:
+        """The model's name with its fingerprint, for messages."""
+        is_same = self.fingerprint is None or self.fingerprint == self.name
+        return f"{self.name}" + ("" if is_same else f" (fingerprint {self.fingerprint})")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRun:
+    """The server's run that sampled the groups."""
+
+    folder: Path
+    """Run directory of the server."""
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of the run, or None if the folder is no run directory of a server."""
+        file = self.folder / "run_id"
+        try:
+            return file.read_text() if file.is_file() else None
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def model(self) -> RunModel | None:
+        return RunModel.read(self.folder)
+
+    def check_same_model(self, used: RunModel | None) -> None:
+        """Raise UserError if the run has another model than `used`. If one of the two models is
+        unknown, do nothing."""
+        own = self.model
+        if own is None or used is None or own.fingerprint == used.fingerprint:
+            return
+        raise UserError(
+            f"The groups were sampled by the model {own.label}, and their tokens and "
+            f"log-probabilities do not fit the model {used.label}: name the first one with --model."
+        )
+
+    def export(self, version: int, target: Path, model: str | None) -> None:
+        """Write the weights of a version to the model folder `target`. `model` is the folder of the
+        run's model, if it was moved. Raises UserError if the run has no checkpoint of the version.
+        """
+        flags = ["--run-dir", str(self.folder)]
+        listed = _checkpoints("list", "--json", *flags)
+        steps = {row["version"]: row["step"] for row in json.loads(listed)}
+        if version not in steps:
+            known = ", ".join(map(str, sorted(steps)[-MAX_LISTED:])) or "none"
+            raise UserError(
+                f"{self.folder} has no checkpoint of version {version}: pass --from with one of "
+                f"these versions: {known}. Another run directory is named with --server-run-dir."
+            )
+        flags += [] if model is None else ["--model", model]
+        _checkpoints("export", str(steps[version]), str(target), *flags)
+
+
+def _checkpoints(*arguments: str) -> str:
+    """Run `fakevllm-server checkpoints`, and return its output. Raises UserError if it fails."""
+    command: Sequence[str] = [sys.executable, "-m", "fakevllm_server", "checkpoints", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(lines[-1].removeprefix("fakevllm-server: "))
+    return done.stdout
