@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -46,6 +47,19 @@ def request_of(task: Task) -> Json:
     if task.metadata.get("messages") is None:
         return {"messages": [{"role": "user", "content": task.main_query}]}
     return {name: task.metadata[name] for name in REQUEST_FIELDS if name in task.metadata}
+
+
+def read_held_out_rows(file: Path, field: str) -> HeldOutRows:
+    """Return the rows of the held-out dataset (`release.eval_dataset`). Raises ConfigError if the
+    file cannot be read, if it has no rows, or if its rows cannot be sampled and recognised."""
+    tasks = read_tasks(file, field)
+    if not tasks:
+        raise ConfigError(
+            f"The held-out dataset {file} has no rows: write one JSON object per line, or remove "
+            "release.eval_dataset."
+        )
+    check_requests(tasks, file)
+    return HeldOutRows(tasks)
 
 
 def check_requests(tasks: Iterable[Task], file: Path) -> None:

@@ -44,7 +44,9 @@ def retrain(
     ] = None,
     server_run_dir: Annotated[
         Path | None,
-        typer.Option(help="Run directory of the logged run's server. Default: the ledger's folder."),
+        typer.Option(
+            help="Run directory of the logged run's server. Default: the ledger's folder."
+        ),
     ] = None,
     run_dir: Annotated[
         Path | None,

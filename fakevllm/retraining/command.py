@@ -149,8 +149,8 @@ class _Retraining:
     bar: Progress
 
     async def run(self, model: str | None) -> None:
-        """Start the server with a model, and train the groups. The model is checked before the hooks
-        score the groups, because the hooks may cost money."""
+        """Start the server with a model, and train the groups. The model is checked first, because
+        the hooks may cost money."""
         settings = self.settings
         async with self._server_url(model) as url:
             driver = AsyncHttpDriver(url)
@@ -207,12 +207,12 @@ class _Retraining:
             if len(names) == NUM_CHECKED:
                 break
         if not are_same_tokens(num_equal, len(names)):
-            own = self.source.model
-            used = RunModel.read(self.folder)
+            own, used = self.source.model, RunModel.read(self.folder)
+            sampled_by = names[0] if own is None else own.label
             raise UserError(
-                f"The tokens in the ledger, which the model {names[0] if own is None else own.label}"
-                f" sampled, are not those of the model {'' if used is None else used.label}: name "
-                "the model that sampled them with --model."
+                f"The tokens in the ledger, which the model {sampled_by} sampled, are not those of "
+                f"the model {'' if used is None else used.label}: name the model that sampled them "
+                "with --model."
             )
 
     async def _score(self) -> str:

@@ -77,8 +77,8 @@ class GroupReader:
         )
 
     def _quotes_row(self, record: GroupRecord) -> bool:
-        """Return True if the group quotes a held-out row. The reason in the ledger does not suffice:
-        the row may have been held out after the group was recorded."""
+        """Return True if the group quotes a held-out row. Its reason in the ledger does not
+        suffice, because the row may have been held out later."""
         if not self.held_out:
             return False
         task = self._task(record.task_id or "")

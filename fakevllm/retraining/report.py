@@ -1,4 +1,5 @@
-"""The figures of a `fakevllm retrain`, and their table for the terminal. This module does no I/O."""
+"""The figures of a `fakevllm retrain`, and their table for the terminal. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class EffectiveSampleSize:
-    """The effective sample size over the steps of a run, as a share of their logged tokens: (Σ w)² /
-    (n Σ w²), with the truncated importance weights w of all n tokens (L. Kish, "Survey Sampling",
-    1965). The weights of a step are those under the model weights before the step.
+    """The effective sample size over the steps of a run, as a share of their logged tokens.
+
+    It is (Σ w)² / (n Σ w²), with the truncated importance weights w of all n tokens (L. Kish,
+    "Survey Sampling", 1965). A step's tokens are weighed under the model weights before the step.
 
     >>> total = EffectiveSampleSize()
     >>> total.add({"logged_tokens": 4.0, "logged_weight": 1.0, "logged_ess": 0.5})
@@ -160,7 +162,10 @@ def _rows(report: RetrainReport) -> Iterable[tuple[str, str]]:
         "effective sample size",
         f"{_number(ess.share, '.0%')} of the tokens (lowest step: {_number(ess.lowest, '.0%')})",
     )
-    yield "sampled by versions", f"{_number(staleness.first, 'd')} to {_number(staleness.last, 'd')}"
+    yield (
+        "sampled by versions",
+        f"{_number(staleness.first, 'd')} to {_number(staleness.last, 'd')}",
+    )
     yield (
         f"distance from version {staleness.start}",
         f"mean {_number(staleness.mean, '.1f')}, largest {staleness.largest}",

@@ -1,5 +1,5 @@
-"""The requests to the server that trains logged groups. Each function is a generator that a driver of
-the SDK runs. A request is repeated while the server restarts."""
+"""The requests to the server that trains logged groups. Each function is a generator, which a
+driver of the SDK runs. A request is repeated while the server restarts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ class _Text(BaseModel):
 
 def add_group(request: AddLoggedGroupRequest) -> ServerCall[AddLoggedGroupReply]:
     """Send a logged group. Raises SwarmError if the server refuses it."""
-    body = request.model_dump(mode="json")
-    request_ = ServerRequest("/add_logged_group", body)
-    return (yield from fetch_with_retries(request_, AddLoggedGroupReply, Backoff(RETRY_FOR_S)))
+    sent = ServerRequest("/add_logged_group", request.model_dump(mode="json"))
+    return (yield from fetch_with_retries(sent, AddLoggedGroupReply, Backoff(RETRY_FOR_S)))
 
 
 def text_of(token_ids: list[int]) -> ServerCall[str]:

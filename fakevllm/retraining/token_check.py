@@ -43,8 +43,8 @@ def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
 
 
 def are_same_tokens(num_equal: int, num_checked: int) -> bool:
-    """Return True if so many of the checked answers had the same text that the tokenizer must be the
-    same. A few answers may differ, because a parser of the server may have changed their text.
+    """Return True if so many of the checked answers had the same text that the tokenizers must be
+    equal. A few answers may differ, because a parser of the server may have changed their text.
 
     >>> are_same_tokens(7, 8), are_same_tokens(1, 8), are_same_tokens(0, 0)
     (True, False, True)
