@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -92,8 +93,8 @@ class RetrainSettings:
 
 
 def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
-    """Train the groups, print the table, and return the figures. Raises UserError for mistakes that
-    the user can fix, and FakevllmError if training fails."""
+    """Train the groups, print the table, and return the figures. Raises UserError if nothing can be
+    trained, or if training stops. The new run directory is removed if the groups are refused."""
     console = console or Console()
     if not settings.ledger.is_file():
         raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
@@ -123,8 +124,14 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         with progress_bar() as bar:
             retraining = _Retraining(settings, folder, source, ledger, group_ids, report, bar)
             asyncio.run(retraining.run(model))
-    except SwarmError as error:
-        raise FakevllmError(f"{error} (see {folder / 'server.log'}).") from error
+    except UserError:
+        if report.num_steps == report.num_without_update:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except (FakevllmError, SwarmError) as error:
+        log_file = str(folder / "server.log")
+        hint = "" if log_file in str(error) else f" (see {log_file})"
+        raise UserError(f"{str(error).removesuffix('.')}{hint}.") from error
     finally:
         ledger.close()
         if report.num_steps:
@@ -248,9 +255,11 @@ def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | 
         exported = folder / "start-model"
         source.export(settings.version, exported, settings.model)
         return str(exported)
+    recorded = source.model
+    if not settings.engines.has_model:
+        source.check_same_model(RunModel(None, None))
     if settings.model is not None or not settings.engines.has_model:
         return settings.model
-    recorded = source.model
     if recorded is None or recorded.name is None:
         raise UserError(
             f"The model that sampled the groups is unknown, because {source.folder} is no run "

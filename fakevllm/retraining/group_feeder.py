@@ -100,6 +100,8 @@ class GroupFeeder:
         self._num_waiting = 0
         for entry in await self.driver.run(server_calls.log_after(self._log_seq)):
             self._log_seq = entry.seq
+            for reason in entry.reasons.values():
+                self.report.skipped[reason.partition(":")[0]] += 1
             if entry.kind == "step":
                 self.report.add_step(entry.metrics)
                 self._check(entry.step, entry.metrics.get("logged_ess"))

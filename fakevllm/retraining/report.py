@@ -129,7 +129,7 @@ class RetrainReport:
     def as_json(self) -> dict[str, Any]:
         return {
             "groups_selected": self.num_selected,
-            "groups_trained": self.num_sent - self.num_left,
+            "groups_in_steps": self.num_sent - self.num_left,
             "groups_left": self.num_left,
             "groups_skipped": dict(self.skipped),
             "steps": self.num_steps,
@@ -155,7 +155,7 @@ def render(report: RetrainReport, title: str) -> Group:
 def _rows(report: RetrainReport) -> Iterable[tuple[str, str]]:
     ess, staleness = report.ess, report.staleness
     trained = report.num_sent - report.num_left
-    yield "groups trained", f"{trained} (selected: {report.num_selected})"
+    yield "groups in steps", f"{trained} (selected: {report.num_selected})"
     yield "steps", f"{report.num_steps} ({report.num_without_update} without an update)"
     yield "mean reward under the hooks", _number(report.reward_mean, ".3f")
     yield (

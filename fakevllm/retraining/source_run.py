@@ -36,8 +36,10 @@ class RunModel:
     @property
     def label(self) -> str:
         """The model's name with its fingerprint, for messages."""
-        is_same = self.fingerprint is None or self.fingerprint == self.name
-        return f"{self.name}" + ("" if is_same else f" (fingerprint {self.fingerprint})")
+        if self.name is None:
+            return "of the fake engine"
+        is_same = self.fingerprint == self.name
+        return self.name + ("" if is_same else f" (fingerprint {self.fingerprint})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""`fakevllm retrain` on ledgers of real runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.ledgers import ledger_file, wait_for_groups
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
+from tests.e2e.processes import Processes
+from tests.e2e.test_released_run import ARCHIVE
+
+PREFER_LONG = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [len(answer["content"] or "") / 100 for answer in all_answers]
+"""
+BATCH_SIZE = 4
+
+
+def retrain(folder: Path, name: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Retrain into the run directory `name`. Return the exit code, the figures and all output."""
+    figures = folder / f"{name}.json"
+    command = ["-m", "fakevllm", "retrain", "--json", str(figures), "--run-dir", str(folder / name)]
+    done = PRELOADED_PYTHON.run([*command, *arguments], folder)
+    content = json.loads(figures.read_text()) if figures.exists() else {}
+    return done.returncode, content, done.stdout + done.stderr
+
+
+def query(file: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(file)) as db:
+        return db.execute(sql).fetchall()
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    """A folder with a run of the fake engine, and with a configuration for it."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "fakevllm.toml").write_text(
+        f'[proxy]\nrun_dir = "run"\n[job]\nnum_repeat = 4\nbatch_size = {BATCH_SIZE}\nlr = 0.5\n'
+    )
+    write_hooks(tmp_path / "hooks", PREFER_YES)
+    return tmp_path
+
+
+def test_the_groups_of_an_earlier_run_train_again_without_a_model_request(released: Path) -> None:
+    ledger = released / "run" / "ledger.sqlite"
+    ids = [row[0] for row in query(ledger, "SELECT group_id FROM groups ORDER BY received_at")]
+    with closing(sqlite3.connect(ledger)) as db, db:
+        db.execute("UPDATE calls SET logprobs = x'00' WHERE group_id = ?", (ids[0],))
+        db.execute("UPDATE siblings SET message_json = '{' WHERE group_id = ?", (ids[1],))
+        db.execute("UPDATE groups SET question = 'a held-out row' WHERE group_id = ?", (ids[2],))
+    before = ledger.read_bytes()
+    (released / "rows.jsonl").write_text('{"question": "a held-out row"}\n')
+    with (released / "fakevllm.toml").open("a") as config:
+        config.write('[release]\neval_dataset = "rows.jsonl"\n')
+    arguments = ("--backend", "fake", "--hooks", "hooks", "--epochs", "2")
+
+    code, figures, output = retrain(released, "new", *arguments)
+    assert code == 0, output
+    num_trainable = len(ids) - 3
+    assert figures["groups_selected"] == len(ids)
+    assert figures["groups_skipped"] == {"unreadable": 2, "held_out": 1}
+    assert set(figures["unreadable"]) == {ids[0], ids[1]}
+    assert figures["steps"] == 2 * num_trainable // BATCH_SIZE
+    assert figures["groups_in_steps"] == BATCH_SIZE * figures["steps"]
+    assert 0.5 < figures["effective_sample_size"] <= 1
+    assert ledger.read_bytes() == before and "was copied to" in output
+    journal = released / "new" / "journal.sqlite"
+    (newest,) = query(journal, "SELECT MAX(step) FROM checkpoints")
+    assert newest == (figures["steps"],)
+    trained = {row[0] for row in query(journal, "SELECT group_id FROM groups WHERE step > 0")}
+    assert trained <= {f"{one}#{epoch}" for one in ids[3:] for epoch in (1, 2)}
+    assert {f"{one}#1" for one in ids[3:]} <= trained
+
+    code, again, output = retrain(released, "again", *arguments)
+    assert (code, again | {"run_dir": ""}) == (0, figures | {"run_dir": ""}), output
+    digests = "SELECT step, digest FROM checkpoints ORDER BY step"
+    assert query(journal, digests) == query(released / "again" / "journal.sqlite", digests)
+
+
+def test_nothing_is_trained_below_the_limit_and_no_folder_stays(released: Path) -> None:
+    arguments = ("--backend", "fake", "--hooks", "hooks", "--min-ess", "1", "--where", "step > 4")
+    code, figures, output = retrain(released, "new", *arguments)
+    assert (code, figures) == (2, {}), output
+    assert "Nothing was trained: the effective sample size" in output
+    assert not (released / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from", "2", "--backend", "fake"), "--from is for engines with a model"),
+        (("--last", "3", "--backend", "fake"), "A training step needs 4 groups"),
+        (("--run-dir", "run", "--backend", "fake"), "The folder run is not empty"),
+        (("--ledger", "none.sqlite", "--backend", "fake"), "There is no ledger none.sqlite"),
+        (("--where", "step >", "--backend", "fake"), "is not an SQL expression"),
+        (("--model", "demo"), "sampled by the model of the fake engine"),
+        ((), "The model that sampled the groups is unknown"),
+    ],
+)
+def test_a_mistake_gets_one_line(released: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, _, output = retrain(released, "new", "--hooks", "hooks", *arguments)
+    (line,) = [line for line in output.splitlines() if line.startswith("fakevllm: ")]
+    assert code == 2 and message in line, output
+
+
+def test_two_retrains_in_lockstep_are_equal_to_the_bit(
+    processes: Processes, tmp_path: Path
+) -> None:
+    server = processes.server("--model", "demo", folder="run")
+    hooks = write_hooks(tmp_path / "hooks", PREFER_LONG)
+    config = tmp_path / "run" / "fakevllm.toml"
+    config.write_text("[job]\nbatch_size = 2\nnum_repeat = 4\nlr = 1e-4\n")
+    proxy = processes.proxy(server, "--hooks", str(hooks), "--config", str(config))
+    for number in range(4):
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": f"What is {number} plus 3?"}],
+            "max_tokens": 24,
+        }
+        url = f"{proxy.url}/v1/chat/completions"
+        assert httpx.post(url, json=body, timeout=60).status_code == 200
+    wait_for_groups(proxy, 4, states="pooled trained dropped")
+    digests: list[Any] = []
+    for name in ("one", "two"):
+        code, figures, output = retrain(
+            tmp_path,
+            name,
+            *("--hooks", str(hooks), "--ledger", str(ledger_file(proxy)), "--lockstep"),
+            *("--config", str(config), "--server-run-dir", str(server.folder)),
+        )
+        assert code == 0 and figures["steps"] == 2, output
+        digests.append(query(tmp_path / name / "journal.sqlite", "SELECT digest FROM checkpoints"))
+    assert digests[0] == digests[1] and len(digests[0]) == 1
