@@ -29,6 +29,7 @@ from fakevllm.retraining import server_calls
 from fakevllm.retraining.group_feeder import GroupFeeder
 from fakevllm.retraining.group_reader import GroupReader, NotTrained
 from fakevllm.retraining.report import RetrainReport, Staleness, render
+from fakevllm.retraining.sample_size_limit import SampleSizeLimit
 from fakevllm.retraining.source_run import RunModel, SourceRun
 from fakevllm.retraining.token_check import NUM_CHECKED, are_same_tokens, plain_answer
 from fakevllm.runtime.json_file import write_json
@@ -173,7 +174,7 @@ class _Retraining:
                     self._reader(hook_hash).read,
                     self.report,
                     hook_hash,
-                    settings.min_ess,
+                    SampleSizeLimit(settings.min_ess),
                     lambda: self.bar.advance(task),
                 )
                 await feeder.feed(self.group_ids, settings.epochs)

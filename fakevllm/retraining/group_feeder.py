@@ -10,23 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm.errors import FakevllmError, UserError
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.retraining import server_calls
 from fakevllm.retraining.group_reader import NotTrained, TrainableGroup
 from fakevllm.retraining.report import RetrainReport
+from fakevllm.retraining.sample_size_limit import SampleSizeLimit
 from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.protocol.swarm import AddLoggedGroupRequest
-
-MAX_LOW = 3
-"""Number of steps in a row below the limit of the effective sample size after which the command
-stops."""
-
-
-class TooFar(UserError):
-    """Raised if the effective sample size is too low already in the first step, before any
-    update."""
 
 
 @dataclass(slots=True)
@@ -38,22 +29,19 @@ class GroupFeeder:
     """Returns the group with an id, as GroupReader.read does."""
     report: RetrainReport
     hook_hash: str
-    min_ess: float
-    """Smallest effective sample size, as a share of a step's tokens."""
+    limit: SampleSizeLimit
     on_group: Callable[[], None]
     """Called after each group of each epoch."""
     _log_seq: int = 0
     _num_waiting: int = 0
     """Groups that the server has pooled for the next step."""
-    _num_low: int = 0
-    """Steps in a row below the limit."""
     _skipped: set[str] = field(default_factory=set[str])
 
     async def feed(self, group_ids: Sequence[str], epochs: int) -> None:
         """Train all groups, `epochs` times.
 
-        Raises TooFar if the first step makes no update because the effective sample size is below
-        the limit. Raises FakevllmError if training stops.
+        Raises UserError if the effective sample size is too low, and FakevllmError if training
+        stops for another reason.
         """
         try:
             for epoch in range(1, epochs + 1):
@@ -104,26 +92,7 @@ class GroupFeeder:
                 self.report.skipped[reason.partition(":")[0]] += 1
             if entry.kind == "step":
                 self.report.add_step(entry.metrics)
-                self._check(entry.step, entry.metrics.get("logged_ess"))
-
-    def _check(self, step: int, ess: float | None) -> None:
-        """Raise an error if the step's effective sample size does not allow training to go on."""
-        self._num_low = self._num_low + 1 if ess is not None and ess < self.min_ess else 0
-        found = f"{ess:.2f} of the tokens, which is below --min-ess {self.min_ess:g}" if ess else ""
-        advice = (
-            "name a version that is nearer to the groups with --from, select nearer groups with "
-            "--where or --last, or lower --min-ess"
-        )
-        if step == 1 and self._num_low:
-            raise TooFar(
-                "Nothing was trained: the effective sample size of the first groups is "
-                f"{found or '0'}. The weights are too far from those that sampled them: {advice}."
-            )
-        if self._num_low == MAX_LOW:
-            raise FakevllmError(
-                f"Training stopped at step {step}: in {MAX_LOW} steps in a row, the effective "
-                f"sample size was too low (now {found or '0'}): {advice}."
-            )
+                self.limit.observe(entry.step, entry.metrics)
 
     def _skip(self, group_id: str, reason: str) -> None:
         if group_id not in self._skipped:
