@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from fakevllm.retraining.group_reader import GroupReader, NotTrained
 from fakevllm.retraining.report import RetrainReport, Staleness, render
 from fakevllm.retraining.sample_size_limit import SampleSizeLimit
 from fakevllm.retraining.source_run import RunModel, SourceRun
-from fakevllm.retraining.token_check import NUM_CHECKED, are_same_tokens, plain_answer
+from fakevllm.retraining.token_check import NUM_CHECKED, NUM_READ, are_same_tokens, plain_answer
 from fakevllm.runtime.json_file import write_json
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.progress_bar import progress_bar
@@ -119,9 +119,10 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
     source = SourceRun(settings.server_run_dir)
     model = _model(settings, source, folder)
     ledger = Ledger.open(file)
-    staleness = Staleness(settings.version or 0, source.run_id or next(iter(ledger.runs()), ""))
-    report = RetrainReport(staleness, num_selected=len(group_ids))
+    report = RetrainReport(Staleness(settings.version or 0), num_selected=len(group_ids))
     try:
+        with ledger.reading():
+            report.staleness.run_id = source.run_id or next(iter(ledger.runs()), "")
         with progress_bar() as bar:
             retraining = _Retraining(settings, folder, source, ledger, group_ids, report, bar)
             asyncio.run(retraining.run(model))
@@ -203,15 +204,17 @@ class _Retraining:
     async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
         """Raise UserError if the tokens of the ledger are not those of the engine's model."""
         num_equal, names = 0, list[str]()
-        for group_id in self.group_ids:
-            with suppress(NotTrained, *READ_ERRORS):
+        for group_id in self.group_ids[:NUM_READ]:
+            try:
                 group = await asyncio.to_thread(reader.read, group_id)
                 answer = plain_answer(group)
-                if answer is not None and len(names) < NUM_CHECKED:
-                    names.append(group.record.model)
-                    with suppress(SwarmError):  # the model does not have one of the ids
-                        decoded = await driver.run(server_calls.text_of(answer.token_ids))
-                        num_equal += answer.is_text_of(decoded)
+            except (NotTrained, *READ_ERRORS):
+                continue
+            if answer is None:
+                continue
+            names.append(group.record.model)
+            decoded = await driver.run(server_calls.text_of(answer.token_ids))
+            num_equal += decoded is not None and answer.is_text_of(decoded)
             if len(names) == NUM_CHECKED:
                 break
         if not are_same_tokens(num_equal, len(names)):

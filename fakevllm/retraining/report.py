@@ -67,7 +67,7 @@ class Staleness:
 
     start: int
     """Version of the weights with which training starts."""
-    run_id: str
+    run_id: str = ""
     """Run to which this version belongs."""
     num: int = 0
     total: float = 0.0

@@ -16,6 +16,7 @@ from fakevllm.sdk.protocol import (
     ServerRequest,
     fetch_with_retries,
 )
+from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.protocol.swarm import (
     AddLoggedGroupReply,
     AddLoggedGroupRequest,
@@ -43,11 +44,16 @@ def add_group(request: AddLoggedGroupRequest) -> ServerCall[AddLoggedGroupReply]
     return (yield from fetch_with_retries(sent, AddLoggedGroupReply, Backoff(RETRY_FOR_S)))
 
 
-def text_of(token_ids: list[int]) -> ServerCall[str]:
-    """Return the text of token ids under the server's model. Raises SwarmError if the model does
-    not have one of the ids."""
+def text_of(token_ids: list[int]) -> ServerCall[str | None]:
+    """Return the text of token ids under the server's model. Return None if the engine refuses the
+    ids, because the model does not have one of them."""
     request = ServerRequest("/detokenize", {"tokens": token_ids}, QUICK_TIMEOUT_S)
-    return (yield from fetch_with_retries(request, _Text, Backoff(RETRY_FOR_S))).prompt
+    try:
+        return (yield from fetch_with_retries(request, _Text, Backoff(RETRY_FOR_S))).prompt
+    except SwarmError as error:
+        if error.status != 400:
+            raise
+        return None
 
 
 def log_after(seq: int) -> ServerCall[list[LogEntry]]:

@@ -13,6 +13,8 @@ from fakevllm_adapters.protocol.packed_numbers import unpack_ids
 
 NUM_CHECKED = 8
 """Number of answers that are compared."""
+NUM_READ = 100
+"""Maximum number of groups that are read to find these answers."""
 
 
 @dataclass(frozen=True, slots=True)

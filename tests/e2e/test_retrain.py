@@ -30,7 +30,7 @@ def retrain(folder: Path, name: str, *arguments: str) -> tuple[int, dict[str, An
     figures = folder / f"{name}.json"
     command = ["-m", "fakevllm", "retrain", "--json", str(figures), "--run-dir", str(folder / name)]
     done = PRELOADED_PYTHON.run([*command, *arguments], folder)
-    content = json.loads(figures.read_text()) if figures.exists() else {}
+    content: dict[str, Any] = json.loads(figures.read_text()) if figures.exists() else {}
     return done.returncode, content, done.stdout + done.stderr
 
 
