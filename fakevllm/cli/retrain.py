@@ -74,7 +74,7 @@ def retrain(
     """Train logged requests again, with the rewards of other hooks."""
 
     def run() -> None:
-        from fakevllm.admission.dataset import read_tasks
+        from fakevllm.admission.dataset import tasks_by_id
         from fakevllm.admission.held_out import HeldOutRows
         from fakevllm.admission.row_requests import read_held_out_rows
         from fakevllm.config.model import load
@@ -85,7 +85,6 @@ def retrain(
         flags = {"dataset": {"file": dataset}, "job": {"lockstep": lockstep or None}}
         settings = load(config, flags)
         rows, held_out = settings.dataset, settings.release.eval_dataset
-        tasks = [] if rows.file is None else read_tasks(rows.file, rows.field)
         ledger_file = settings.ledger_file if ledger is None else ledger.expanduser()
         report = run_retrain(
             RetrainSettings(
@@ -108,7 +107,7 @@ def retrain(
                 held_out=(
                     HeldOutRows() if held_out is None else read_held_out_rows(held_out, rows.field)
                 ),
-                tasks={task.task_id: task for task in tasks},
+                tasks=tasks_by_id(rows.file, rows.field),
                 json_file=json_file,
             )
         )

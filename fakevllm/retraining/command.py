@@ -117,10 +117,10 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         )
     make_run_folder(folder, "--run-dir")
     source = SourceRun(settings.server_run_dir)
-    model = _model(settings, source, folder)
     ledger = Ledger.open(file)
     report = RetrainReport(Staleness(settings.version or 0), num_selected=len(group_ids))
     try:
+        model = _model(settings, source, folder)
         with ledger.reading():
             report.staleness.run_id = source.run_id or next(iter(ledger.runs()), "")
         with progress_bar() as bar:
