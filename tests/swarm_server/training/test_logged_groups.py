@@ -23,6 +23,7 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.training.logged_groups import weigh_logged_calls
+from fakevllm_server.training.reward_kl import reward_penalties
 from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import Batch
 from fakevllm_server.types.calls import (
@@ -118,6 +119,22 @@ async def test_logged_calls_are_weighed_and_other_calls_stay_unchanged() -> None
         assert list(after.logprobs) == now
     assert weighed.metrics["logged_tokens"] == 4
     assert weighed.metrics["logged_truncated"] == 0.25
+
+
+async def test_the_kl_penalty_of_logged_calls_is_that_of_the_weights_before_the_step() -> None:
+    engine = LocalBackend()
+    episodes = [ScoredEpisode(0, 1.0, [logged(YES, math.log(0.01))]), ScoredEpisode(1, 0.0, [])]
+    fresh = ScoredEpisode(2, 0.0, [replace(call(ids=NO), logprobs=[math.log(0.7), 0.0])])
+    groups = [FinishedGroup("g", [*episodes, fresh])]
+    of_trainer, reported = [
+        await reward_penalties(
+            engine, groups, TrainJob(use_kl_in_reward=True, bypass_mode=bypass_mode)
+        )
+        for bypass_mode in (False, True)
+    ]
+    assert of_trainer is not None and reported is not None
+    assert reported[0] == of_trainer[0]
+    assert reported[1] != of_trainer[1]  # the engine's log-probability of a call of this run
 
 
 async def test_a_batch_without_logged_calls_asks_the_trainer_nothing() -> None:
