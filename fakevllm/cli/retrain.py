@@ -23,11 +23,14 @@ def retrain(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often each group is trained.")] = 1,
     min_ess: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, max=1, help="Smallest effective sample size of a step, as a share of its tokens."
+            min=0,
+            max=1,
+            help="Smallest effective sample size of a step, as a share of its tokens. "
+            "Default: job.min_logged_ess.",
         ),
-    ] = 0.5,
+    ] = None,
     where: Annotated[
         str | None,
         typer.Option(metavar="SQL", help="Condition on the columns of the ledger's view `groups`."),
@@ -82,7 +85,10 @@ def retrain(
         from fakevllm.retraining.command import RetrainSettings, run_retrain
         from fakevllm.runtime.local_engines import EngineChoice
 
-        flags = {"dataset": {"file": dataset}, "job": {"lockstep": lockstep or None}}
+        flags = {
+            "dataset": {"file": dataset},
+            "job": {"lockstep": lockstep or None, "min_logged_ess": min_ess},
+        }
         settings = load(config, flags)
         rows, held_out = settings.dataset, settings.release.eval_dataset
         ledger_file = settings.ledger_file if ledger is None else ledger.expanduser()
@@ -96,7 +102,6 @@ def retrain(
                 run_dir=run_dir,
                 version=version,
                 epochs=epochs,
-                min_ess=min_ess,
                 where=where,
                 last=last,
                 model=model,

@@ -31,7 +31,14 @@ from fakevllm.retraining.group_reader import GroupReader, NotTrained
 from fakevllm.retraining.report import RetrainReport, Staleness, render
 from fakevllm.retraining.sample_size_limit import SampleSizeLimit
 from fakevllm.retraining.source_run import RunModel, SourceRun
-from fakevllm.retraining.token_check import NUM_CHECKED, NUM_READ, are_same_tokens, plain_answer
+from fakevllm.retraining.token_check import (
+    NUM_CHECKED,
+    NUM_READ,
+    are_same_tokens,
+    by_run,
+    plain_answer,
+    spread,
+)
 from fakevllm.runtime.json_file import write_json
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.progress_bar import progress_bar
@@ -40,6 +47,7 @@ from fakevllm.sdk.engine_control import ensure_running, status_with_retries
 from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.protocol import Backoff
 from fakevllm.sdk.types import SwarmError
+from fakevllm.settlement.held_out_groups import has_held_out_rows
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -63,7 +71,6 @@ class RetrainSettings:
     version: int | None = None
     """Version of the weights with which training starts; None means the model itself."""
     epochs: int = 1
-    min_ess: float = 0.5
     where: str | None = None
     last: int | None = None
     model: str | None = None
@@ -85,7 +92,6 @@ class RetrainSettings:
                 "experiment_name": None,
                 "model": None,
                 "total_training_steps": None,
-                "min_logged_ess": self.min_ess,
                 "swarm_mode_sample_collection_method": (
                     default.swarm_mode_sample_collection_method
                 ),
@@ -108,6 +114,11 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
     file, note = current_schema(settings.ledger)
     if note is not None:
         Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    if not settings.held_out and has_held_out_rows(file):
+        raise UserError(
+            f"{file} has held-out rows, which must not be trained, and release.eval_dataset is not "
+            "set: name the configuration of the proxy with --config."
+        )
     selected = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS).find()
     group_ids = list(selected.ids())
     if len(group_ids) < settings.job.batch_size:
@@ -175,7 +186,7 @@ class _Retraining:
                     self._reader(hook_hash).read,
                     self.report,
                     hook_hash,
-                    SampleSizeLimit(settings.min_ess),
+                    SampleSizeLimit(settings.job.min_logged_ess),
                     lambda: self.bar.advance(task),
                 )
                 await feeder.feed(self.group_ids, settings.epochs)
@@ -202,9 +213,34 @@ class _Retraining:
         await driver.run(ensure_running(job, force_restart=False, timeout_s=limit_s))
 
     async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
-        """Raise UserError if the tokens of the ledger are not those of the engine's model."""
+        """Leave out the groups of runs whose tokens are not those of the engine's model. Raises
+        UserError if too few groups are left for a step."""
+        runs = by_run(self.group_ids, await asyncio.to_thread(self.ledger.calls.run_ids))
+        others, names = set[str](), set[str]()
+        for group_ids in runs.values():
+            other = await self._other_model(driver, reader, group_ids)
+            if other is not None:
+                others.update(group_ids)
+                names.add(other)
+        self.group_ids = [one for one in self.group_ids if one not in others]
+        if others:
+            self.report.skipped["other_tokens"] += len(others)
+        if others and len(self.group_ids) < self.settings.job.batch_size:
+            own, used = self.source.model, RunModel.read(self.folder)
+            sampled_by = ", ".join(sorted(names)) if own is None else own.label
+            raise UserError(
+                f"The tokens in the ledger, which the model {sampled_by} sampled, are not those of "
+                f"the model {'' if used is None else used.label}: name the model that sampled them "
+                "with --model."
+            )
+
+    async def _other_model(
+        self, driver: AsyncHttpDriver, reader: GroupReader, group_ids: Sequence[str]
+    ) -> str | None:
+        """Return the name of the model that sampled the groups of one run, if their tokens are not
+        those of the engine's model. Otherwise return None."""
         num_equal, names = 0, list[str]()
-        for group_id in self.group_ids[:NUM_READ]:
+        for group_id in spread(group_ids, NUM_READ):
             try:
                 group = await asyncio.to_thread(reader.read, group_id)
                 answer = plain_answer(group)
@@ -217,14 +253,7 @@ class _Retraining:
             num_equal += decoded is not None and answer.is_text_of(decoded)
             if len(names) == NUM_CHECKED:
                 break
-        if not are_same_tokens(num_equal, len(names)):
-            own, used = self.source.model, RunModel.read(self.folder)
-            sampled_by = names[0] if own is None else own.label
-            raise UserError(
-                f"The tokens in the ledger, which the model {sampled_by} sampled, are not those of "
-                f"the model {'' if used is None else used.label}: name the model that sampled them "
-                "with --model."
-            )
+        return None if are_same_tokens(num_equal, len(names)) else names[0]
 
     async def _score(self) -> str:
         """Run the hooks over the groups, and return their content hash."""

@@ -16,6 +16,11 @@ from fakevllm.settlement.held_out_groups import HELD_OUT
 from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, CapturedCall, Task
 
 Calls = Mapping[int, Sequence[CapturedCall]]
+UNKNOWN_TOKEN_SETS = (
+    "unknown_token_sets: the ledger does not say whether the call's tokens were restricted"
+)
+"""Reason why a call of an early version of fakevllm is not trained. If its tokens were restricted,
+its importance weights would be wrong."""
 
 
 class NotTrained(Exception):
@@ -67,7 +72,7 @@ class GroupReader:
         indices = group.recorded.indices
         rewards = with_floor([known.get(i) for i in indices], group.failures, self.failure_floor)
         by_index = dict(zip(indices, rewards, strict=True))
-        calls = self.ledger.calls.by_sibling(group_id)
+        calls = self.ledger.calls.by_sibling(group_id, unknown_sets=UNKNOWN_TOKEN_SETS)
         _check_calls(calls)
         num = 1 + max([*by_index, *calls])
         return TrainableGroup(

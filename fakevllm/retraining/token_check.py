@@ -6,15 +6,16 @@ same text. Only plain answers are compared, because a tool call is parsed from i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fakevllm.retraining.group_reader import TrainableGroup
 from fakevllm_adapters.protocol.packed_numbers import unpack_ids
 
 NUM_CHECKED = 8
-"""Number of answers that are compared."""
+"""Number of answers of each run that are compared."""
 NUM_READ = 100
-"""Maximum number of groups that are read to find these answers."""
+"""Maximum number of groups of each run that are read to find these answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,31 @@ class PlainAnswer:
         True
         """
         return self.text.strip() in decoded
+
+
+def by_run(
+    group_ids: Sequence[str], run_ids: Mapping[str, str | None]
+) -> dict[str | None, list[str]]:
+    """Return the groups of each run. A proxy whose server got another model has one ledger, so each
+    run may have another tokenizer.
+
+    >>> by_run(["a", "b", "c"], {"a": "one", "b": "two", "c": "one"})
+    {'one': ['a', 'c'], 'two': ['b']}
+    """
+    found: dict[str | None, list[str]] = {}
+    for group_id in group_ids:
+        found.setdefault(run_ids.get(group_id), []).append(group_id)
+    return found
+
+
+def spread(group_ids: Sequence[str], num: int) -> list[str]:
+    """Return at most `num` groups, at equal distances from each other.
+
+    >>> spread(["a", "b", "c", "d", "e"], 2), spread(["a"], 2)
+    (['a', 'c'], ['a'])
+    """
+    num = min(num, len(group_ids))
+    return [group_ids[at * len(group_ids) // num] for at in range(num)]
 
 
 def plain_answer(group: TrainableGroup) -> PlainAnswer | None:

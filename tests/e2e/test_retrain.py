@@ -87,6 +87,24 @@ def test_the_groups_of_an_earlier_run_train_again_without_a_model_request(releas
     assert query(journal, digests) == query(released / "again" / "journal.sqlite", digests)
 
 
+def test_the_groups_of_a_run_with_another_tokenizer_are_left_out(released: Path) -> None:
+    ledger = released / "run" / "ledger.sqlite"
+    with closing(sqlite3.connect(ledger)) as db, db:
+        (num,) = db.execute("SELECT COUNT(*) FROM groups").fetchone()
+        newest = "(SELECT group_id FROM groups ORDER BY received_at DESC LIMIT 10)"
+        db.execute(f"UPDATE groups SET run_id = 'other' WHERE group_id IN {newest}")
+        q = "x'7100000002000000'"  # the ids of "q" and of the end
+        db.execute(f"UPDATE calls SET response_ids = {q} WHERE group_id IN {newest}")
+    arguments = ("--backend", "fake", "--hooks", "hooks")
+    code, figures, output = retrain(released, "new", *arguments)
+    assert code == 0, output
+    assert figures["groups_skipped"] == {"other_tokens": 10}
+    assert figures["steps"] == (num - 10) // BATCH_SIZE
+
+    code, _, output = retrain(released, "none", *arguments, "--last", "10")
+    assert code == 2 and "are not those of the model" in output
+
+
 def test_nothing_is_trained_below_the_limit_and_no_folder_stays(released: Path) -> None:
     arguments = ("--backend", "fake", "--hooks", "hooks", "--min-ess", "1", "--where", "step > 4")
     code, figures, output = retrain(released, "new", *arguments)

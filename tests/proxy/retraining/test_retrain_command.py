@@ -1,0 +1,76 @@
+"""`fakevllm retrain` reads groups from a ledger, and refuses those that must not be trained."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.cli.main import app
+from fakevllm.ledger.records import EVAL_KIND
+from fakevllm.ledger.store import Ledger
+from fakevllm.retraining.command import RetrainSettings
+from fakevllm.retraining.group_reader import GroupReader
+from fakevllm_server.types.calls import RecordedCall
+from tests.proxy.ledger.ledger_cases import call, group
+
+CHAT = '{"messages":[{"role":"user","content":"1+1?"}]}'
+
+
+@pytest.fixture
+def ledger_path(tmp_path: Path) -> Path:
+    """A ledger with the groups g0 to g3, which have tokens."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger.open(path)
+    for at in range(4):
+        ledger.record(replace(group(f"g{at}", received_at=at), request_json=CHAT))
+        ledger.settle(f"g{at}", "pooled", None, 1, [[call()], [call()]], "run")
+    ledger.close()
+    return path
+
+
+def test_calls_that_may_have_been_restricted_are_not_trained(ledger_path: Path) -> None:
+    with closing(sqlite3.connect(ledger_path)) as db, db:
+        db.execute("UPDATE call_rows SET shaped = NULL WHERE sibling = 1")
+    ledger = Ledger.open(ledger_path)
+    read = GroupReader(ledger, "", None, HeldOutRows(), {}).read("g0")
+    ledger.close()
+    reasons = [RecordedCall.from_log(own[0]).untrainable or "" for own in read.calls]
+    assert [one.partition(":")[0] for one in reasons] == ["", "unknown_token_sets"]
+
+
+def retrain(folder: Path, config: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> str:
+    """Run the command with the fake engine, and return its output."""
+    monkeypatch.chdir(folder)
+    Path("fakevllm.toml").write_text(config)
+    Path("hooks").mkdir()
+    command = ["retrain", "--hooks", "hooks", "--ledger", "ledger.sqlite", "--backend", "fake"]
+    return CliRunner().invoke(app, [*command, *flags]).output
+
+
+def test_a_ledger_with_evaluations_is_refused_if_the_held_out_rows_are_unknown(
+    ledger_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger.open(ledger_path)
+    ledger.record(replace(group("evaluated"), kind=EVAL_KIND, request_json=CHAT))
+    ledger.close()
+    output = retrain(ledger_path.parent, "[job]\nbatch_size = 2\n", monkeypatch)
+    assert "release.eval_dataset is not set" in output
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), 0.9), (("--min-ess", "0.2"), 0.2)])
+def test_the_limit_is_that_of_the_job_unless_a_flag_names_another(
+    ledger_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    expected: float,
+) -> None:
+    found: list[RetrainSettings] = []
+    monkeypatch.setattr("fakevllm.retraining.command.run_retrain", found.append)
+    retrain(ledger_path.parent, "[job]\nmin_logged_ess = 0.9\n", monkeypatch, *flags)
+    assert [one.training_job.min_logged_ess for one in found] == [expected]
