@@ -305,7 +305,7 @@ def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | 
 def _next_steps(report: RetrainReport, folder: Path) -> list[str]:
     if not report.num_steps:
         return ["No step was trained: the groups above were too few, or none could be trained."]
-    export = f"fakevllm-server checkpoints export {report.num_steps} FOLDER --run-dir {folder}"
+    export = f"fakevllm-server checkpoints export {report.last_step} FOLDER --run-dir {folder}"
     return [
         "To serve the trained weights, write them to a new model folder, and start a server with "
         "it:",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.retraining import server_calls
@@ -17,7 +18,7 @@ from fakevllm.retraining.report import RetrainReport
 from fakevllm.retraining.sample_size_limit import SampleSizeLimit
 from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
-from fakevllm_adapters.protocol.swarm import AddLoggedGroupRequest
+from fakevllm_adapters.protocol.swarm import AddLoggedGroupRequest, LogEntry
 
 
 @dataclass(slots=True)
@@ -35,6 +36,9 @@ class GroupFeeder:
     _log_seq: int = 0
     _num_waiting: int = 0
     """Groups that the server has pooled for the next step."""
+    _last_step: int = 0
+    """Number of the last step that was trained. A crash does not lower it, unless its groups are
+    lost."""
     _skipped: set[str] = field(default_factory=set[str])
 
     async def feed(self, group_ids: Sequence[str], epochs: int) -> None:
@@ -70,7 +74,9 @@ class GroupFeeder:
         except ServerUnreachable:
             raise
         except SwarmError as error:
-            if error.status != 422:
+            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                return self._skip(group_id, "too_large")
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise
             return self._skip_broken(BrokenGroup(group_id, error.detail))
         if not (reply.success and reply.pooled):
@@ -84,15 +90,29 @@ class GroupFeeder:
             await self._finish_step(reply.step)
 
     async def _finish_step(self, step: int) -> None:
-        await self.driver.run(server_calls.end_of_step(step))
-        self._num_waiting = 0
-        for entry in await self.driver.run(server_calls.log_after(self._log_seq)):
-            self._log_seq = entry.seq
-            for reason in entry.reasons.values():
-                self.report.skipped[reason.partition(":")[0]] += 1
-            if entry.kind == "step":
-                self.report.add_step(entry.metrics)
-                self.limit.observe(entry.step, entry.metrics)
+        # A server that restarted trains its last steps again, and names one of these until then.
+        step = max(step, self._last_step + 1)
+        self._num_waiting = await self.driver.run(server_calls.end_of_step(step))
+        while entries := await self.driver.run(server_calls.log_after(self._log_seq)):
+            for entry in entries:
+                self._log_seq = entry.seq
+                self.read_entry(entry)
+
+    def read_entry(self, entry: LogEntry) -> None:
+        """Add an entry of the run log to the report. Raises UserError if the effective sample size
+        is too low."""
+        for reason in entry.reasons.values():
+            self.report.skipped[reason.partition(":")[0]] += 1
+        if entry.kind == "restored":
+            self.report.restore(entry.step)
+            self.limit.restore(entry.step)
+            if entry.reason and entry.lost:  # the lost groups are not trained again
+                self.report.skipped["lost"] += len(entry.lost)
+                self._last_step = entry.step
+        if entry.kind == "step":
+            self._last_step = max(self._last_step, entry.step)
+            self.report.add_step(entry.step, entry.metrics)
+            self.limit.observe(entry.step, entry.metrics)
 
     def _skip(self, group_id: str, reason: str) -> None:
         if group_id not in self._skipped:

@@ -105,28 +105,48 @@ class RetrainReport:
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Groups that were not trained, by the slug of the reason."""
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
-    reward_means: list[float] = field(default_factory=list[float])
-    """Mean reward of each step under the new hooks."""
-    ess: EffectiveSampleSize = field(default_factory=EffectiveSampleSize)
-    num_steps: int = 0
-    num_without_update: int = 0
+    steps: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    """Metrics by the number of the step. A step that is trained again after a crash counts once."""
     num_left: int = 0
     """Groups that were left over at the end, because they were too few for a step."""
 
-    def add_step(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step."""
-        self.num_steps += 1
-        self.num_without_update += bool(metrics.get("no_update"))
-        self.ess.add(metrics)
-        if "reward_mean" in metrics:
-            self.reward_means.append(metrics["reward_mean"])
+    def add_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of a step. They replace those of an earlier step with the same number."""
+        self.steps[step] = metrics
+
+    def restore(self, step: int) -> None:
+        """Forget the steps after `step`, which were lost in a crash."""
+        self.steps = {number: one for number, one in self.steps.items() if number <= step}
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.steps)
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step; 0 without steps."""
+        return max(self.steps, default=0)
+
+    @property
+    def num_without_update(self) -> int:
+        return sum(bool(metrics.get("no_update")) for metrics in self.steps.values())
+
+    @property
+    def ess(self) -> EffectiveSampleSize:
+        """The effective sample size over all steps."""
+        total = EffectiveSampleSize()
+        for metrics in self.steps.values():
+            total.add(metrics)
+        return total
 
     @property
     def reward_mean(self) -> float | None:
         """Mean reward of all steps under the new hooks; None without steps."""
-        return sum(self.reward_means) / len(self.reward_means) if self.reward_means else None
+        means = [one["reward_mean"] for one in self.steps.values() if "reward_mean" in one]
+        return sum(means) / len(means) if means else None
 
     def as_json(self) -> dict[str, Any]:
+        ess = self.ess
         return {
             "groups_selected": self.num_selected,
             "groups_in_steps": self.num_sent - self.num_left,
@@ -135,8 +155,8 @@ class RetrainReport:
             "steps": self.num_steps,
             "steps_without_update": self.num_without_update,
             "reward_mean": self.reward_mean,
-            "effective_sample_size": self.ess.share,
-            "lowest_effective_sample_size": self.ess.lowest,
+            "effective_sample_size": ess.share,
+            "lowest_effective_sample_size": ess.lowest,
             "staleness_mean": self.staleness.mean,
             "staleness_max": self.staleness.largest if self.staleness.num else None,
             "groups_of_other_runs": self.staleness.num_of_other_runs,

@@ -25,7 +25,11 @@ class SampleSizeLimit:
     def __init__(self, min_ess: float) -> None:
         """Create the limit. `min_ess` is a share of a step's tokens."""
         self._min_ess = min_ess
-        self._num_low = 0
+        self._is_low: dict[int, bool] = {}
+
+    def restore(self, step: int) -> None:
+        """Forget the steps after `step`, which were lost in a crash."""
+        self._is_low = {number: low for number, low in self._is_low.items() if number <= step}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Count a step. Raises UserError if the first step is below the limit, or if MAX_LOW steps
@@ -33,14 +37,15 @@ class SampleSizeLimit:
         ess = metrics.get("logged_ess")
         if ess is None:
             return
-        self._num_low = self._num_low + 1 if ess < self._min_ess else 0
+        self._is_low[step] = ess < self._min_ess
         found = f"{ess:.3g} of their tokens, below --min-ess {self._min_ess:g}"
-        if step == 1 and self._num_low:
+        if step == 1 and self._is_low[step]:
             raise UserError(
                 f"Nothing was trained: the effective sample size of the first groups is {found}. "
                 f"The weights are too far from those that sampled the groups: {ADVICE}."
             )
-        if self._num_low == MAX_LOW:
+        newest = sorted(self._is_low)[-MAX_LOW:]
+        if len(newest) == MAX_LOW and all(self._is_low[number] for number in newest):
             raise UserError(
                 f"Training stopped at step {step}: in {MAX_LOW} steps in a row, the effective "
                 f"sample size of the groups was too low (now {found}): {ADVICE}."

@@ -62,9 +62,10 @@ def log_after(seq: int) -> ServerCall[list[LogEntry]]:
     return (yield from fetch_with_retries(request, LogReply, Backoff(RETRY_FOR_S))).entries
 
 
-def end_of_step(step: int) -> ServerCall[None]:
+def end_of_step(step: int) -> ServerCall[int]:
     """Wait until the server has made the step `step`, or has given it up. The server gives up a
-    step that failed several times, and a step without trainable groups.
+    step that failed several times, and a step without trainable groups. Return the number of groups
+    that still wait for a step.
 
     Raises FakevllmError if the engine is off, or if training has stopped.
     """
@@ -79,9 +80,9 @@ def end_of_step(step: int) -> ServerCall[None]:
         if is_rolling and detail:
             raise FakevllmError(f"Training has stopped: {detail}.")
         if is_rolling and (status.global_step or 0) > step:
-            return
+            return status.waiting.get("finished_groups", 0)
         now = time.monotonic()
         idle_since = (idle_since or now) if is_rolling and status.backlog < 1 else None
         if idle_since is not None and now - idle_since > MAX_IDLE_S:
-            return
+            return status.waiting.get("finished_groups", 0)
         yield Pause(POLL_EVERY_S, f"training step {step}")

@@ -81,8 +81,8 @@ def test_training_stops_exactly_at_a_low_first_step_or_at_several_low_steps_in_a
 def test_the_table_names_what_was_trained_and_what_was_not() -> None:
     report = RetrainReport(Staleness(0, "run"), num_selected=12, num_sent=9, num_left=1)
     report.staleness.add("run", [0, 3])
-    report.add_step({**metrics_of([1.0, 1.0]), "reward_mean": 0.25})
-    report.add_step({**metrics_of([1.0, 0.01]), "reward_mean": 0.75, "no_update": 1.0})
+    report.add_step(1, {**metrics_of([1.0, 1.0]), "reward_mean": 0.25})
+    report.add_step(2, {**metrics_of([1.0, 0.01]), "reward_mean": 0.75, "no_update": 1.0})
     report.skipped["held_out"] += 2
     report.broken += [BrokenGroup(f"g{at}", "ValueError: no JSON") for at in range(7)]
     console = Console(file=io.StringIO(), width=100)
