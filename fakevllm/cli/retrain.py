@@ -65,6 +65,17 @@ def retrain(
     trainer: Annotated[
         str | None, typer.Option(help="Engine that trains, instead of the pair's: embedded | verl.")
     ] = None,
+    allow_hub: Annotated[
+        bool, typer.Option("--allow-hub", help="Load the model by its name on the hub.")
+    ] = False,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="Extra argument for the engine, as --engine-arg=ARG; repeatable."),
+    ] = None,
+    trainer_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="Extra argument for the trainer, as --trainer-arg=ARG; repeatable."),
+    ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups scored at the same time.")] = 4,
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="Make two runs with one seed identical to the bit.")
@@ -106,6 +117,9 @@ def retrain(
                 last=last,
                 model=model,
                 engines=EngineChoice.resolve(backend, rollout, trainer),
+                allow_hub=allow_hub,
+                engine_args=tuple(engine_arg or ()),
+                trainer_args=tuple(trainer_arg or ()),
                 concurrency=parallel,
                 failure_floor=settings.reward.failure_floor,
                 sandbox=HookSandbox(settings.hooks.environment, settings.hooks.memory_mb),

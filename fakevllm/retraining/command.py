@@ -75,12 +75,28 @@ class RetrainSettings:
     last: int | None = None
     model: str | None = None
     engines: EngineChoice = field(default_factory=lambda: EngineChoice.resolve("embedded"))
+    allow_hub: bool = False
+    """Whether the model may be loaded by its name on the hub."""
+    engine_args: tuple[str, ...] = ()
+    trainer_args: tuple[str, ...] = ()
+    """Extra arguments for the engines, which the server gets unchanged."""
     concurrency: int = 4
     failure_floor: float | None = None
     sandbox: HookSandbox = DEFAULT_SANDBOX
     held_out: HeldOutRows = field(default_factory=HeldOutRows)
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     json_file: Path | None = None
+
+    def server_flags(self, model: str | None, folder: Path) -> list[str]:
+        """Return the flags of the new run's server, without its port."""
+        return [
+            *self.engines.flags,
+            *([] if model is None else ["--model", model]),
+            *(["--allow-hub"] if self.allow_hub else []),
+            *(f"--engine-arg={one}" for one in self.engine_args),
+            *(f"--trainer-arg={one}" for one in self.trainer_args),
+            *("--run-dir", str(folder), "--seed", str(self.job.seed)),
+        ]
 
     @property
     def training_job(self) -> TrainJob:
@@ -199,9 +215,7 @@ class _Retraining:
         settings, log_file = self.settings, self.folder / "server.log"
         with socket.create_server((HOST, 0)) as listener:
             port = listener.getsockname()[1]
-            flags = ["start", *settings.engines.flags, "--port", str(port)]
-            flags += [] if model is None else ["--model", model]
-            flags += ["--run-dir", str(self.folder), "--seed", str(settings.job.seed)]
+            flags = ["start", "--port", str(port), *settings.server_flags(model, self.folder)]
             server = SupervisedProcess("the server", "fakevllm_server", flags, log_file, listener)
             async with supervise([server], self.bar.console.print):
                 yield f"http://{HOST}:{port}"
@@ -286,7 +300,7 @@ def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | 
     it is unknown."""
     if settings.version is not None:
         exported = folder / "start-model"
-        source.export(settings.version, exported, settings.model)
+        source.export(settings.version, exported, settings.model, allow_hub=settings.allow_hub)
         return str(exported)
     recorded = source.model
     if not settings.engines.has_model:

@@ -73,9 +73,12 @@ class SourceRun:
             f"log-probabilities do not fit the model {used.label}: name the first one with --model."
         )
 
-    def export(self, version: int, target: Path, model: str | None) -> None:
+    def export(
+        self, version: int, target: Path, model: str | None, *, allow_hub: bool = False
+    ) -> None:
         """Write the weights of a version to the model folder `target`. `model` is the folder of the
-        run's model, if it was moved. Raises UserError if the run has no checkpoint of the version.
+        run's model, if it was moved. With `allow_hub`, the model may be a name on the hub. Raises
+        UserError if the run has no checkpoint of the version.
         """
         flags = ["--run-dir", str(self.folder)]
         listed = _checkpoints("list", "--json", *flags)
@@ -87,6 +90,7 @@ class SourceRun:
                 f"these versions: {known}. Another run directory is named with --server-run-dir."
             )
         flags += [] if model is None else ["--model", model]
+        flags += ["--allow-hub"] if allow_hub else []
         _checkpoints("export", str(steps[version]), str(target), *flags)
 
 
@@ -95,6 +99,16 @@ def _checkpoints(*arguments: str) -> str:
     command: Sequence[str] = [sys.executable, "-m", "fakevllm_server", "checkpoints", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(lines[-1].removeprefix("fakevllm-server: "))
+        raise UserError(one_line(done.stderr) or f"exit code {done.returncode}")
     return done.stdout
+
+
+def one_line(stderr: str) -> str:
+    """Return the error message of `fakevllm-server` as one line. The message of a trainer may have
+    several lines, and the first one has the cause.
+
+    >>> one_line("fakevllm-server: It needs a GPU.\\n  Use --model.\\n")
+    'It needs a GPU. Use --model.'
+    """
+    lines = (line.strip().removeprefix("fakevllm-server: ") for line in stderr.splitlines())
+    return " ".join(filter(None, lines))

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fakevllm_server.backends.fake.engine import START_THETA
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import ledger_file, wait_for_groups
 from tests.e2e.preloaded_python import PRELOADED_PYTHON
@@ -22,6 +23,8 @@ PREFER_LONG = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [len(answer["content"] or "") / 100 for answer in all_answers]
 """
+PREFER_SHORT = PREFER_LONG.replace("len(", "-len(")
+PREFER_NO = PREFER_YES.replace("float(", "-float(")
 BATCH_SIZE = 4
 
 
@@ -105,6 +108,19 @@ def test_the_groups_of_a_run_with_another_tokenizer_are_left_out(released: Path)
     assert code == 2 and "are not those of the model" in output
 
 
+def test_training_goes_in_the_direction_that_the_hooks_reward(released: Path) -> None:
+    write_hooks(released / "no", PREFER_NO)
+    thetas: list[float] = []
+    for name in ("hooks", "no"):
+        flags = ("--backend", "fake", "--hooks", name, "--min-ess", "0")
+        code, _, output = retrain(released, f"of-{name}", *flags)
+        assert code == 0, output
+        (newest,) = (released / f"of-{name}").rglob("theta.json")
+        thetas.append(json.loads(newest.read_text())["theta"])
+    # theta is the fake engine's logit of the answer "yes".
+    assert thetas[1] < START_THETA < thetas[0]
+
+
 def test_nothing_is_trained_below_the_limit_and_no_folder_stays(released: Path) -> None:
     arguments = ("--backend", "fake", "--hooks", "hooks", "--min-ess", "1", "--where", "step > 4")
     code, figures, output = retrain(released, "new", *arguments)
@@ -149,13 +165,14 @@ def test_two_retrains_in_lockstep_are_equal_to_the_bit(
         assert httpx.post(url, json=body, timeout=60).status_code == 200
     wait_for_groups(proxy, 4, states="pooled trained dropped")
     digests: list[Any] = []
-    for name in ("one", "two"):
+    short = write_hooks(tmp_path / "short", PREFER_SHORT)
+    for name, used in (("one", hooks), ("two", hooks), ("other", short)):
         code, figures, output = retrain(
             tmp_path,
             name,
-            *("--hooks", str(hooks), "--ledger", str(ledger_file(proxy)), "--lockstep"),
+            *("--hooks", str(used), "--ledger", str(ledger_file(proxy)), "--lockstep"),
             *("--config", str(config), "--server-run-dir", str(server.folder)),
         )
-        assert code == 0 and figures["steps"] == 2, output
+        assert (code, figures["steps"], figures["steps_without_update"]) == (0, 2, 0), output
         digests.append(query(tmp_path / name / "journal.sqlite", "SELECT digest FROM checkpoints"))
-    assert digests[0] == digests[1] and len(digests[0]) == 1
+    assert digests[0] == digests[1] != digests[2] and len(digests[0]) == 1

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.cli.main import app
+from fakevllm.errors import UserError
 from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.store import Ledger
 from fakevllm.retraining.command import RetrainSettings
 from fakevllm.retraining.group_reader import GroupReader
+from fakevllm.retraining.source_run import SourceRun, one_line
 from fakevllm_server.types.calls import RecordedCall
 from tests.proxy.ledger.ledger_cases import call, group
 
@@ -74,3 +76,25 @@ def test_the_limit_is_that_of_the_job_unless_a_flag_names_another(
     monkeypatch.setattr("fakevllm.retraining.command.run_retrain", found.append)
     retrain(ledger_path.parent, "[job]\nmin_logged_ess = 0.9\n", monkeypatch, *flags)
     assert [one.training_job.min_logged_ess for one in found] == [expected]
+
+
+def test_flags_of_the_model_and_the_engines_reach_the_server(
+    ledger_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[RetrainSettings] = []
+    monkeypatch.setattr("fakevllm.retraining.command.run_retrain", found.append)
+    flags = ("--allow-hub", "--engine-arg=--dtype float16", "--trainer-arg=--fsdp 2")
+    retrain(ledger_path.parent, "", monkeypatch, *flags)
+    assert {*flags} <= {*found[0].server_flags("org/name", Path("new"))}
+
+
+def test_a_refused_export_names_its_cause_and_the_allowed_way(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        SourceRun(tmp_path / "none").export(3, tmp_path / "model", None)
+    (line,) = str(caught.value).splitlines()
+    assert "none" in line and not line.startswith("fakevllm-server: ")
+
+
+def test_a_message_of_several_lines_keeps_its_cause() -> None:
+    text = "fakevllm-server: It needs a GPU.\nverl's merger can export without one: `merge`.\n"
+    assert one_line(text) == "It needs a GPU. verl's merger can export without one: `merge`."
