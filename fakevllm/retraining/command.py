@@ -123,9 +123,11 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.version is not None and not settings.engines.has_model:
         raise UserError("--from is for engines with a model: the fake engine has none.")
+    if settings.json_file is not None and not settings.json_file.parent.is_dir():
+        raise UserError(f"The folder of --json {settings.json_file} does not exist: create it.")
     settings.engines.check_installed()
     folder = settings.run_dir or Path("runs") / time.strftime("retrain-%Y%m%d-%H%M%S")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"The folder {folder} is not empty: choose a new --run-dir.")
     file, note = current_schema(settings.ledger)
     if note is not None:
@@ -146,6 +148,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
     source = SourceRun(settings.server_run_dir)
     ledger = Ledger.open(file)
     report = RetrainReport(Staleness(settings.version or 0), num_selected=len(group_ids))
+    is_complete = False
     try:
         model = _model(settings, source, folder)
         with ledger.reading():
@@ -153,6 +156,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         with progress_bar() as bar:
             retraining = _Retraining(settings, folder, source, ledger, group_ids, report, bar)
             asyncio.run(retraining.run(model))
+        is_complete = True
     except UserError:
         if report.num_steps == report.num_without_update:
             shutil.rmtree(folder, ignore_errors=True)
@@ -165,8 +169,9 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         ledger.close()
         if report.num_steps:
             console.print(render(report, f"{settings.hooks}: {folder}"))
-    if settings.json_file is not None:
-        write_json(settings.json_file, {"run_dir": str(folder), **report.as_json()})
+        has_figures = is_complete or report.num_steps > report.num_without_update
+        if settings.json_file is not None and has_figures:
+            write_json(settings.json_file, {"run_dir": str(folder), **report.as_json()})
     for line in _next_steps(report, folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return report
@@ -221,10 +226,11 @@ class _Retraining:
                 yield f"http://{HOST}:{port}"
 
     async def _start_engine(self, driver: AsyncHttpDriver) -> None:
-        self.bar.add_task("starting the engine", total=None)
+        task = self.bar.add_task("starting the engine", total=None)
         await driver.run(status_with_retries(Backoff(SERVER_START_S)))
         job, limit_s = self.settings.training_job, self.settings.engines.ready_timeout_s
         await driver.run(ensure_running(job, force_restart=False, timeout_s=limit_s))
+        self.bar.remove_task(task)
 
     async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
         """Leave out the groups of runs whose tokens are not those of the engine's model. Raises
@@ -319,6 +325,8 @@ def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | 
 def _next_steps(report: RetrainReport, folder: Path) -> list[str]:
     if not report.num_steps:
         return ["No step was trained: the groups above were too few, or none could be trained."]
+    if report.num_steps == report.num_without_update:
+        return ["No step made an update, so the weights are those with which training started."]
     export = f"fakevllm-server checkpoints export {report.last_step} FOLDER --run-dir {folder}"
     return [
         "To serve the trained weights, write them to a new model folder, and start a server with "

@@ -98,3 +98,18 @@ def test_a_refused_export_names_its_cause_and_the_allowed_way(tmp_path: Path) ->
 def test_a_message_of_several_lines_keeps_its_cause() -> None:
     text = "fakevllm-server: It needs a GPU.\nverl's merger can export without one: `merge`.\n"
     assert one_line(text) == "It needs a GPU. verl's merger can export without one: `merge`."
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--run-dir", "fakevllm.toml"), "fakevllm.toml"),
+        (("--json", "missing/figures.json"), "The folder of --json"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_scored(
+    ledger_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], message: str
+) -> None:
+    output = retrain(ledger_path.parent, "[job]\nbatch_size = 2\n", monkeypatch, *flags)
+    (line,) = output.splitlines()
+    assert line.startswith("fakevllm: ") and message in line
