@@ -26,8 +26,8 @@ def edited_text(rows: Sequence[FeedbackRecord]) -> str | None:
 
 def feedback_value(rows: Sequence[FeedbackRecord]) -> float | None:
     """Return the value of the latest feedback that has one, and that the user has neither replaced
-    nor taken back. Return None without such feedback. What the user sent counts before what a hook
-    concluded from the user's next request.
+    nor taken back. Return None without such feedback. A value that the user sent takes precedence
+    over a value that a hook concluded from the user's next request, even if that one is later.
 
     `rows` is all feedback about the answer, oldest first.
 

@@ -43,8 +43,8 @@ class ReloadSchedule:
 
     def tried(self, files: str | None) -> None:
         """Record the digest of the files that were read for the trial. They may have been edited
-        since `is_due`. None lets files be tried again, because the cause of the refusal was
-        temporary."""
+        since `is_due`. If the digest is None, the same files may be tried again: the cause of
+        the refusal was temporary."""
         self._tried = files
 
     @property

@@ -141,8 +141,8 @@ def _body_of(fields: Json) -> Json:
 
 
 def _is_anthropic(body: Json, response: Json) -> bool:
-    """Return True for a request to Anthropic's Messages API. Without a sign of it, the body has the
-    same meaning in OpenAI's format."""
+    """Return True for a request to Anthropic's Messages API. Return False for a body without any
+    field that only Anthropic has, because it means the same in OpenAI's format."""
     tools = _items(body.get("tools"))
     blocks = [
         block for message in _items(body["messages"]) for block in _items(message.get("content"))

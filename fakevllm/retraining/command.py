@@ -19,7 +19,7 @@ from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.ledger.broken_rows import READ_ERRORS
-from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.selection import GroupSelection
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.command import MAX_PROCESSES
@@ -119,8 +119,6 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
     """Train the groups, print the table, and return the figures. Raises UserError if nothing can be
     trained, or if training stops. The new run directory is removed if the groups are refused."""
     console = console or Console()
-    if not settings.ledger.is_file():
-        raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.version is not None and not settings.engines.has_model:
         raise UserError("--from is for engines with a model: the fake engine has none.")
     if settings.json_file is not None and not settings.json_file.parent.is_dir():
@@ -129,9 +127,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
     folder = settings.run_dir or Path("runs") / time.strftime("retrain-%Y%m%d-%H%M%S")
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"The folder {folder} is not empty: choose a new --run-dir.")
-    file, note = current_schema(settings.ledger)
-    if note is not None:
-        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    file = offline_ledger(settings.ledger)
     if not settings.held_out and has_held_out_rows(file):
         raise UserError(
             f"{file} has held-out rows, which must not be trained, and release.eval_dataset is not "

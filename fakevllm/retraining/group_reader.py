@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.groups.sibling_selection import with_floor
@@ -65,7 +66,8 @@ class GroupReader:
             raise KeyError("the group is not in the ledger any more")
         if (record.reason or "").partition(":")[0] == HELD_OUT or self._quotes_row(record):
             raise NotTrained(HELD_OUT)
-        group = LoggedGroup.read(self.ledger, group_id, self._task)
+        find_task = partial(self.ledger.task, rows=self.tasks)
+        group = LoggedGroup.read(self.ledger, group_id, find_task)
         known, reason = self.ledger.rescored.find(group_id, self.hook_hash)
         if reason is not None:
             raise NotTrained(hook_reason(reason) or "hook_failed")
@@ -86,12 +88,9 @@ class GroupReader:
         suffice, because the row may have been held out later."""
         if not self.held_out:
             return False
-        task = self._task(record.task_id or "")
+        task = self.ledger.task(record.task_id or "", self.tasks)
         texts = self.ledger.user_texts(record.group_id)
         return self.held_out.are_quoted(*texts, *([] if task is None else [task.main_query]))
-
-    def _task(self, task_id: str) -> Task | None:
-        return self.tasks.get(task_id) or self.ledger.task(task_id)
 
 
 def _check_calls(calls: Calls) -> None:

@@ -29,7 +29,8 @@ def new_file(target: Path) -> Generator[IO[bytes]]:
     `target` when the `with` block ends. If the block raises an exception, or if SIGTERM or SIGHUP
     stops the process, no file is left, and an older file `target` stays as it is.
 
-    Raises ConfigError if the file cannot be written, also from its method `write`.
+    Raises ConfigError if the file cannot be written. The yielded file's method `write` raises it
+    too.
     """
     folder = target.absolute().parent
     with _stopping_by_exception():
@@ -52,7 +53,8 @@ def new_file(target: Path) -> Generator[IO[bytes]]:
 
 
 class _TargetFile(io.BufferedWriter):
-    """A file that names errors of the disk, so that they differ from other errors in the block."""
+    """A file whose errors of writing have a class of their own, so that `new_file` can tell them
+    from other errors in its `with` block."""
 
     def __init__(self, number: int, target: Path) -> None:
         self._target = target

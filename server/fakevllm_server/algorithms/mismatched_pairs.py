@@ -1,10 +1,10 @@
 """Pair the prompts of a step with responses of other groups, for the KL estimate of `kto`.
 
 TRL pairs the prompt of each row of a batch with the response of the row before it. In a group of
-siblings, that response would belong to the same request, even if the siblings are episodes whose
-later prompts differ. Therefore rows of a group are put side by side here, and the responses are
-rotated by the number of rows of the largest group. If every row has a group of its own, the result
-is TRL's.
+siblings, that response would answer the same request. This is also so if the siblings are episodes
+of several calls, although their prompts differ after the first call. Therefore rows of a group are
+put side by side here, and the responses are rotated by the number of rows of the largest group. If
+every row has a group of its own, the result is TRL's.
 """
 
 from __future__ import annotations

@@ -70,10 +70,10 @@ class DemonstrationRows:
         """Return the rows of a micro-batch, or None if it has no demonstration.
 
         `num_tokens` has the number of trained tokens of each call of the micro-batch. `own` has the
-        demonstration of each of these calls, or None for a sampled call. `step` has all
+        demonstration of each of these calls, or None for a call of the policy loss. `step` has all
         demonstrations of the step. `loss` is the name of the demonstration loss.
 
-        Raises ValueError if the loss does not train a demonstration of this kind.
+        Raises ValueError if a demonstration has a kind that this loss does not train.
         """
         rows = [one for one in own if one is not None]
         wrong = {row.kind for row in step} - KINDS[loss]
