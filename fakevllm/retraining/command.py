@@ -98,6 +98,10 @@ class RetrainSettings:
             *("--run-dir", str(folder), "--seed", str(self.job.seed)),
         ]
 
+    def fill_a_step(self, num_groups: int) -> bool:
+        """Return True if so many groups are enough for a training step."""
+        return num_groups * self.epochs >= self.job.batch_size
+
     @property
     def training_job(self) -> TrainJob:
         """The job of the new run. It has no last step, and its steps depend only on the number of
@@ -117,7 +121,8 @@ class RetrainSettings:
 
 def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
     """Train the groups, print the table, and return the figures. Raises UserError if nothing can be
-    trained, or if training stops. The new run directory is removed if the groups are refused."""
+    trained, or if training stops. The new run directory is removed if the groups are refused, or
+    if the command is interrupted before the first update."""
     console = console or Console()
     if settings.version is not None and not settings.engines.has_model:
         raise UserError("--from is for engines with a model: the fake engine has none.")
@@ -135,17 +140,18 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
         )
     selected = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS).find()
     group_ids = list(selected.ids())
-    if len(group_ids) < settings.job.batch_size:
+    if not settings.fill_a_step(len(group_ids)):
         raise UserError(
             f"A training step needs {settings.job.batch_size} groups (job.batch_size), and "
             f"{len(group_ids)} of {file} can be scored: select more, or lower job.batch_size."
         )
     make_run_folder(folder, "--run-dir")
-    source = SourceRun(settings.server_run_dir)
     ledger = Ledger.open(file)
     report = RetrainReport(Staleness(settings.version or 0), num_selected=len(group_ids))
     is_complete = False
     try:
+        run_ids = ledger.calls.run_ids()
+        source = SourceRun.find(settings.server_run_dir, map(run_ids.get, group_ids))
         model = _model(settings, source, folder)
         with ledger.reading():
             report.staleness.run_id = source.run_id or next(iter(ledger.runs()), "")
@@ -153,7 +159,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
             retraining = _Retraining(settings, folder, source, ledger, group_ids, report, bar)
             asyncio.run(retraining.run(model))
         is_complete = True
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         if report.num_steps == report.num_without_update:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -241,12 +247,13 @@ class _Retraining:
         self.group_ids = [one for one in self.group_ids if one not in others]
         if others:
             self.report.skipped["other_tokens"] += len(others)
-        if others and len(self.group_ids) < self.settings.job.batch_size:
+        if others and not self.settings.fill_a_step(len(self.group_ids)):
             own, used = self.source.model, RunModel.read(self.folder)
-            sampled_by = ", ".join(sorted(names)) if own is None else own.label
+            models = f"the model {', '.join(sorted(names))}"
+            sampled_by = models if own is None else own.label
             raise UserError(
-                f"The tokens in the ledger, which the model {sampled_by} sampled, are not those of "
-                f"the model {'' if used is None else used.label}: name the model that sampled them "
+                f"The tokens in the ledger, which {sampled_by} sampled, are not those of "
+                f"{'the model' if used is None else used.label}: name the model that sampled them "
                 "with --model."
             )
 

@@ -40,6 +40,8 @@ class GroupFeeder:
     """Number of the last step that was trained. A crash does not lower it, unless its groups are
     lost."""
     _skipped: set[str] = field(default_factory=set[str])
+    _untrained: set[str] = field(default_factory=set[str])
+    """Ids of groups that the server pooled and did not train, with the number of their epoch."""
 
     async def feed(self, group_ids: Sequence[str], epochs: int) -> None:
         """Train all groups, `epochs` times.
@@ -101,18 +103,27 @@ class GroupFeeder:
     def read_entry(self, entry: LogEntry) -> None:
         """Add an entry of the run log to the report. Raises UserError if the effective sample size
         is too low."""
-        for reason in entry.reasons.values():
-            self.report.skipped[reason.partition(":")[0]] += 1
+        for group_id, reason in entry.reasons.items():
+            self._count_untrained(group_id, reason.partition(":")[0])
         if entry.kind == "restored":
             self.report.restore(entry.step)
             self.limit.restore(entry.step)
             if entry.reason and entry.lost:  # the lost groups are not trained again
-                self.report.skipped["lost"] += len(entry.lost)
+                for group_id in entry.lost:
+                    self._count_untrained(group_id, "lost")
                 self._last_step = entry.step
         if entry.kind == "step":
             self._last_step = max(self._last_step, entry.step)
             self.report.add_step(entry.step, entry.metrics)
             self.limit.observe(entry.step, entry.metrics)
+
+    def _count_untrained(self, group_id: str, reason: str) -> None:
+        """Count a group that was pooled and is not trained. A server that restarted may report it
+        again."""
+        if group_id not in self._untrained:
+            self._untrained.add(group_id)
+            self.report.num_sent -= 1
+            self.report.skipped[reason] += 1
 
     def _skip(self, group_id: str, reason: str) -> None:
         if group_id not in self._skipped:

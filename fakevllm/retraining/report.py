@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.ledger.broken_rows import BrokenGroup
-from fakevllm.rescoring.change_lines import share
 from fakevllm.runtime.plurals import counted
 
 MAX_LISTED = 5
@@ -101,9 +100,10 @@ class RetrainReport:
     staleness: Staleness
     num_selected: int = 0
     num_sent: int = 0
-    """Groups that were pooled, counted once for each epoch."""
+    """Groups that were pooled and not dropped later, counted once for each epoch."""
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Groups that were not trained, by the slug of the reason."""
+    """Groups that were not trained, by the slug of the reason. A group that the server drops after
+    it has pooled it counts once for each epoch."""
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
     steps: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
     """Metrics by the number of the step. A step that is trained again after a crash counts once."""
@@ -153,6 +153,7 @@ class RetrainReport:
             "groups_left": self.num_left,
             "groups_skipped": dict(self.skipped),
             "steps": self.num_steps,
+            "last_step": self.last_step,
             "steps_without_update": self.num_without_update,
             "reward_mean": self.reward_mean,
             "effective_sample_size": ess.share,
@@ -199,7 +200,7 @@ def _lines(report: RetrainReport) -> Iterable[str]:
     if report.num_left:
         yield f"{counted(report.num_left, 'group')} at the end: too few for another step"
     for reason, num in report.skipped.most_common():
-        yield f"not trained, {reason}: {share(num, report.num_selected)} groups"
+        yield f"not trained, {reason}: {counted(num, 'group')}"
     for one in report.broken[:MAX_LISTED]:
         yield f"group {one.group_id} cannot be read: {one.error}"
     if len(report.broken) > MAX_LISTED:

@@ -67,21 +67,25 @@ def end_of_step(step: int) -> ServerCall[int]:
     step that failed several times, and a step without trainable groups. Return the number of groups
     that still wait for a step.
 
-    Raises FakevllmError if the engine is off, or if training has stopped.
+    Raises FakevllmError if the engine is off, if training has stopped, or if the server reports a
+    problem for too long, such as a full disk.
     """
     request = ServerRequest("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
     idle_since: float | None = None
+    failing_since: float | None = None
     while True:
         status = yield from fetch_with_retries(request, EngineStatusReply, Backoff(RETRY_FOR_S))
         detail = status.engine_status_detail
         if status.engine_status is EngineStatus.OFFLINE:
             raise FakevllmError(f"The engine is off: {detail or 'somebody stopped it'}.")
         is_rolling = status.engine_status is EngineStatus.ROLLING
-        if is_rolling and detail:
-            raise FakevllmError(f"Training has stopped: {detail}.")
+        now = time.monotonic()
+        failing_since = (failing_since or now) if is_rolling and detail else None
+        has_failed = failing_since is not None and now - failing_since > RETRY_FOR_S
+        if is_rolling and (status.closed is not None or has_failed):
+            raise FakevllmError(f"Training has stopped: {detail or status.closed}.")
         if is_rolling and (status.global_step or 0) > step:
             return status.waiting.get("finished_groups", 0)
-        now = time.monotonic()
         idle_since = (idle_since or now) if is_rolling and status.backlog < 1 else None
         if idle_since is not None and now - idle_since > MAX_IDLE_S:
             return status.waiting.get("finished_groups", 0)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +38,9 @@ class RunModel:
     def label(self) -> str:
         """The model's name with its fingerprint, for messages."""
         if self.name is None:
-            return "of the fake engine"
+            return "the fake engine"
         is_same = self.fingerprint == self.name
-        return self.name + ("" if is_same else f" (fingerprint {self.fingerprint})")
+        return f"the model {self.name}" + ("" if is_same else f" (fingerprint {self.fingerprint})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,18 @@ class SourceRun:
 
     folder: Path
     """Run directory of the server."""
+
+    @staticmethod
+    def find(run_dir: Path, run_ids: Iterable[str | None]) -> SourceRun:
+        """Return the run below a server's run directory that sampled most groups. `run_ids` has the
+        run of each group. If none of the runs sampled one of the groups, return the run whose
+        folder is the run directory itself.
+
+        A job with an experiment name may have a folder of its own below `runs`.
+        """
+        num_groups = Counter(run_ids)
+        runs = [SourceRun(folder) for folder in (run_dir, *sorted(run_dir.glob("runs/*")))]
+        return max(runs, key=lambda run: num_groups[run.run_id] if run.run_id else 0)
 
     @property
     def run_id(self) -> str | None:
@@ -68,9 +81,13 @@ class SourceRun:
         own = self.model
         if own is None or used is None or own.fingerprint == used.fingerprint:
             return
+        if None in (own.name, used.name):
+            remedy = "choose its engines with --backend"
+        else:
+            remedy = "name the first one with --model"
         raise UserError(
-            f"The groups were sampled by the model {own.label}, and their tokens and "
-            f"log-probabilities do not fit the model {used.label}: name the first one with --model."
+            f"The groups were sampled by {own.label}, and their tokens and log-probabilities do "
+            f"not fit {used.label}: {remedy}."
         )
 
     def export(

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.fake.engine import START_THETA
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import ledger_file, wait_for_groups
@@ -137,7 +138,7 @@ def test_nothing_is_trained_below_the_limit_and_no_folder_stays(released: Path) 
         (("--run-dir", "run", "--backend", "fake"), "The folder run is not empty"),
         (("--ledger", "none.sqlite", "--backend", "fake"), "There is no ledger none.sqlite"),
         (("--where", "step >", "--backend", "fake"), "is not an SQL expression"),
-        (("--model", "demo"), "sampled by the model of the fake engine"),
+        (("--model", "demo"), "choose its engines with --backend"),
         ((), "The model that sampled the groups is unknown"),
     ],
 )
@@ -147,13 +148,13 @@ def test_a_mistake_gets_one_line(released: Path, arguments: tuple[str, ...], mes
     assert code == 2 and message in line, output
 
 
-def test_two_retrains_in_lockstep_are_equal_to_the_bit(
+def test_two_retrains_in_lockstep_are_equal_to_the_bit_and_from_starts_with_a_version(
     processes: Processes, tmp_path: Path
 ) -> None:
     server = processes.server("--model", "demo", folder="run")
     hooks = write_hooks(tmp_path / "hooks", PREFER_LONG)
     config = tmp_path / "run" / "fakevllm.toml"
-    config.write_text("[job]\nbatch_size = 2\nnum_repeat = 4\nlr = 1e-4\n")
+    config.write_text("[job]\nbatch_size = 2\nnum_repeat = 4\nlr = 1e-4\nsave_freq = 1\n")
     proxy = processes.proxy(server, "--hooks", str(hooks), "--config", str(config))
     for number in range(4):
         body = {
@@ -164,15 +165,29 @@ def test_two_retrains_in_lockstep_are_equal_to_the_bit(
         url = f"{proxy.url}/v1/chat/completions"
         assert httpx.post(url, json=body, timeout=60).status_code == 200
     wait_for_groups(proxy, 4, states="pooled trained dropped")
-    digests: list[Any] = []
     short = write_hooks(tmp_path / "short", PREFER_SHORT)
-    for name, used in (("one", hooks), ("two", hooks), ("other", short)):
-        code, figures, output = retrain(
-            tmp_path,
-            name,
-            *("--hooks", str(used), "--ledger", str(ledger_file(proxy)), "--lockstep"),
-            *("--config", str(config), "--server-run-dir", str(server.folder)),
-        )
+    flags = ["--ledger", str(ledger_file(proxy)), "--lockstep", "--config", str(config)]
+    flags += ["--server-run-dir", str(server.folder)]
+
+    def weights(name: str, *arguments: str) -> tuple[Any, ...]:
+        """Retrain, and return the digest of the weights after the last step."""
+        code, figures, output = retrain(tmp_path, name, *flags, *arguments)
         assert (code, figures["steps"], figures["steps_without_update"]) == (0, 2, 0), output
-        digests.append(query(tmp_path / name / "journal.sqlite", "SELECT digest FROM checkpoints"))
-    assert digests[0] == digests[1] != digests[2] and len(digests[0]) == 1
+        journal = tmp_path / name / "journal.sqlite"
+        (newest,) = query(journal, "SELECT digest FROM checkpoints ORDER BY step DESC LIMIT 1")
+        return newest
+
+    one = weights("one", "--hooks", str(hooks))
+    assert weights("two", "--hooks", str(hooks)) == one
+    assert weights("other", "--hooks", str(short)) != one
+
+    # Two steps from the logged run's own second version, and not from the model.
+    server.stop()
+    assert weights("later", "--hooks", str(hooks), "--from", "2") != one
+    exported = tmp_path / "later" / "start-model" / "model.safetensors"
+    assert exported.read_bytes() != (DEMO_MODEL_DIR / "model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "later.json").read_text())["staleness_max"] == 2
+    code, _, output = retrain(tmp_path, "none", *flags, "--hooks", str(hooks), "--from", "9")
+    (line,) = [line for line in output.splitlines() if line.startswith("fakevllm: ")]
+    assert code == 2 and "9" in line and "1, 2" in line, output
+    assert not (tmp_path / "none").exists()

@@ -12,6 +12,7 @@ and log-probabilities are inputs of the step.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +61,11 @@ def _weigh(
             weights.append(truncated_weights(log_probs, call.logprobs, bound))
             pairs = zip(call.advantages, weights[-1], strict=True)
             advantage = float_array(value * weight for value, weight in pairs)
-            call = replace(call, logprobs=float_array(log_probs), advantage=advantage)
+            old = float_array(
+                now if math.isfinite(now) else then
+                for now, then in zip(log_probs, call.logprobs, strict=True)
+            )  # a token with probability 0 has the weight 0, and the loss must not be NaN
+            call = replace(call, logprobs=old, advantage=advantage)
         calls.append(call)
     sums = WeightSums.of(weights, bound)
     metrics = {

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from fakevllm.errors import FakevllmError
+from fakevllm.retraining import server_calls
 from fakevllm.retraining.group_feeder import GroupFeeder
 from fakevllm.retraining.group_reader import TrainableGroup
 from fakevllm.retraining.report import RetrainReport, Staleness
@@ -92,3 +96,34 @@ async def test_a_group_that_is_too_large_is_left_out_and_the_others_are_sent() -
     one = feeder(ScriptedServer(add_logged_group=sent))
     await one.feed(["large", "g"], 1)
     assert (one.report.skipped, one.report.num_sent) == ({"too_large": 1}, 1)
+
+
+def test_a_group_that_the_server_drops_later_is_not_counted_in_steps() -> None:
+    one = feeder(ScriptedServer())
+    one.report.num_sent = 4
+    failed = LogEntry(
+        seq=0, kind="dropped", reasons={"a#1": "step_failed: x", "a#2": "step_failed"}
+    )
+    lost = LogEntry(seq=0, kind="restored", step=0, reason="changed", lost=["b#1"])
+    for entry in (failed, failed, lost, lost):
+        one.read_entry(entry)
+    assert one.report.skipped == {"step_failed": 2, "lost": 1}
+    assert one.report.as_json()["groups_in_steps"] == 1
+
+
+async def test_a_problem_that_passes_does_not_end_the_wait_for_a_step_and_the_end_of_training_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rolling = {"engine_status": "ENGINE.ROLLING", "global_step": 1, "backlog": 1.0}
+    full = (200, {**rolling, "engine_status_detail": "the journal cannot be written: full"})
+    done = (200, {**rolling, "global_step": 2})
+    server = ScriptedServer(get_engine_status=[full, full, done])
+    assert await server.run(server_calls.end_of_step(1)) == 0
+
+    stopped = (200, {**rolling, "engine_status_detail": "too far", "closed": "training_stopped"})
+    with pytest.raises(FakevllmError, match="Training has stopped: too far"):
+        await ScriptedServer(get_engine_status=[stopped]).run(server_calls.end_of_step(1))
+
+    monkeypatch.setattr(server_calls, "RETRY_FOR_S", 0.1)
+    with pytest.raises(FakevllmError, match="the journal cannot be written"):
+        await ScriptedServer(get_engine_status=[full]).run(server_calls.end_of_step(1))

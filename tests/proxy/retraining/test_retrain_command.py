@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -15,9 +16,11 @@ from fakevllm.cli.main import app
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.store import Ledger
-from fakevllm.retraining.command import RetrainSettings
+from fakevllm.retraining.command import RetrainSettings, run_retrain
 from fakevllm.retraining.group_reader import GroupReader
-from fakevllm.retraining.source_run import SourceRun, one_line
+from fakevllm.retraining.source_run import RunModel, SourceRun, one_line
+from fakevllm.runtime.local_engines import EngineChoice
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.types.calls import RecordedCall
 from tests.proxy.ledger.ledger_cases import call, group
 
@@ -113,3 +116,53 @@ def test_a_mistake_is_named_before_anything_is_scored(
     output = retrain(ledger_path.parent, "[job]\nbatch_size = 2\n", monkeypatch, *flags)
     (line,) = output.splitlines()
     assert line.startswith("fakevllm: ") and message in line
+
+
+def write_run(folder: Path, run_id: str, name: str | None, fingerprint: str | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run_id").write_text(run_id)
+    model = {"backend": "embedded", "model": name, "fingerprint": fingerprint}
+    (folder / "model.json").write_text(json.dumps(model))
+
+
+def test_the_run_that_sampled_the_groups_is_found_below_the_run_directory(tmp_path: Path) -> None:
+    write_run(tmp_path, "top", "one", "f1")
+    write_run(tmp_path / "runs" / "b", "own", "two", "f2")
+    assert SourceRun.find(tmp_path, ["own", "own", "top", None]).model == RunModel("two", "f2")
+    assert SourceRun.find(tmp_path, ["unknown", None]).folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("used", "remedy"), [("other", "with --model"), (None, "choose its engines with --backend")]
+)
+def test_another_model_is_refused_with_both_names(
+    tmp_path: Path, used: str | None, remedy: str
+) -> None:
+    write_run(tmp_path, "run", "first", "f1")
+    with pytest.raises(UserError) as caught:
+        SourceRun(tmp_path).check_same_model(RunModel(used, used))
+    for part in ("the model first (fingerprint f1)", used or "the fake engine", remedy):
+        assert part in str(caught.value)
+
+
+def test_all_epochs_together_must_fill_a_step(tmp_path: Path) -> None:
+    settings = RetrainSettings(tmp_path, tmp_path, 1.0, TrainJob(batch_size=8), tmp_path, epochs=2)
+    assert (settings.fill_a_step(3), settings.fill_a_step(4)) == (False, True)
+
+
+def test_an_interrupted_command_leaves_no_folder_without_an_update(
+    ledger_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RetrainSettings, "server_flags", interrupt)
+    job = TrainJob(batch_size=2)
+    folder = ledger_path.parent / "new"
+    fake = EngineChoice.resolve("fake")
+    settings = RetrainSettings(
+        ledger_path, ledger_path, 1.0, job, ledger_path.parent, folder, engines=fake
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_retrain(settings)
+    assert not folder.exists()

@@ -137,6 +137,21 @@ async def test_the_kl_penalty_of_logged_calls_is_that_of_the_weights_before_the_
     assert reported[1] != of_trainer[1]  # the engine's log-probability of a call of this run
 
 
+async def test_a_token_that_has_become_impossible_has_the_weight_0_and_keeps_its_log_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def impossible(*_: object) -> list[list[float]]:
+        return [[-math.inf, 0.0]]
+
+    engine = LocalBackend()
+    monkeypatch.setattr(engine, "log_probs", impossible)
+    episodes = [ScoredEpisode(0, 1.0, [logged()]), ScoredEpisode(1, 0.0, [])]
+    batch = plan_step(1, [FinishedGroup("g", episodes)], TrainJob()).batch
+    (weighed,) = (await weigh_logged_calls(engine, batch, TrainJob())).batch.calls
+    assert weighed.advantages[0] == 0.0 != weighed.advantages[1]
+    assert list(weighed.logprobs) == [math.log(0.5), 0.0]
+
+
 async def test_a_batch_without_logged_calls_asks_the_trainer_nothing() -> None:
     engine = LocalBackend()
     batch = Batch(1, [])
