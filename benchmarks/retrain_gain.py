@@ -109,9 +109,11 @@ class SeedFigures:
         ]
 
 
-HEADER = ["seed", "logged answers with the form", "effective sample size"]
-HEADER += ["share before training", "after retrain", "after the live run"]
-HEADER += ["groups of retrain, of the live run", "gain of retrain / live gain"]
+HEADER = [
+    *("seed", "logged answers with the form", "effective sample size"),
+    *("share before training", "after retrain", "after the live run"),
+    *("groups of retrain, of the live run", "gain of retrain / live gain"),
+]
 
 
 def measure(folder: Path, seed: int, steps: int) -> SeedFigures:

@@ -32,9 +32,10 @@ async def reward_penalties(
         old = await asyncio.to_thread(_trained_logprobs, calls)
         # Other weights sampled the logged calls, so the policy before the step is the trainer's.
         at = [index for index, call in enumerate(calls) if call.version == LOGGED_VERSION]
-        logged = await trainer.log_probs([calls[index] for index in at], "trained") if at else []
-        for index, row in zip(at, logged, strict=True):
-            old[index] = float_array(row)
+        if at:
+            logged = await trainer.log_probs([calls[index] for index in at], "trained")
+            for index, row in zip(at, logged, strict=True):
+                old[index] = float_array(row)
     else:
         old = [float_array(row) for row in await trainer.log_probs(calls, "trained")]
     reference = await trainer.log_probs(calls, "reference")
