@@ -248,13 +248,11 @@ class _Retraining:
         if others:
             self.report.skipped["other_tokens"] += len(others)
         if others and not self.settings.fill_a_step(len(self.group_ids)):
-            own, used = self.source.model, RunModel.read(self.folder)
-            models = f"the model {', '.join(sorted(names))}"
-            sampled_by = models if own is None else own.label
+            used = RunModel.read(self.folder)
             raise UserError(
-                f"The tokens in the ledger, which {sampled_by} sampled, are not those of "
-                f"{'the model' if used is None else used.label}: name the model that sampled them "
-                "with --model."
+                f"The tokens in the ledger, which the model {', '.join(sorted(names))} sampled, are "
+                f"not those of {'the model' if used is None else used.label}: name the model that "
+                "sampled them with --model."
             )
 
     async def _other_model(

@@ -106,7 +106,7 @@ def test_the_groups_of_a_run_with_another_tokenizer_are_left_out(released: Path)
     assert figures["steps"] == (num - 10) // BATCH_SIZE
 
     code, _, output = retrain(released, "none", *arguments, "--last", "10")
-    assert code == 2 and "are not those of the model" in output
+    assert code == 2 and "are not those of the fake engine" in output
 
 
 def test_training_goes_in_the_direction_that_the_hooks_reward(released: Path) -> None:
