@@ -250,9 +250,9 @@ class _Retraining:
         if others and not self.settings.fill_a_step(len(self.group_ids)):
             used = RunModel.read(self.folder)
             raise UserError(
-                f"The tokens in the ledger, which the model {', '.join(sorted(names))} sampled, are "
-                f"not those of {'the model' if used is None else used.label}: name the model that "
-                "sampled them with --model."
+                f"The tokens of the model {', '.join(sorted(names))} in the ledger are not those of "
+                f"{'the model' if used is None else used.label}: name the model that sampled them "
+                "with --model."
             )
 
     async def _other_model(
