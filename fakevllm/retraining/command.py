@@ -249,8 +249,9 @@ class _Retraining:
             self.report.skipped["other_tokens"] += len(others)
         if others and not self.settings.fill_a_step(len(self.group_ids)):
             used = RunModel.read(self.folder)
+            models = ", ".join(sorted(names))
             raise UserError(
-                f"The tokens of the model {', '.join(sorted(names))} in the ledger are not those of "
+                f"The tokens of the model {models} in the ledger are not those of "
                 f"{'the model' if used is None else used.label}: name the model that sampled them "
                 "with --model."
             )
