@@ -17,6 +17,7 @@ from fakevllm.cli import (
     overwatch,
     release,
     rescore,
+    retrain,
     tokens,
 )
 from fakevllm.cli import hooks as hook_commands
@@ -355,6 +356,7 @@ for command in (
     control.resume,
     tokens.tokens,
     rescore.rescore,
+    retrain.retrain,
     export.export,
     overwatch.overwatch,
 ):

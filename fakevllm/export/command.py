@@ -22,15 +22,13 @@ from fakevllm.export.group_reader import GroupReader
 from fakevllm.export.row_formats import FORMATS, row_of
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.ledger.offline_copy import offline_ledger
-from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.progress_bar import progress_bar
 from fakevllm.runtime.terminal_text import printable
-from fakevllm.settlement.held_out_groups import HELD_OUT
+from fakevllm.settlement.held_out_groups import has_held_out_rows
 from fakevllm_adapters.protocol.swarm import Task
-from fakevllm_runtime.read_only import connect_read_only
 
 MAX_LISTED = 5
 """Maximum number of unreadable groups that are listed."""
@@ -46,13 +44,6 @@ _FEATURES = {
 _NO_HELD_OUT_ROWS = (
     "release.eval_dataset is not set, so requests with held-out rows may be in the file: "
     "name the configuration of the proxy with --config."
-)
-
-
-_HELD_OUT_REASON = f"reason = '{HELD_OUT}' OR reason LIKE '{HELD_OUT}:%'"
-_HELD_OUT_QUERIES = (
-    f"SELECT 1 FROM group_rows WHERE kind = '{EVAL_KIND}' OR {_HELD_OUT_REASON} LIMIT 1",
-    f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON} LIMIT 1",
 )
 
 
@@ -109,7 +100,7 @@ def run_export(settings: ExportSettings, console: Console | None = None) -> None
                 rows.write(row)
         if not counts.num_rows:
             raise UserError(_nothing(settings, groups.count, counts))
-    has_unknown_rows = not settings.held_out and _has_held_out_rows(file)
+    has_unknown_rows = not settings.held_out and has_held_out_rows(file)
     summary = _summary(settings, groups.count, counts, has_unknown_rows=has_unknown_rows)
     (console or Console()).print(summary, soft_wrap=True)
 
@@ -142,13 +133,6 @@ def _rows(
                     yield row
     finally:
         ledger.close()
-
-
-def _has_held_out_rows(ledger: Path) -> bool:
-    """Return True if the ledger has evaluations, or requests or feedback with the reason
-    `held_out`."""
-    with closing(connect_read_only(ledger)) as db:
-        return any(db.execute(query).fetchone() is not None for query in _HELD_OUT_QUERIES)
 
 
 def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> str:

@@ -82,6 +82,7 @@ SERVER_ROUTES: dict[str, Access] = {
     "/release": ADMIN,
     "/rollback": ADMIN,
     "/training_limit": ADMIN,
+    "/add_logged_group": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
     **dict.fromkeys(
