@@ -1,17 +1,17 @@
-"""Measure the decoding of the embedded engine beside a hand-written loop and
+"""Measure decoding with the embedded engine, with a hand-written loop, and with
 `transformers.generate`.
 
     python -m benchmarks.embedded_decode [--models demo,4M,25M] [--batches 1,8,32] [--write]
 
-All three sample the same number of tokens for the same number of prompts of equal length, on one
-torch thread. The hand loop is the least that a program can do with the model class of transformers:
-a cache whose tensors are allocated once, no attention mask, one random draw per step, and no
-log-probabilities. The engine is the whole class EmbeddedEngine, with its thread, its streams and
-the log-probability of each token.
+All three ways sample the same number of tokens for the same number of prompts of equal length, on
+one torch thread. The hand loop is the least that a program can do with the model class of
+transformers: a cache whose tensors are allocated once, no attention mask, one random draw per step,
+and no log-probabilities. The engine is the whole class EmbeddedEngine, with its thread, its streams
+and the log-probability of each token.
 
-The three take turns in each round, and the first round is not counted. Figures are medians over the
-rounds. CPU time is that of the process. It varies less than wall time on a machine that does other
-work too.
+The three ways take turns in each round, and the first round is not counted. Figures are medians
+over the rounds. CPU time is the CPU time of the process. On a machine that also does other work,
+CPU time varies less than wall time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PROMPT_TOKENS = 128
 COMPLETION_TOKENS = 64
 ROUNDS = 5
 SMALL_SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
-"""Sizes of the model of 4 million parameters. Its other sizes are those of the larger model."""
+"""Sizes of the model of 4 million parameters that differ from those of the model of 25 million
+parameters."""
 HAND_LOOP = "hand loop"
 
 
@@ -100,7 +101,8 @@ def _measure(name: str, path: Path, batch: int, num_rounds: int, greedy: bool) -
 
 
 def _run_rounds(ways: dict[str, Sample], batch: int, num_rounds: int) -> dict[str, Times]:
-    """Run all ways in turns. Each round has new prompts, so that no way finds one in a cache."""
+    """In each round, sample once in every way. Each round has new prompts, so that no prompt is in
+    a cache."""
     times = {way: Times() for way in ways}
     chance = random.Random(0)
     for number in range(num_rounds + 1):
@@ -115,7 +117,8 @@ def _run_rounds(ways: dict[str, Sample], batch: int, num_rounds: int) -> dict[st
 
 
 def _rows(name: str, batch: int, times: dict[str, Times]) -> list[list[str]]:
-    """Return one row of the table per way. A ratio is the median of the rounds' ratios."""
+    """Return one row of the table for each way of sampling. A ratio is the median over the rounds
+    of the ratio in each round."""
     num_tokens = batch * COMPLETION_TOKENS
     floor = times[HAND_LOOP]
     return [
