@@ -51,30 +51,31 @@ _NO_HELD_OUT_ROWS = (
 class ExportSettings:
     ledger: Path
     format_name: str
-    """A name in the table FORMATS."""
+    """Name of the format, a key of FORMATS."""
     target: Path
     where: str | None = None
     """SQL expression over the columns of the view `groups`; None selects all groups."""
     last: int | None = None
     """Number of the newest groups to export; None means all."""
     min_difference: float | None = None
-    """Smallest difference of two rewards that makes a pair; None means any difference."""
+    """Minimum difference between the rewards of two answers that form a preference pair; None means
+    any difference."""
     held_out: HeldOutRows = field(default_factory=HeldOutRows)
-    """Rows that are never trained. Requests that quote one of them are not exported."""
+    """Dataset rows that are never trained. Requests that quote such a row are not exported."""
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     """Rows of the dataset file by the ids of their tasks."""
 
 
 @dataclass(slots=True)
 class ExportCounts:
-    """What became of the selected groups."""
+    """Numbers of the selected groups that have a row, have no row, or cannot be read."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Groups without a row, by the slug of the reason."""
+    """Number of groups without a row, by the slug of the reason."""
     num_broken: int = 0
     models: Counter[str] = field(default_factory=Counter[str])
-    """Rows by the model that the request named."""
+    """Number of rows per model. The model is the one that the request names."""
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
     """The first groups whose rows in the ledger cannot be read."""
 
@@ -85,7 +86,7 @@ class ExportCounts:
 
 
 def run_export(settings: ExportSettings, console: Console | None = None) -> None:
-    """Write the file, and print how many rows it has.
+    """Write the file, and print the number of its rows.
 
     Raises UserError for mistakes that the user can fix, and if the file would have no row.
     """
@@ -171,7 +172,8 @@ def _summary(
 
 
 def _models(counts: ExportCounts) -> str:
-    """Return a line about rows of several models. Their answers may differ in quality."""
+    """Return a line for an export whose requests name several models. The answers of different
+    models may differ in quality."""
     numbers = [f"{printable(name)} ({num})" for name, num in counts.models.most_common(MAX_LISTED)]
     more = ", …" if len(counts.models) > MAX_LISTED else ""
     condition = "\"model = 'NAME'\""
@@ -186,10 +188,11 @@ def _skipped(counts: ExportCounts) -> list[str]:
 
 
 def load_lines(target: Path, columns: Columns) -> str:
-    """Return the lines of Python that load the file.
+    """Return lines of Python code that load the file `target`.
 
-    They name the types of a JSON Lines file. Otherwise the package `datasets` infers the types from
-    the first rows, and makes points in time of texts that are dates.
+    For a JSON Lines file, the code gives the types of the columns. Without these types, the package
+    `datasets` would infer them from the first rows, and would convert texts that look like dates
+    into timestamps.
     """
     name = orjson.dumps(str(target)).decode()
     if target.suffix == ".parquet":

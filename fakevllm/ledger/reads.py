@@ -93,9 +93,9 @@ EVAL_REWARDS = f"""
     AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
-"""Query for the rewards of the samples at temperature 1 in an evaluation. The result has one line
-for each reward. An evaluated dataset row without rewards has one line, in which the reward is
-NULL."""
+"""Query for the rewards of the samples at temperature 1 in an evaluation. The result of the query
+has one row for each reward. If an evaluated dataset row has no rewards, the result has a single row
+for it, in which the reward is NULL."""
 
 
 _VERSIONS = """

@@ -374,9 +374,9 @@ class Pool:
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
-        """Return the numbers of stale calls, partial groups and dropped tied groups since the
-        previous call of this method. In a tied group, all rewards are equal. The keys of the result
-        are metric names."""
+        """Return three numbers by metric name, counted since the previous call of this method:
+        stale calls (sampled by too old weights), partial groups (with missing rewards), and dropped
+        tied groups (whose rewards are all equal)."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts

@@ -332,7 +332,8 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
-    """Copy those checkpoints of `versions` whose step is after `step` to the side checkpoints."""
+    """Copy checkpoints to the side checkpoints (checkpoints of versions that are not part of the
+    run). Copy the checkpoints of `versions` whose step is after `step`."""
     db.exec_driver_sql(
         "INSERT OR REPLACE INTO side_checkpoints "
         "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "

@@ -43,7 +43,7 @@ _USAGE = "include_usage"
 _MISSING_LOGPROB = -9999.0
 """Value that vLLM prints for a logprob that it does not have."""
 _CUT_OFF = ("abort", "error")
-"""Finish reasons of incomplete answers."""
+"""Finish reasons that show that an answer is incomplete."""
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors that can occur while reading an answer that does not have vLLM's form."""
 
