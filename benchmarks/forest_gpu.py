@@ -266,8 +266,8 @@ def measure_case(
 def _in_dtype_of_weights(model: Any) -> Generator[None]:
     """Inside the `with` block, the model computes in the dtype of its weights: without the autocast
     that `set_compute_dtype` wraps around the forward passes of its modules."""
-    wrapped = [module for module in model.modules() if "forward" in vars(module)]
-    forwards = [vars(module).pop("forward") for module in wrapped]
+    wrapped: list[Any] = [module for module in model.modules() if "forward" in vars(module)]
+    forwards: list[Any] = [vars(module).pop("forward") for module in wrapped]
     try:
         yield
     finally:

@@ -109,7 +109,8 @@ def main() -> int:
     )
     chosen = args.parts.split(",") if args.parts else [*together, *timed]
     if unknown := set(chosen) - {*together, *timed}:
-        parser.error(f"unknown parts {', '.join(sorted(unknown))}: choose from {', '.join(chosen)}")
+        known = ", ".join([*together, *timed])
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}: choose from {known}")
     running = [
         RunningPart(name, arguments, args.out)
         for name, arguments in together.items()

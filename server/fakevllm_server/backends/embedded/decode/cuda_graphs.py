@@ -6,9 +6,9 @@ and addresses. Therefore there is one graph for each number of rows and each siz
 buffers. Data that change from iteration to iteration are copied into tensors whose addresses stay
 the same.
 
-No GPU was at hand when this module was written. Its logic is tested on a CPU with a recorder of
-torch's operations in place of a CUDA graph. The check at start-up (`decoding_check`) decodes with
-graphs. If graphs fail or give other logits, the check turns them off.
+The logic is tested on a CPU with a recorder of torch's operations in place of a CUDA graph, and on
+a GPU with CUDA graphs. The check at start-up (`decoding_check`) decodes with graphs. If graphs fail
+or give other logits, the check turns them off.
 """
 
 from __future__ import annotations
