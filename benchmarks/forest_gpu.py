@@ -266,13 +266,14 @@ def measure_case(
 def _in_dtype_of_weights(model: Any) -> Generator[None]:
     """Inside the `with` block, the model computes in the dtype of its weights: without the autocast
     that `set_compute_dtype` wraps around the forward passes of its modules."""
-    wrapped: list[Any] = [module for module in model.modules() if "forward" in vars(module)]
-    forwards: list[Any] = [vars(module).pop("forward") for module in wrapped]
+    attributes: list[dict[str, Any]] = [vars(module) for module in model.modules()]
+    wrapped = [own for own in attributes if "forward" in own]
+    forwards = [own.pop("forward") for own in wrapped]
     try:
         yield
     finally:
-        for module, forward in zip(wrapped, forwards, strict=True):
-            module.forward = forward
+        for own, forward in zip(wrapped, forwards, strict=True):
+            own["forward"] = forward
 
 
 def _compute_values(
