@@ -1,0 +1,74 @@
+"""The settings `[privacy]`, which say what is redacted. A job carries them to the server."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from fakevllm_adapters.privacy.patterns import BUILT_IN, MAX_PATTERNS, compile_expression
+from fakevllm_adapters.privacy.redactor import TOKENS, UNREADABLE, Redactor
+
+BuiltIn = Literal["email", "phone", "card", "api_key"]
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_RESERVED = {*BUILT_IN, TOKENS, UNREADABLE}
+
+
+def _checked_patterns(patterns: dict[str, str]) -> dict[str, str]:
+    if len(patterns) > MAX_PATTERNS:
+        raise ValueError(f"there are {len(patterns)} patterns, and {MAX_PATTERNS} are allowed")
+    for name, expression in patterns.items():
+        if _NAME.fullmatch(name) is None or name in _RESERVED:
+            raise ValueError(
+                f"{name!r:.60} cannot be the name of a pattern: use up to 32 lower-case letters, "
+                f"digits and underscores, and none of {', '.join(sorted(_RESERVED))}"
+            )
+        try:
+            compile_expression(name, expression)
+        except ValueError as error:
+            raise ValueError(f"pattern {name}: {error}") from None
+    return patterns
+
+
+class PrivacySettings(BaseModel):
+    """Settings for the redaction of texts before they are written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    redact: tuple[BuiltIn, ...] = ()
+    """Built-in patterns whose matches are redacted: `email`, `phone`, `card` and `api_key`."""
+    patterns: Annotated[dict[str, str], AfterValidator(_checked_patterns)] = {}
+    """Regular expressions in RE2's syntax whose matches are redacted, by name."""
+
+    def union(self, other: PrivacySettings) -> PrivacySettings:
+        """Return settings that redact whatever `self` or `other` redacts. If both have different
+        expressions with one name, the name of the second one gets a number."""
+        if other == self or other == PrivacySettings():
+            return self
+        patterns = dict(self.patterns)
+        for name, expression in other.patterns.items():
+            if expression not in patterns.values():
+                patterns[_free_name(name, patterns)] = expression
+        names = dict.fromkeys((*self.redact, *other.redact))
+        return self.model_construct(redact=tuple(sorted(names)), patterns=patterns)
+
+    @property
+    def redactor(self) -> Redactor:
+        """The redactor with these patterns."""
+        return _redactor(self.redact, tuple(self.patterns.items()))
+
+
+def _free_name(name: str, used: dict[str, str]) -> str:
+    if name not in used:
+        return name
+    numbers = range(2, len(used) + 3)
+    return next(free for n in numbers if (free := f"{name[:28]}_{n}") not in used)
+
+
+@cache
+def _redactor(names: tuple[str, ...], expressions: tuple[tuple[str, str], ...]) -> Redactor:
+    built_in = [BUILT_IN[name] for name in dict.fromkeys(names)]
+    own = [compile_expression(name, expression) for name, expression in expressions]
+    return Redactor([*built_in, *own])
