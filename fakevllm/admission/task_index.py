@@ -105,6 +105,10 @@ class TaskIndex:
         signed, _, owner = name.rpartition(".")
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
+    def stores_nothing(self, key: str | None) -> bool:
+        """Return True if nothing is stored of the requests with this API key."""
+        return self._keys.stores_nothing(key)
+
     def key_names(self, key: str | None) -> tuple[str, ...]:
         """Return the names by which an admission rule may refer to an API key: the key's name in
         the key file, and the key's fingerprint. For a task key (`sk-task-…`), also return the names

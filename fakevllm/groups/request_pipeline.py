@@ -143,7 +143,9 @@ class Pipeline:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
                     # task ends. A group has sent that error itself.
                     await app.end_with_error(STOPPING)
-                    self._record(draft.failed("proxy_stopped", 503))
+                    self._record(
+                        draft.failed("proxy_stopped", 503), is_stored=draft.request.is_stored
+                    )
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
@@ -311,18 +313,22 @@ class Pipeline:
             if reply.status == 200:
                 self._sibling_limit.request_succeeded()
             if trouble is None:
-                self._record(draft.served_once(reply, reason))
+                self._record(draft.served_once(reply, reason), is_stored=draft.request.is_stored)
             else:
-                self._record(draft.fell_back(reply, trouble))
+                self._record(draft.fell_back(reply, trouble), is_stored=draft.request.is_stored)
         except ClientDisconnected:
-            self._record(draft.failed("client_disconnected", 499))
+            self._record(
+                draft.failed("client_disconnected", 499), is_stored=draft.request.is_stored
+            )
         except WireError as error:
             await app.refuse(error)
-            self._record(draft.failed(failure_reason(error), error.status))
+            self._record(
+                draft.failed(failure_reason(error), error.status), is_stored=draft.request.is_stored
+            )
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.end_with_error(internal_error())
-            self._record(draft.failed("internal_error", 500))
+            self._record(draft.failed("internal_error", 500), is_stored=draft.request.is_stored)
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
@@ -342,10 +348,12 @@ class Pipeline:
         if line is not None:
             log.warning("%s", line, extra={"group": group_id})
 
-    def _record(self, group: GroupRecord) -> None:
-        """Write the record of an untrained request to the ledger."""
+    def _record(self, group: GroupRecord, *, is_stored: bool = True) -> None:
+        """Write the record of an untrained request to the ledger. If `is_stored` is False, only the
+        metrics count the request."""
         self._metrics.group_ended(group)
-        self._ledger.record(group)
+        if is_stored:
+            self._ledger.record(group)
         self._delivery.forget(group.group_id)
 
 

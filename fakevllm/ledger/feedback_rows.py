@@ -14,6 +14,7 @@ from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import reads
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.sessions.types import Kind, Place
@@ -144,17 +145,21 @@ class FeedbackRows:
     """Reader and writer of the table `feedback`."""
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], WriteReceipt],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the object. `put` is the function that queues a change for the thread that writes
         the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
         """Store one item of feedback. If feedback with the same group id and feedback id is already
         stored, nothing changes."""
-        return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
+        return self._put(partial(_run, sql=_INSERT, row=_VALUES(self._redactor.feedback(row))))
 
     def set_outcome(
         self,
@@ -175,6 +180,7 @@ class FeedbackRows:
         * The server's run log has already set a final state.
         * The user has taken the feedback back or replaced it.
         """
+        reason = None if reason is None else self._redactor.text(reason)
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
         return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))

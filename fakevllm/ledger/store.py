@@ -46,12 +46,15 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.contents import content_store, dbapi_connection
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
@@ -74,7 +77,12 @@ class Ledger:
     subjects.
     """
 
-    def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
+    def __init__(
+        self, write_engine: Engine, read_engine: Engine, redaction: RedactionInUse | None = None
+    ) -> None:
+        """Open the database connections. `redaction` is the redaction of everything that is
+        written; None means that nothing is redacted."""
+        self._redactor = RecordRedactor(redaction or RedactionInUse(PrivacySettings()))
         self._write_engine = write_engine
         # Kept open for the writer: opening a connection costs more than writing a row.
         self._write_db = write_engine.connect()
@@ -83,15 +91,21 @@ class Ledger:
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
-        self.kept_answers = KeptAnswers(read_engine, self._writer.put)
-        self.responses = StoredResponses(read_engine, self._writer.put)
-        self.feedback = FeedbackRows(read_engine, self._writer.put)
+        self.kept_answers = KeptAnswers(read_engine, self._writer.put, self._redactor)
+        self.responses = StoredResponses(read_engine, self._writer.put, self._redactor)
+        self.feedback = FeedbackRows(read_engine, self._writer.put, self._redactor)
         self.rescored = RescoredRows(read_engine, self._writer.put)
 
     @staticmethod
-    def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
+    def open(
+        path: Path,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        *,
+        redaction: RedactionInUse | None = None,
+    ) -> Ledger:
         """Open the ledger file, and return the ledger. If needed, the file is created, or its
-        tables are migrated to the current schema.
+        tables are migrated to the current schema. `redaction` is the redaction of everything that
+        is written from now on.
 
         Raises LedgerError if the file cannot be used, or if it was written by a newer version of
         fakevllm.
@@ -116,7 +130,7 @@ class Ledger:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"
             raise LedgerError(message) from error
-        return Ledger(write_engine, _engine(path, busy_timeout_s))
+        return Ledger(write_engine, _engine(path, busy_timeout_s), redaction)
 
     @contextmanager
     def reading(self) -> Generator[None]:
@@ -169,9 +183,13 @@ class Ledger:
         is the digest of the server's training job, or None if the server did not send it. `prompts`
         are the prompts to which calls refer by index.
         """
-        change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
-        change = partial(change, step=step, calls=calls, prompts=prompts)
-        self._writer.put(partial(change, run_id=run_id, job_hash=job_hash))
+        settle = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
+        settle = partial(settle, step=step, prompts=prompts, run_id=run_id, job_hash=job_hash)
+
+        def change(db: Connection) -> None:
+            settle(db, calls=self._redactor.calls(group_id, calls))
+
+        self._writer.put(change)
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """Let the writer apply entries of the server's run log to the ledger. The run log
@@ -185,7 +203,8 @@ class Ledger:
         `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
         no key.
         """
-        self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
+        redacted = [self._redactor.task(task) for task in tasks]
+        self._writer.put(partial(row_changes.put_tasks, tasks=redacted, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every change that was queued before this call is written or dropped. Return
@@ -438,7 +457,8 @@ class Ledger:
             before = dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:
-                    row_changes.put_groups(db, cast(Iterable[GroupRecord], run))
+                    records = map(self._redactor.group, cast(Iterable[GroupRecord], run))
+                    row_changes.put_groups(db, records)
                 else:
                     for change in cast(Iterable[Callable[[Connection], None]], run):
                         change(db)

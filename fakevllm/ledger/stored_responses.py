@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from fakevllm.ledger import row_changes
 from fakevllm.ledger.records import StoredResponse
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.writer import WriteReceipt
 
 _FIND = """
@@ -22,17 +23,25 @@ class StoredResponses:
     """Reader and writer of the table `responses`."""
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], WriteReceipt],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the reader and writer. `put` is a function that queues a change for the thread
         that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def store(self, response: StoredResponse) -> None:
         """Store a response. An earlier response with the same id and the same API key is
         replaced."""
-        self._put(partial(row_changes.store_response, response=response))
+
+        def change(db: Connection) -> None:
+            row_changes.store_response(db, response=self._redactor.response(response))
+
+        self._put(change)
 
     def delete(self, response: StoredResponse, at: float) -> WriteReceipt:
         """Delete a response. After that, neither a GET request nor `previous_response_id` finds it.

@@ -40,6 +40,7 @@ from fakevllm.settlement.feedback_to_reward import (
 from fakevllm.settlement.feedback_view import FeedbackSubject, hook_argument, read_subject
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
@@ -68,7 +69,9 @@ class FeedbackService:
         hooks: HookWorker | None,
         tasks: TaskIndex,
         metrics: Metrics,
+        redaction: RedactionInUse,
     ) -> None:
+        self._redaction = redaction
         self._weight = settings.weight
         self._ledger = ledger
         self._delivery = delivery
@@ -105,6 +108,9 @@ class FeedbackService:
         the ledger cannot be written.
         """
         group_id = await self._find(body.id, app_key)
+        # Redacted here, because a repetition is compared with the stored row.
+        redacted = self._redaction.redactor.value(body.model_dump(exclude={"id"}))
+        body = body.model_copy(update=redacted)
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
         try:
             async with self._lock(group_id):
@@ -146,7 +152,8 @@ class FeedbackService:
         if group_id is None:
             message = (
                 f"No answer `{name}` was given to this API key: "
-                "send the id of the response, with the API key of its request."
+                "send the id of the response, with the API key of its request. Answers that are "
+                "not stored (X-Fakevllm-Store: none) take no feedback."
             )
             raise WireError(404, error_body(message, "NotFoundError", 404, "id"))
         return group_id

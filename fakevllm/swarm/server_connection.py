@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import aiohttp
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
@@ -28,6 +28,8 @@ from fakevllm.swarm.errors import (
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
@@ -119,7 +121,11 @@ class SwarmLink:
         job: TrainJob,
         ledger: Ledger,
         load_probe: LoadProbe | None = None,
+        redaction: RedactionInUse | None = None,
     ) -> None:
+        self._redaction = redaction
+        self._privacy: dict[str, Any] = {}
+        """The server's settings for redaction, as the server has sent them last."""
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | {CLIENT_HEADER: "1"},
@@ -169,11 +175,28 @@ class SwarmLink:
             is_off = status.engine_status is EngineStatus.OFFLINE
             detail = status.engine_status_detail or (self._job_refusal if is_off else None)
             lockstep = status.lockstep and self._job.lockstep
+            self._use_privacy(status.privacy)
             status = status.model_copy(
                 update={"engine_status_detail": detail, "lockstep": lockstep}
             )
         self._status = status
         (self.serving.set if self.is_serving else self.serving.clear)()
+
+    def _use_privacy(self, privacy: dict[str, Any]) -> None:
+        """Redact what the server redacts, in addition to what this proxy redacts."""
+        if self._redaction is None or privacy == self._privacy:
+            return
+        self._privacy = privacy
+        try:
+            self._redaction.set_other(PrivacySettings.model_validate(privacy))
+        except ValidationError as error:
+            problem = one_line(str(error.errors(include_url=False)[0]["msg"]))
+            log.error(
+                "%s redacts with settings that this proxy cannot use (%s): the ledger is redacted "
+                "with the proxy's own settings only",
+                self._url,
+                problem.removeprefix("Value error, "),
+            )
 
     @property
     def model(self) -> str | None:

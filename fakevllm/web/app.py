@@ -27,7 +27,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
-from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.http.log_format import LogFormat, redact_logs, set_up_logging
 from fakevllm_adapters.protocol.errors import error_of_failure, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
@@ -162,6 +162,7 @@ def serve(
 
 async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> None:
     async with open_proxy(config, files) as proxy:
+        redact_logs(lambda: proxy.redaction.redactor)
         server = GracefulServer(public_server_config(create_app(proxy), files.num_connections))
         logging.getLogger("fakevllm").info(
             "listening on http://%s:%d/v1, swarm server %s, ledger %s",

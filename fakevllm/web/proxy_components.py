@@ -55,6 +55,7 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
 from fakevllm.web.release_gauges import add_release_gauges
 from fakevllm.web.trained_rows import trained_rows
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
@@ -130,6 +131,8 @@ class ProxyComponents:
     delivery: Delivery
     feedback: FeedbackService
     metrics: Metrics
+    redaction: RedactionInUse
+    """The redaction of what the ledger and the log store."""
     evaluator: Evaluator | None = None
     """Object that samples and scores held-out rows, which are never trained; None without hooks."""
     arms: RequestArms | None = None
@@ -156,7 +159,8 @@ async def open_proxy(
         rows = _dataset_rows(config.dataset)
         held_out = _held_out_rows(config, rows)
         stack.callback(LedgerLock(config.ledger_file).close)
-        ledger = Ledger.open(config.ledger_file)
+        redaction = RedactionInUse(config.job.privacy)
+        ledger = Ledger.open(config.ledger_file, redaction=redaction)
         stack.callback(ledger.close)
         keys = config.keys()
         with ledger.reading():
@@ -172,7 +176,7 @@ async def open_proxy(
         max_siblings = SIBLINGS_PER_SLOT * slots.num_slots
         configured = config.serve.max_siblings_in_flight or max_siblings
         sibling_limit = SiblingLimit(min(configured, max_siblings))
-        link = _start_link(config, ledger, sibling_limit, stack)
+        link = _start_link(config, ledger, sibling_limit, stack, redaction)
         model_names = ModelNames(config.models.aliases, link)
         held_out_groups = HeldOutGroups(held_out, ledger)
         late = LateSamples(config.feedback, ledger, link, held_out_groups)
@@ -193,7 +197,9 @@ async def open_proxy(
             slots,
         )
         metrics = Metrics()
-        feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
+        feedback = FeedbackService(
+            config.feedback, ledger, delivery, late, hooks, tasks, metrics, redaction
+        )
         with ledger.reading():
             resends = _open_resend_cache(config, ledger)
         evaluator = None
@@ -265,6 +271,7 @@ async def open_proxy(
             delivery=delivery,
             feedback=feedback,
             metrics=metrics,
+            redaction=redaction,
             evaluator=evaluator,
             arms=arms,
             gate=gate,
@@ -487,10 +494,14 @@ def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
 
 
 def _start_link(
-    config: Config, ledger: Ledger, sibling_limit: SiblingLimit, stack: contextlib.AsyncExitStack
+    config: Config,
+    ledger: Ledger,
+    sibling_limit: SiblingLimit,
+    stack: contextlib.AsyncExitStack,
+    redaction: RedactionInUse,
 ) -> SwarmLink:
     load_probe = LoadProbe(lambda: sibling_limit.in_flight > 0)
-    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe)
+    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe, redaction)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())
     stack.push_async_callback(_cancel, following)

@@ -58,9 +58,10 @@ _API_KEY = re.compile(
     """,
     re.VERBOSE,
 )
-_DIGITS = re.compile(r"(?<![\d.])\d(?:[ \n\u00a0.\u2010-\u2015-]?\d){11,}", re.ASCII)
+_DIGITS = re.compile(r"(?<![A-Za-z0-9])(?<!\d\.)\d(?:[ \n\u00a0.\u2010-\u2015-]?\d){11,}", re.ASCII)
 """At least twelve digits, with at most one separator between two of them. Card numbers are parts of
-such a run, which may have other numbers before and after the card."""
+such a run, which may have other numbers before and after the card. The digits of a random id have
+letters beside them."""
 _CARD_LENGTHS = (16, 15, 19, 18, 17, 14, 13, 12)
 """Numbers of digits of payment cards. The most frequent lengths are first."""
 
@@ -109,6 +110,8 @@ def _email_spans(text: str) -> Iterable[Span]:
 def _card_spans(text: str) -> Iterator[Span]:
     for run in _DIGITS.finditer(text):
         at = [place for place in range(*run.span()) if "0" <= text[place] <= "9"]
+        if text[run.end() : run.end() + 1].isalpha():  # the last number belongs to a word
+            at = _without_last_number(at)
         digits = "".join(text[place] for place in at)
         first = 0
         while first <= len(at) - min(_CARD_LENGTHS):
@@ -116,6 +119,14 @@ def _card_spans(text: str) -> Iterator[Span]:
             if end is not None:
                 yield at[first], at[end - 1] + 1
             first = end or first + 1
+
+
+def _without_last_number(at: list[int]) -> list[int]:
+    """Return the positions of digits without those of the last number."""
+    end = len(at) - 1
+    while end > 0 and at[end - 1] == at[end] - 1:
+        end -= 1
+    return at[:end]
 
 
 def _end_of_card(at: list[int], digits: str, first: int) -> int | None:

@@ -30,9 +30,20 @@ out."""
 TOKENS = "tokens"
 """Name in the marker for a prompt of token ids, which cannot be searched."""
 _TOKEN_FIELDS = frozenset(
-    {"prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs", "allowed_tokens", "top_logprobs"}
+    {
+        "prompt_token_ids",
+        "token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "allowed_tokens",
+        "top_logprobs",
+    }
 )
 """Fields of a request or an answer that spell the text in tokens."""
+_NOT_TEXT = _TOKEN_FIELDS | {
+    *("id", "object", "model", "system_fingerprint", "role", "finish_reason", "type")
+}
+"""Fields of an answer that repeat in each event, or whose texts the model has not sampled."""
 
 
 class Redactor:
@@ -222,11 +233,8 @@ class Redactor:
         text = raw.decode(errors="replace")
         if text.lstrip()[:1] in ("{", "["):
             return self.json_text(text) != text
-        events = [data_of(event) for event in SseDecoder().feed(raw)]
         answer = AnswerTexts()
-        for event in events:
-            if event is not None:
-                answer.add_bytes(event)
+        answer.add_answer(raw)
         return self.finds(text) or self.finds_any(answer.texts)
 
     def finds_any(self, texts: Iterable[str]) -> bool:
@@ -250,9 +258,18 @@ class AnswerTexts:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[str]] = {}
+        self._stops: list[str] = []
 
-    def add_bytes(self, raw: bytes) -> None:
-        """Add an answer or one event of a stream. Bytes that are not JSON are added as text."""
+    def add_answer(self, raw: bytes) -> None:
+        """Add a whole answer, a whole stream of events, or one event of a stream."""
+        if not raw.lstrip()[:5] == b"data:":
+            return self._add_json(raw)
+        for event in SseDecoder().feed(raw):
+            data = data_of(event)
+            if data is not None:
+                self._add_json(data)
+
+    def _add_json(self, raw: bytes) -> None:
         try:
             self.add(orjson.loads(raw))
         except orjson.JSONDecodeError:
@@ -263,19 +280,24 @@ class AnswerTexts:
         if isinstance(value, str):
             self._parts.setdefault(path, []).append(value)
         elif isinstance(value, dict):
-            fields = cast("dict[str, Any]", value)
-            for name, item in fields.items():
-                if name not in _TOKEN_FIELDS and isinstance(item, str | dict | list):
+            for name, item in cast("dict[str, Any]", value).items():
+                if name == "stop_reason" and isinstance(item, str):
+                    self._stops.append(item)
+                elif name not in _NOT_TEXT and isinstance(item, str | dict | list):
                     self.add(item, (*path, name))
         elif isinstance(value, list):
             for place, item in enumerate(cast("list[Any]", value)):
-                index = cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
+                index = (
+                    cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
+                )
                 self.add(item, (*path, str(place if index is None else index)))
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the answer, each joined."""
-        return ["".join(parts) for parts in self._parts.values()]
+        """The texts of the answer. A stop string, which an engine cuts off and whose tokens it has
+        sampled, is added to each text once more."""
+        texts = ["".join(parts) for parts in self._parts.values()]
+        return [*texts, *(text + stop for stop in self._stops for text in texts)]
 
 
 def _without_escapes(text: str) -> str:
@@ -340,4 +362,3 @@ def _cut_out(
                 text = text[:first] + (marker(name) if start >= begin else "") + text[last:]
         cut.append(text)
     return cut
-

@@ -10,6 +10,8 @@ STORE_HEADER = "X-Fakevllm-Store"
 """Request header. Its only value is `none`: answer this request, and store nothing of it."""
 STORE_NONE = {STORE_HEADER: "none"}
 """The header of a call of which the server stores nothing."""
+NOT_STORED = "fakevllm.not_stored"
+"""Key in the ASGI scope of a model call. Its value is True if nothing of the call may be stored."""
 _NAME = STORE_HEADER.lower().encode()
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.redactor import Redactor
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
@@ -91,6 +94,9 @@ class ServerState:
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
     """Object that makes the decisions about versions of the current run."""
+    _redaction: RedactionInUse = field(init=False)
+    _redacted_job: TrainJob | None = None
+    """Job whose settings `_redaction` has."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -100,6 +106,7 @@ class ServerState:
     need such a task at its start."""
 
     def __post_init__(self) -> None:
+        self._redaction = RedactionInUse(self.config.privacy)
         self._lock = RunFolder(self.config.run_dir)
         self._runs = RunDirectory(self.config.run_dir)
         try:
@@ -114,6 +121,23 @@ class ServerState:
         self.job = self.run.job
         self.engine.global_step = self.runlog.last_step + 1
         self.release_service = self._new_release_service()
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """What the server's flags and its job redact together."""
+        return self._redaction_in_use.settings
+
+    @property
+    def redactor(self) -> Redactor:
+        """The redactor of what the server's flags and its job redact together."""
+        return self._redaction_in_use.redactor
+
+    @property
+    def _redaction_in_use(self) -> RedactionInUse:
+        if self.job is not self._redacted_job:
+            self._redacted_job = self.job
+            self._redaction.set_other(PrivacySettings() if self.job is None else self.job.privacy)
+        return self._redaction
 
     def _new_release_service(self) -> ReleaseService:
         run = self.run

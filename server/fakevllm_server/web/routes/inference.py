@@ -37,6 +37,7 @@ from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
 from fakevllm_adapters.http.response_ids import previous_response_id_of
+from fakevllm_adapters.privacy.store_header import NOT_STORED, stores_nothing
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import (
     WireError,
@@ -202,6 +203,8 @@ async def _answer_call(
     headers = header_map(scope)
     siblings = _siblings_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
+    is_unstored = stores_nothing(headers) or state.config.keys.stores_nothing(api_key_of(headers))
+    scope[NOT_STORED] = is_unstored
     if siblings is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
     # The proxy has checked the bodies of its calls by its own limits, which its user can set.
@@ -220,7 +223,7 @@ async def _answer_call(
     if adapter.has_previous_response:
         key = key_fingerprint(headers)
         _check_previous_response(state, key, checked)
-        store = partial(state.responses.store, key)
+        store = None if is_unstored else partial(state.responses.store, key)
     call = ClientCall(
         adapter,
         checked.raw,
@@ -231,8 +234,9 @@ async def _answer_call(
         store,
         reports_version=_is_of_proxy(headers),
         policy_version=policy_version,
+        redactor=state.redactor,
     )
-    if siblings is None and episode is None:
+    if is_unstored or (siblings is None and episode is None):
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
     if siblings is not None:

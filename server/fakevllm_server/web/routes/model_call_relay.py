@@ -24,6 +24,7 @@ from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.http.receipt_headers import VersionedSend
 from fakevllm_adapters.http.response_ids import chooses_response_id, watch_response_id
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.redactor import OFF, Redactor
 from fakevllm_adapters.protocol.errors import WireError, bad_request, not_served
 from fakevllm_adapters.protocol.swarm import SiblingRange, SiblingRef
 from fakevllm_adapters.vllm_compat.token_limits import (
@@ -80,6 +81,8 @@ class ClientCall:
     """Whether the client gets the version of the weights as a response header."""
     policy_version: int | None = None
     """Version of the policy that the call names; None if it names the served weights."""
+    redactor: Redactor = OFF
+    """Redactor of the texts whose tokens are not kept."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine, and send the engine's answer to the client. The call is not
@@ -216,6 +219,7 @@ class ClientCall:
             endpoint.default_sampling,
             endpoint.refusal,
             reports_allowed=endpoint.reports_allowed,
+            redactor=self.redactor,
         )
 
     async def _capture(
