@@ -82,11 +82,9 @@ class Request:
     """Arm of the request's session, which decides which weights answer. None if sessions are not
     assigned to arms. The arm is set once, before the first call."""
     is_redacted: bool = False
-    """Whether the request has text that is redacted. The server captures no calls of such a request.
-    """
+    """Whether the request has text that is redacted. The server captures no calls of it."""
     is_stored: bool = True
-    """Whether the request may be stored. If False, nothing of it is written, by the proxy and by the
-    server."""
+    """Whether the request may be stored. If False, proxy and server write nothing of it."""
 
     @property
     def body(self) -> Json:

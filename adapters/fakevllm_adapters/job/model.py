@@ -184,8 +184,8 @@ class TrainJob(SwarmSections):
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
     privacy: PrivacySettings = PrivacySettings()
-    """What is redacted before it is written. The server adds its own settings. In fakevllm.toml, the
-    section is `[privacy]`."""
+    """What is redacted before it is written. The server adds its own settings. The section of
+    fakevllm.toml is `[privacy]`."""
 
     @property
     def needs_reference(self) -> bool:

@@ -262,7 +262,7 @@ class AnswerTexts:
 
     def add_answer(self, raw: bytes) -> None:
         """Add a whole answer, a whole stream of events, or one event of a stream."""
-        if not raw.lstrip()[:5] == b"data:":
+        if raw.lstrip()[:5] != b"data:":
             return self._add_json(raw)
         for event in SseDecoder().feed(raw):
             data = data_of(event)

@@ -118,8 +118,8 @@ def _unstored(adapter: Adapter, checked: CheckedBody) -> CheckedBody:
 def _unstored_draft(
     proxy: ProxyComponents, request: Request, key: str | None, app_key: str | None
 ) -> GroupDraft:
-    """Return the GroupDraft of a request that is not stored. The request is sampled once. It belongs
-    to no session, and no feedback about its answer is accepted."""
+    """Return the GroupDraft of a request that is not stored. The request is sampled once. It has no
+    session, and no feedback about its answer is accepted."""
     question = request.adapter.question(request.body)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)

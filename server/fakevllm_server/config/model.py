@@ -75,7 +75,7 @@ class ServerConfig:
     weights_dir: Path | None = None
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
-    privacy: PrivacySettings = PrivacySettings()
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     """What the server redacts, in addition to what its job redacts."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
