@@ -37,6 +37,7 @@ from fakevllm.hooks.results import (
 )
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback, Sibling, Task
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 
 log = logging.getLogger("fakevllm.hooks")
 
@@ -53,8 +54,16 @@ class HookWorker:
     only. Call `start` first and `close` last."""
 
     def __init__(
-        self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
+        self,
+        path: Path,
+        timeout_s: float,
+        sandbox: HookSandbox = DEFAULT_SANDBOX,
+        *,
+        redaction: RedactionInUse | None = None,
     ) -> None:
+        """Create a worker without a process. `redaction` redacts what hooks print. Hooks
+        themselves get all texts as they are."""
+        self._redaction = redaction
         self._path = path
         self._sandbox = sandbox
         self._timeout_s = timeout_s
@@ -166,6 +175,8 @@ class HookWorker:
         return {"reason": reason}
 
     async def _send(self, process: HookProcess, call: Json) -> Json | LostCall:
+        if self._redaction is not None and self._redaction.redactor:
+            call = call | {"privacy": self._redaction.settings.model_dump(mode="json")}
         if process.is_async[call["kind"]]:
             return await process.call(call, self._timeout_s + ANSWER_GRACE_S, self._timeout_s)
         async with self._sync_lock:

@@ -34,6 +34,7 @@ import orjson
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.loader import Hooks, error_location, first_line, is_async, load_hooks
+from fakevllm.hooks.redacted_output import RedactedOutput
 from fakevllm.hooks.results import (
     HookFailure,
     Json,
@@ -79,8 +80,9 @@ def run(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    child = _Child(sock, timeout_s, running_call)
+    output = RedactedOutput(sys.stderr)
+    sys.stdout = sys.stderr = output
+    child = _Child(sock, timeout_s, running_call, output)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
     # The folder stays on `sys.path`: a hook may import other files of the folder during a call.
     sys.path.insert(0, str(_folder(Path(path))))
@@ -92,6 +94,7 @@ def run(
     asyncio.run(child.serve(hooks))
     # SIGKILL would skip the exit handlers of the user's code, such as those that delete files.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    output.end()
     kill_group(os.getpid())  # this process and all that its hooks have started
 
 
@@ -105,9 +108,14 @@ class _Child:
     that the threads run."""
 
     def __init__(
-        self, sock: socket.socket, timeout_s: float, running_call: ctypes.c_uint64
+        self,
+        sock: socket.socket,
+        timeout_s: float,
+        running_call: ctypes.c_uint64,
+        output: RedactedOutput,
     ) -> None:
         self._sock = sock
+        self._output = output
         self._timeout_s = timeout_s
         self._running_call = running_call
         # Two threads send replies; their frames must not mix.
@@ -161,6 +169,7 @@ class _Child:
         assert self._loop is not None, (
             "the parent sends calls only after it has read that the hooks are loaded"
         )
+        self._output.use(call.get("privacy", {}))
         if self._is_async[call["kind"]]:
             self._loop.call_soon_threadsafe(self._start_task, call)
         else:

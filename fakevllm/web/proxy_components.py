@@ -168,7 +168,7 @@ async def open_proxy(
             tasks.add_dataset(rows)
             for stored in ledger.tasks():
                 tasks.add([stored.task], stored.owner)
-        hooks = await _start_hooks(config, stack)
+        hooks = await _start_hooks(config, stack, redaction)
         hook_files = _watch_hook_files(config, hooks, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
@@ -508,13 +508,16 @@ def _start_link(
     return link
 
 
-async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:
+async def _start_hooks(
+    config: Config, stack: contextlib.AsyncExitStack, redaction: RedactionInUse
+) -> HookWorker | None:
     if config.hooks.path is None:
         return None
     worker = HookWorker(
         config.hooks.path,
         config.hooks.timeout_s,
         HookSandbox(config.hooks.environment, config.hooks.memory_mb),
+        redaction=redaction,
     )
     stack.push_async_callback(worker.close)
     await worker.start()
