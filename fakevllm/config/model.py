@@ -199,9 +199,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _give_privacy_to_job(self) -> Self:
-        both = self.privacy.union(self.job.privacy)
-        # The section is frozen for its users. Here it is not complete yet.
-        object.__setattr__(self, "job", self.job.model_copy(update={"privacy": both}))
+        both = self.privacy.union(self.job.redacted)
+        if both != self.job.redacted:
+            # The section is frozen for its users. Here it is not complete yet.
+            object.__setattr__(self, "job", self.job.model_copy(update={"privacy": both}))
         return self
 
     @cached_property

@@ -159,7 +159,7 @@ async def open_proxy(
         rows = _dataset_rows(config.dataset)
         held_out = _held_out_rows(config, rows)
         stack.callback(LedgerLock(config.ledger_file).close)
-        redaction = RedactionInUse(config.job.privacy)
+        redaction = RedactionInUse(config.job.redacted)
         ledger = Ledger.open(config.ledger_file, redaction=redaction)
         stack.callback(ledger.close)
         keys = config.keys()

@@ -53,14 +53,20 @@ def secrets(num: int, seed: int) -> list[str]:
         first = f"4{digits(6)}{number:08}"
         return next(first + end for end in "0123456789" if has_check_digit(first + end))
 
-    kinds = [
-        lambda number: f"{letters(6)}{number}@{letters(5)}.example",
-        lambda number: f"+49 30 {10_000_000 + number}",
-        card,
-        lambda number: f"sk-{letters(20)}{number}",
-        lambda number: f"K-{number:08}",
-    ]
-    return [kinds[number % len(kinds)](number) for number in range(num)]
+    def secret(number: int) -> str:
+        match number % 5:
+            case 0:
+                return f"{letters(6)}{number}@{letters(5)}.example"
+            case 1:
+                return f"+49 30 {10_000_000 + number}"
+            case 2:
+                return card(number)
+            case 3:
+                return f"sk-{letters(20)}{number}"
+            case _:
+                return f"K-{number:08}"
+
+    return [secret(number) for number in range(num)]
 
 
 def _chat(content: Any, **fields: Any) -> tuple[str, Json]:

@@ -58,13 +58,23 @@ def _plant(
     return proxy, planted
 
 
+def _claim(http: httpx.Client) -> dict[str, Any]:
+    """Claim an episode, as soon as the server lets episodes be claimed."""
+    body = {"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": 60}
+    claim: dict[str, Any] = {}
+
+    def is_claimed() -> bool:
+        claim.update(http.post("/claim_episode", json=body).json())
+        return bool(claim.get("success"))
+
+    wait_until(is_claimed, 30, "an episode is claimed")
+    return claim
+
+
 def _run_episodes(server: Process, planted: list[str]) -> None:
     with httpx.Client(base_url=server.url, timeout=30) as http:
         for secret in planted:
-            claim = http.post(
-                "/claim_episode",
-                json={"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": 60},
-            ).json()
+            claim = _claim(http)
             uuid = claim["episode_uuid"]
             key = {"Authorization": f"Bearer {claim['openai_api_key']}"}
             body = {"model": "x", "messages": [{"role": "user", "content": f"[[say {secret}]]"}]}

@@ -183,9 +183,14 @@ class TrainJob(SwarmSections):
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
-    privacy: PrivacySettings = PrivacySettings()
+    privacy: PrivacySettings | None = None
     """What is redacted before it is written. The server adds its own settings. The section of
     fakevllm.toml is `[privacy]`."""
+
+    @property
+    def redacted(self) -> PrivacySettings:
+        """What is redacted. Without the setting `privacy`, nothing is."""
+        return self.privacy or PrivacySettings()
 
     @property
     def needs_reference(self) -> bool:

@@ -6,6 +6,7 @@ Redacting it again changes nothing.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -220,8 +221,7 @@ class Redactor:
             return self.text(text)
         changed = self.value(value)
         # A repeated key hides its first value from the parser, and not from a reader of the file.
-        has_hidden = changed == value and self._has_match(_without_escapes(text))
-        if has_hidden and not self._has_match(orjson.dumps(value).decode()):
+        if changed == value and _has_repeated_key(text):
             return orjson.dumps(value).decode()
         return text if changed == value else orjson.dumps(changed).decode()
 
@@ -320,6 +320,21 @@ def _without_tokens(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_tokens(item) for item in cast("list[Any]", value)]
     return value
+
+
+def _has_repeated_key(text: str) -> bool:
+    """Return True if an object of a JSON text has a key twice."""
+    is_repeated = False
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal is_repeated
+        is_repeated = is_repeated or len(dict(pairs)) < len(pairs)
+
+    try:
+        json.loads(text, object_pairs_hook=check)
+    except (ValueError, RecursionError):
+        return True
+    return is_repeated
 
 
 def _has_token_ids(prompt: Any) -> bool:

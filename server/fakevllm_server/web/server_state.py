@@ -136,7 +136,7 @@ class ServerState:
     def _redaction_in_use(self) -> RedactionInUse:
         if self.job is not self._redacted_job:
             self._redacted_job = self.job
-            self._redaction.set_other(PrivacySettings() if self.job is None else self.job.privacy)
+            self._redaction.set_other((self.job or TrainJob()).redacted)
         return self._redaction
 
     def _new_release_service(self) -> ReleaseService:
