@@ -110,6 +110,8 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
             low, high = figures["low"], figures["high"]
             text += f", difference {figures['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
         yield "candidate", text
+    if release.get("next_candidate") is not None:  # older proxies do not send it
+        yield "candidate", f"the next one is version {release['next_candidate']}"
     if "reference" in figures:
         num, size = figures["reference_draws"], figures["reference_size"]
         text = f"training waits for answers of version {figures['reference']}"

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -76,13 +76,15 @@ class Pipeline:
         *,
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
+        on_scored: Callable[[Sequence[float]], None] | None = None,
         arms: RequestArms | None = None,
     ) -> None:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
         request's id, the request's place in its session (conversation), and the question. The
-        question is the last user message. `arms` assigns requests to arms. An arm decides which
-        weights answer a session. `arms` is None if all sessions belong to the training arm."""
+        question is the last user message. The callback `on_scored` is called with the rewards of
+        each group that ends. `arms` assigns requests to arms. An arm decides which weights answer a
+        session. `arms` is None if all sessions belong to the training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._has_receipts = serve.receipts
@@ -97,6 +99,7 @@ class Pipeline:
         self._resends = resends
         self._lockstep = lockstep
         self._on_placed = on_placed
+        self._on_scored = on_scored
         self._arms = arms
         # The asyncio tasks of open requests; bounded by the apps' connections.
         self._request_tasks: set[asyncio.Task[Any]] = set()
@@ -340,6 +343,8 @@ class Pipeline:
             self._delivery.settle(group)
         else:
             self._record(group)  # the server knows nothing of it
+        if self._on_scored is not None:
+            self._on_scored([one.reward for one in group.siblings if one.reward is not None])
         if self._arms is not None:
             self._arms.group_ended(executor.request, group)
 

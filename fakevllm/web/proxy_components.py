@@ -64,7 +64,7 @@ from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
 log = logging.getLogger("fakevllm.web.proxy_components")
 
-FIRST_READ_S = 3.0
+PREPARE_S = 3.0
 """When the proxy starts, it waits for up to this many seconds until the server has said which
 version is released. A longer wait would not help: without the server, apps get no answers."""
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
@@ -229,6 +229,7 @@ async def open_proxy(
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
             on_placed=feedback.request_placed,
+            on_scored=None if gate is None else gate.rewards_seen,
             arms=arms,
         )
         stack.push_async_callback(pipeline.close)
@@ -342,7 +343,7 @@ async def _open_gate(
     arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
-    """Start the release gate, which decides which version is released. Wait up to FIRST_READ_S
+    """Start the release gate, which decides which version is released. Wait up to PREPARE_S
     seconds until the gate knows the released version."""
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
@@ -391,7 +392,7 @@ async def _open_gate(
     )
     if arms is not None:
         arms.on_outcome = gate.group_scored
-    await gate.first_read(FIRST_READ_S)
+    await gate.prepare(PREPARE_S)
     running = asyncio.create_task(gate.run())
     stack.push_async_callback(_cancel, running)
     return gate

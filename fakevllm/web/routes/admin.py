@@ -85,6 +85,8 @@ class ReleaseStats(BaseModel):
     between training steps, each newly released version first answers the held-out rows. During this
     time, `reference` is the released version, and `reference_draws` of `reference_size` rows are
     answered. Empty if nothing is evaluated."""
+    next_candidate: int | None = None
+    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
     trouble: str | None = None
     """Reason why nothing is decided now; None if there is none."""
     has_released_arm: bool = True
