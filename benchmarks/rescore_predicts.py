@@ -3,10 +3,11 @@
     python -m benchmarks.rescore_predicts [--seeds 3] [--first-seed 0] [--steps 30] [--write]
 
 For each seed, the demo trains with its own hook, and five hooks score the requests that it logged.
-`rescore` prints the correlation of their rewards with the demo's rewards within the groups. Then
-the demo trains with each of the five hooks, with another seed. The gain is how much the share of
-right sums among the fixed questions rises. The exit code is 1 if Spearman's rank correlation of the
-two figures is below 0.9 with one of the seeds.
+`rescore` prints the correlation of their rewards with the demo's rewards within the groups, also
+without the noise of the hook. Then the demo trains with each of the five hooks, with another seed.
+The gain is how much the share of right sums among the fixed questions rises. The exit code is 1 if
+Spearman's rank correlation of the gain and the correlation without noise is below 0.9 with one of
+the seeds.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ def score(sibling, answer):
 class HookFigures:
     """What is known about one hook with one seed."""
 
-    predicted: float
+    within_groups: float
     """Correlation of its rewards with the demo's rewards within the groups."""
+    without_noise: float
+    """The same correlation without the noise of the hook's rewards."""
     gain: float
     """How much the share of right sums has risen in the live run."""
 
@@ -98,21 +101,23 @@ def measure(folder: Path, seed: int, steps: int) -> dict[str, HookFigures]:
     for number, (name, score) in enumerate(SCORES.items()):
         hook = folder / f"hook_{number}.py"
         hook.write_text(HOOK.format(score=score))
-        predicted = rescore(hook, logged / "ledger.sqlite", folder / f"rescored_{number}.json")
+        correlations = rescore(hook, logged / "ledger.sqlite", folder / f"rescored_{number}.json")
         settings = DemoSettings(
             steps, seed + SEED_OFFSET, "none", folder / f"live_{number}", None, hooks=hook
         )
         outcome = run_demo(settings)
-        figures[name] = HookFigures(predicted, outcome.after - outcome.before)
+        figures[name] = HookFigures(*correlations, outcome.after - outcome.before)
     return figures
 
 
-def rescore(hook: Path, ledger: Path, json_file: Path) -> float:
-    """Score the logged requests, and return the correlation within the groups."""
+def rescore(hook: Path, ledger: Path, json_file: Path) -> tuple[float, float]:
+    """Score the logged requests. Return the correlation within the groups, and the correlation
+    without the hook's noise."""
     command = [sys.executable, "-m", "fakevllm", "rescore", "--hooks", str(hook)]
     command += ["--ledger", str(ledger), "--json", str(json_file)]
     subprocess.run(command, check=True, timeout=RESCORE_TIMEOUT_S)
-    return json.loads(json_file.read_text())["correlation_within"]
+    numbers = json.loads(json_file.read_text())
+    return numbers["correlation_within"], numbers["correlation_without_noise"]
 
 
 def main() -> None:
@@ -129,17 +134,21 @@ def main() -> None:
         for seed in range(args.first_seed, args.first_seed + args.seeds):
             figures = measure(Path(temporary) / f"seed-{seed}", seed, args.steps)
             predicted, gains = zip(
-                *((one.predicted, one.gain) for one in figures.values()), strict=True
+                *((one.without_noise, one.gain) for one in figures.values()), strict=True
             )
             ranks = rank_correlation(predicted, gains)
             worst = min(worst, ranks)
             rows += [
-                [str(seed), name, f"{one.predicted:.3f}", f"{one.gain:+.3f}", f"{ranks:.2f}"]
+                [
+                    *(str(seed), name, f"{one.within_groups:.3f}", f"{one.without_noise:.3f}"),
+                    *(f"{one.gain:+.3f}", f"{ranks:.2f}"),
+                ]
                 for name, one in figures.items()
             ]
-    header = ["seed", "hook", "correlation within groups", "gain of training", "rank correlation"]
+    header = ["seed", "hook", "correlation within groups", "without noise", "gain of training"]
+    header.append("rank correlation of the last two")
     caption = (
-        f"The correlation is what `fakevllm rescore` prints for the requests of a run of "
+        f"The correlations are what `fakevllm rescore` prints for the requests of a run of "
         f"{args.steps} steps with the demo's hook. The gain is the rise of the share of right sums "
         f"in a live run of as many steps with the other hook and another seed."
     )

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.ledger.broken_rows import BrokenGroup
+from fakevllm.rescoring.change_lines import change_lines, share
 from fakevllm.rescoring.comparison import HookComparison, HookMeans
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
@@ -37,7 +38,7 @@ def render(rescored: Rescored, title: str) -> Group:
     num_groups = counted(comparison.num_groups, "group")
     texts = [_warnings(rescored)]
     if comparison.num_compared:
-        texts.insert(0, _changes(comparison))
+        texts.insert(0, Text("\n".join(change_lines(comparison))))
     table = _means(comparison, f"{title}: {num_groups}")
     return Group(table, *(text for text in texts if text))
 
@@ -58,21 +59,7 @@ def _cells(means: HookMeans, num_groups: int) -> list[str]:
         "-" if value is None else f"{round(value, 3) + 0.0:.3f}"
         for value in (means.mean, means.best)
     ]
-    return [*numbers, _share(means.num_with_signal, num_groups)]
-
-
-def _changes(comparison: HookComparison) -> Text:
-    num = comparison.num_compared
-    lines = [
-        f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
-        f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
-        f"two siblings change their order in {_share(comparison.num_reordered, num)} groups",
-        f"a signal is gained in {_share(comparison.num_gained, num)} groups, and lost in "
-        f"{_share(comparison.num_lost, num)}",
-        "another sibling would have been served in "
-        f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
-    ]
-    return Text("\n".join(lines))
+    return [*numbers, share(means.num_with_signal, num_groups)]
 
 
 def _warnings(rescored: Rescored) -> Text:
@@ -97,16 +84,3 @@ def _warnings(rescored: Rescored) -> Text:
             (f"  {one.group_id}: {printable(one.error)}", "red") for one in broken[:MAX_LISTED]
         ]
     return Text("\n").join(Text(line, style) for line, style in lines)
-
-
-def _share(num: int, total: int) -> str:
-    """Return a number with its share.
-
-    >>> _share(3, 12), _share(0, 0)
-    ('3 of 12 (25 %)', '0 of 0')
-    """
-    return f"{num} of {total} ({num / total:.0%})".replace("%", " %") if total else f"{num} of 0"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"
