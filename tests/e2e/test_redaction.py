@@ -165,6 +165,32 @@ def test_the_servers_own_patterns_are_used_by_the_proxy_too(
     assert found(processes.folder, planted) == []
 
 
+def test_a_running_engine_with_another_job_captures_nothing_for_a_proxy_that_redacts(
+    processes: Processes, tmp_path: Path
+) -> None:
+    hooks = write_hooks(tmp_path / "hooks", PREFER_YES)
+    server = processes.server("--backend", "fake")
+    job = "[job]\nbatch_size = 2\nlr = 0.1\n"
+    flags = ("--hooks", str(hooks), "--n", "3", "--config")
+    first = processes.proxy(server, *flags, _config(tmp_path / "one", job))
+    assert _ask(first, "well?").status_code == 200
+    wait_for_groups(first, 1)
+    first.stop()
+    redacting = _config(tmp_path / "two", job + '[privacy]\nredact = ["email"]\n')
+    second = processes.proxy(server, *flags, redacting)
+    assert "ann@mail.example" in _ask(second, "[[say ann@mail.example]]").text
+    assert _ask(second, "well, then?").status_code == 200
+    wait_for_groups(second, 3)
+    second.stop()
+    server.stop()
+    reasons = [
+        row["reason"] for row in rows(second, "select reason from groups order by received_at")
+    ]
+    assert reasons[1:] == ["server_does_not_redact"] * 2
+    assert second.log.count("server_does_not_redact") == 1
+    assert found(processes.folder, ["ann@mail.example"]) == []
+
+
 def test_nothing_is_stored_of_a_request_that_asks_for_it(
     processes: Processes, tmp_path: Path
 ) -> None:

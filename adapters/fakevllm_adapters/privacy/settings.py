@@ -54,6 +54,14 @@ class PrivacySettings(BaseModel):
         names = dict.fromkeys((*self.redact, *other.redact))
         return self.model_construct(redact=tuple(sorted(names)), patterns=patterns)
 
+    def covers(self, other: PrivacySettings) -> bool:
+        """Return True if these settings redact whatever `other` redacts. Names of regular
+        expressions do not matter."""
+        expressions = set(self.patterns.values())
+        return set(other.redact) <= set(self.redact) and expressions.issuperset(
+            other.patterns.values()
+        )
+
     @property
     def redactor(self) -> Redactor:
         """The redactor with these patterns."""

@@ -54,6 +54,9 @@ log = logging.getLogger("fakevllm.requests")
 FLUSH_S = 2.0
 """Maximum number of seconds to wait for pending writes to the ledger before an earlier answer is
 looked up in the ledger. A request may refer to an answer that was sent a moment ago."""
+JOB_WAIT_S = 3.0
+"""Maximum number of seconds for which the first requests of a proxy with redaction wait until the
+server has the proxy's job. A request that comes earlier could not be trained."""
 
 
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
@@ -89,6 +92,7 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
             if entry is not None and await pipeline.answer_resend(request, entry, receive, send):
                 return
         if is_stored:
+            await proxy.link.until_server_redacts(JOB_WAIT_S)
             draft = _draft(proxy, request, hints, key, app_key, len(raw))
         else:
             draft = _unstored_draft(proxy, request, key, app_key)
@@ -153,6 +157,8 @@ def _draft(
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
     texts = (opening, question, task.main_query)
     request.ruling = proxy.traffic_gate.ruling(request, placement, key, texts)
+    if not proxy.link.server_redacts:
+        request.ruling = ServeOnly(ServeOnlyReason.SERVER_DOES_NOT_REDACT)
     request.is_redacted = proxy.redaction.redactor.finds_in_body(request.raw)
     return GroupDraft(
         request,

@@ -22,6 +22,7 @@ from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
@@ -42,9 +43,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @asynccontextmanager
 async def following(
-    swarm: ScriptedSwarm, ledger: Ledger, load_probe: LoadProbe | None = None
+    swarm: ScriptedSwarm,
+    ledger: Ledger,
+    load_probe: LoadProbe | None = None,
+    job: TrainJob | None = None,
 ) -> AsyncGenerator[SwarmLink]:
-    link = SwarmLink(swarm.url, None, TrainJob(), ledger, load_probe)
+    link = SwarmLink(swarm.url, None, job or TrainJob(), ledger, load_probe)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -355,6 +359,25 @@ async def test_an_engine_that_another_client_restarts_with_another_job_is_logged
             swarm.answers["/get_engine_status"] = other_run
             await until(lambda: "experiment_name = b, not None" in caplog.text)
     assert len([line for line in link_messages(caplog) if "lora_rank = 4, not 0" in line]) == 1
+
+
+async def test_a_server_that_redacts_less_than_the_proxy_is_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = PrivacySettings(redact=("email",), patterns={"mine": "K-[0-9]+"})
+    partial = {"redact": ["email", "card"]}
+    complete = partial | {"patterns": {"other_name": "K-[0-9]+"}}
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob().model_dump()
+        async with following(swarm, ledger, job=TrainJob(privacy=own)) as link:
+            for privacy, expected in [({}, False), (partial, False), (complete, True)] * 2:
+                status = ROLLING.model_copy(update={"privacy": privacy})
+                swarm.answers["/get_engine_status"] = status
+                await until(lambda status=status: link.status == status)
+                assert link.server_redacts is expected
+    lines = [line for line in link_messages(caplog) if "server_does_not_redact" in line]
+    assert len(lines) == 2
+    assert "start both again" in lines[0]
 
 
 class StartingSwarm(ScriptedSwarm):
