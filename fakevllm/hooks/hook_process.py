@@ -102,14 +102,17 @@ class HookProcess:
         self._is_reaped = False
 
     @staticmethod
-    async def start(files: HookFiles, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
-        """Start a hook process, load the hooks in it, and return its HookProcess object.
+    async def start(
+        files: HookFiles, timeout_s: float, sandbox: HookSandbox, privacy: Json
+    ) -> HookProcess:
+        """Start a hook process, load the hooks in it, and return its HookProcess object. `privacy`
+        are the settings for the redaction of what hooks print; {} redacts nothing.
 
         Raises HookError if the hooks cannot be loaded.
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
-        arguments = (child_socket, files, timeout_s, running_call, sandbox)
+        arguments = (child_socket, files, timeout_s, running_call, sandbox, privacy)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
         reader, writer = await asyncio.open_connection(sock=own_socket)
         with child_socket:

@@ -187,12 +187,19 @@ class HookWorker:
         return {"reason": reason}
 
     async def _send(self, process: HookProcess, call: Json) -> Json | LostCall:
-        if self._redaction is not None and self._redaction.redactor:
-            call = call | {"privacy": self._redaction.settings.model_dump(mode="json")}
+        if self._privacy:
+            call = call | {"privacy": self._privacy}
         if process.is_async[call["kind"]]:
             return await process.call(call, self._timeout_s + ANSWER_GRACE_S, self._timeout_s)
         async with self._sync_lock:
             return await process.call(call, self._timeout_s, self._timeout_s)
+
+    @property
+    def _privacy(self) -> Json:
+        """The settings for the redaction of what hooks print; {} if nothing is redacted."""
+        if self._redaction is None or not self._redaction.redactor:
+            return {}
+        return self._redaction.settings.model_dump(mode="json")
 
     async def _running_process(self) -> HookProcess:
         async with self._start_lock:
@@ -206,7 +213,9 @@ class HookWorker:
                         await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._num_deaths))
                     self._num_deaths += 1
                 assert self._files is not None, "start() must be called first"
-                self._process = await HookProcess.start(self._files, self._timeout_s, self._sandbox)
+                self._process = await HookProcess.start(
+                    self._files, self._timeout_s, self._sandbox, self._privacy
+                )
                 if before is not None:
                     digest = self.info.content_hash
                     log.warning("hook process %s ended (%s), started again", digest, before.end)

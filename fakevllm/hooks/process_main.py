@@ -41,7 +41,7 @@ from fakevllm.hooks.loader import (
     importable,
     is_async,
 )
-from fakevllm.hooks.redacted_output import RedactedOutput
+from fakevllm.hooks.redacted_output import HookOutput
 from fakevllm.hooks.results import (
     HookFailure,
     Json,
@@ -74,6 +74,7 @@ def run(
     timeout_s: float,
     running_call: ctypes.c_uint64,
     sandbox: HookSandbox,
+    privacy: Json,
 ) -> None:
     """Serve hook calls until the proxy closes the connection. This function is the entry point of
     the hook process.
@@ -81,14 +82,17 @@ def run(
     `running_call` is in shared memory, so that the proxy can read it. Its value is the id of the
     hook call whose code is running on the event loop. The value is 0 if no hook code is running
     there.
+
+    `privacy` are the settings for redaction that are known already; {} redacts nothing.
     """
     sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(2, 1)
-    output = RedactedOutput(sys.stderr)
-    sys.stdout = sys.stderr = output
+    sys.stdout = sys.stderr
+    output = HookOutput(sys.stderr)
+    output.use(privacy)
     child = _Child(sock, timeout_s, running_call, output)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
     # A hook may import other files of the folder during a call.
@@ -114,7 +118,7 @@ class _Child:
         sock: socket.socket,
         timeout_s: float,
         running_call: ctypes.c_uint64,
-        output: RedactedOutput,
+        output: HookOutput,
     ) -> None:
         self._sock = sock
         self._output = output
