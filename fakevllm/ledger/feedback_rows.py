@@ -202,7 +202,7 @@ class FeedbackRows:
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
         """Return the id of the app's latest answered request whose answer id or group id is
         `answer_id`. Return None if there is no such request."""
-        return self._one(_FIND_GROUP, answer_id, app_key)
+        return self._one(_FIND_GROUP, self._redactor.id(answer_id), app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
         """If the request `group_id` is implicit feedback on an earlier answer, return the group id

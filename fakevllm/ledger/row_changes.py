@@ -59,6 +59,7 @@ _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
 _ARM_SALT = "arm_salt"
+_ID_SECRET = "id_secret"
 
 _SETTLE = """
     UPDATE group_rows SET step = ?1, run_id = COALESCE(?5, run_id),
@@ -224,6 +225,12 @@ def task_secret(db: Connection) -> bytes:
     """Return the secret with which the proxy signs task keys (API keys that name a dataset task
     each). If the ledger has no secret yet, create one."""
     return _random_bytes(db, _TASK_SECRET)
+
+
+def id_secret(db: Connection) -> bytes:
+    """Return the secret with which ids are hashed that have redacted text. If the ledger has no
+    secret yet, create one."""
+    return _random_bytes(db, _ID_SECRET)
 
 
 def arm_salt(db: Connection) -> bytes:

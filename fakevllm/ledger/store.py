@@ -82,11 +82,12 @@ class Ledger:
     ) -> None:
         """Open the database connections. `redaction` is the redaction of everything that is
         written; None means that nothing is redacted."""
-        self._redactor = RecordRedactor(redaction or RedactionInUse(PrivacySettings()))
         self._write_engine = write_engine
         # Kept open for the writer: opening a connection costs more than writing a row.
         self._write_db = write_engine.connect()
         self._read_engine = read_engine
+        secret = b"" if redaction is None else self._random_bytes(row_changes.id_secret)
+        self._redactor = RecordRedactor(redaction or RedactionInUse(PrivacySettings()), secret)
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
@@ -187,7 +188,7 @@ class Ledger:
         settle = partial(settle, step=step, prompts=prompts, run_id=run_id, job_hash=job_hash)
 
         def change(db: Connection) -> None:
-            settle(db, calls=self._redactor.calls(group_id, calls))
+            settle(db, calls=self._redactor.calls(db, group_id, calls))
 
         self._writer.put(change)
 
@@ -203,8 +204,12 @@ class Ledger:
         `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
         no key.
         """
-        redacted = [self._redactor.task(task) for task in tasks]
-        self._writer.put(partial(row_changes.put_tasks, tasks=redacted, owner=owner))
+
+        def change(db: Connection) -> None:
+            redacted = [self._redactor.task(task) for task in tasks]
+            row_changes.put_tasks(db, tasks=redacted, owner=owner)
+
+        self._writer.put(change)
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every change that was queued before this call is written or dropped. Return
@@ -343,6 +348,11 @@ class Ledger:
             siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
+    def hidden_id(self, value: str) -> str:
+        """Return an id that an app has chosen, as the ledger stores it. An id with redacted text is
+        a keyed hash there."""
+        return self._redactor.id(value)
+
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
         """Return the app's latest request whose answer has this response id, or None.
 
@@ -350,7 +360,9 @@ class Ledger:
         because an app may choose the response id itself and may use one id twice.
         """
         with self._read_engine.connect() as db:
-            row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
+            row = db.exec_driver_sql(
+                reads.ANSWERED, (self.hidden_id(response_id), app_key)
+            ).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def trained(
@@ -453,12 +465,16 @@ class Ledger:
         than writing them one by one.
         """
         db = self._write_db
+        # Redacted before the transaction, in which other processes cannot write.
+        redacted = [
+            self._redactor.group(change) if isinstance(change, GroupRecord) else change
+            for change in batch
+        ]
         with content_store(db).transaction(), db.begin(), counted(db):
             before = dbapi_connection(db).total_changes
-            for are_records, run in itertools.groupby(batch, _is_record):
+            for are_records, run in itertools.groupby(redacted, _is_record):
                 if are_records:
-                    records = map(self._redactor.group, cast(Iterable[GroupRecord], run))
-                    row_changes.put_groups(db, records)
+                    row_changes.put_groups(db, cast(Iterable[GroupRecord], run))
                 else:
                     for change in cast(Iterable[Callable[[Connection], None]], run):
                         change(db)

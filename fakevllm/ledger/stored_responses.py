@@ -4,6 +4,7 @@ responses."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import Connection, Engine
@@ -48,7 +49,8 @@ class StoredResponses:
 
         `at` is the Unix time of the deletion in seconds. A later response may have the same id.
         """
-        return self._put(partial(row_changes.delete_response, response=response, at=at))
+        hidden = replace(response, response_id=self._redactor.id(response.response_id))
+        return self._put(partial(row_changes.delete_response, response=hidden, at=at))
 
     def find(self, response_id: str, app_key: str | None) -> StoredResponse | None:
         """Return the response with this id that was made with this API key. Return None if there is
@@ -57,5 +59,7 @@ class StoredResponses:
         `app_key` is the fingerprint of the app's API key.
         """
         with self._read_engine.connect() as db:
-            row = db.exec_driver_sql(_FIND, (response_id, app_key or "")).one_or_none()
+            row = db.exec_driver_sql(
+                _FIND, (self._redactor.id(response_id), app_key or "")
+            ).one_or_none()
         return None if row is None else StoredResponse(response_id, app_key, *row)

@@ -46,7 +46,7 @@ class KeptAnswers:
         disconnected. An answer with redacted text is not stored."""
 
         def change(db: Connection) -> None:
-            if self._redactor.may_keep(answer):
+            if self._redactor.may_keep(db, answer):
                 row_changes.keep_answer(db, answer=answer)
 
         self._put(change)

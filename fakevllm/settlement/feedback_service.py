@@ -111,8 +111,9 @@ class FeedbackService:
         """
         group_id = await self._find(body.id, app_key)
         # Redacted here, because a repetition is compared with the stored row.
-        redacted = self._redaction.redactor.value(body.model_dump(exclude={"id"}))
-        body = body.model_copy(update=redacted)
+        body = body.model_copy(
+            update={"comment": self._redacted(body.comment), "edited": self._redacted(body.edited)}
+        )
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
         try:
             async with self._lock(group_id):
@@ -123,6 +124,9 @@ class FeedbackService:
         finally:
             self._delivery.feedback_finished(group_id, None)
         return row, not is_new
+
+    def _redacted(self, text: str | None) -> str | None:
+        return None if text is None else self._redaction.redactor.text(text)
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
         """Treat a new request as implicit feedback about an earlier answer of its session. Some

@@ -24,24 +24,42 @@ MAX_PATTERNS = 100
 _MAX_RE2_BYTES = 8 * 2**20
 """Memory in bytes that RE2 may use for one expression. This is RE2's own default."""
 
+_WINDOW_CHARS = 2**16
+"""Number of characters that are searched at once. Python's `re` blocks all threads during a search,
+so a long text is searched in parts."""
+_WINDOW_OVERLAP = 2**14
+"""Maximum length of a match that is certainly found if it crosses the end of a window."""
+
 Span = tuple[int, int]
 """Start and end of a match, in characters."""
 
-_EMAIL = re.compile(
-    r"[^\s@<>()\[\],;:\"'\\|{}=]{1,64}@(?:[^\W_](?:[\w-]{0,62})\.){1,8}[^\W\d_]{2,24}"
-)
+_NOT_IN_USER = re.compile(r"[\s@<>()\[\],;:\"'\\|{}=]")
+_MAX_USER_CHARS = 64
+_EMAIL_DOMAIN = re.compile(r"@(?:[^\W_](?:[\w-]{0,62})\.){1,8}[^\W\d_]{2,24}")
+_GIT_USER = "git@"
+"""Beginning of an address of a Git repository, which looks like an e-mail address."""
 _PHONE = re.compile(
     r"""(?=[+(\d])(?:
-      \+ \d (?: [\ \u00a0\-./()]{0,2} \d ){6,14} (?!\d)                    # +49 (0)30 123456
-    | (?<![\w.]) (?:1[\ .-]?)? (?:\(\d{3}\)\ ? | \d{3}[\ .-]) \d{3}[\ .-]\d{4} (?!\w)
-    | (?<![\w.]) 0\d{2,4} [\ /-] \d{2,4} (?: [\ -]? \d{2,4} ){1,4} (?!\d)  # 030 1234567
-    | (?<![\w.]) 0\d (?: [\ .]\d\d ){4} (?!\d)                             # 01 23 45 67 89
+      (?<![A-Za-z0-9_+/=.)\]]) \+ (?!\d{4}-\d\d-\d\d(?!\d)) (?!\d+\.\d+(?![\d.]))
+      [1-9] (?: [\ \u00a0\-./()]{0,2} \d ){7,14} (?!\d)                     # +49 (0)30 123456
+    | (?<![A-Za-z0-9_.,:/+-]) (?<!\d\ ) (?:
+        (?:1[\ .-]?)? (?: \([2-9]\d\d\)\ ? | [2-9]\d\d(?P<a>[\ .-]) )
+        [2-9]\d\d (?(a)(?P=a)|[\ .-]) \d{4}                                 # (212) 555-0123
+      | \(0[1-9]\d{0,3}\)\ ?\d{2,4}(?:[\ -]?\d{2,5}){1,3}                   # (030) 1234567
+      | 0[1-9]\d{0,3}[\ /-](?: \d{6,8} | \d{2,4}[\ -]\d{4} | \d\d(?:[\ -]\d\d){2,3} )
+                                                                            # 030 1234567
+      | 0[1-9]\d\d\ \d{3}\ \d{3}                                            # 0412 345 678
+      | (?<![0-9a-f]\d[\ .-]) (?<!\d[0-9a-f][\ .-]) 0[1-9](?:(?P<b>[\ .-])\d\d)(?:(?P=b)\d\d){3}
+        (?!\ [0-9a-f]{2}(?![A-Za-z0-9]))                                    # 01 23 45 67 89
+      ) (?![A-Za-z0-9_]) (?![\ .,:/-]?\d)
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
+_MIN_PHONE_DIGITS = 9
+"""Minimum number of digits of a number that does not begin with `+`. Dates have eight digits."""
 _API_KEY = re.compile(
-    r"""(?=[spgAxhneBb-])(?:(?<![A-Za-z0-9_])(?:
-      sk-[A-Za-z0-9_-]{16,}
+    r"""(?=[spgAxhneBb])(?<![A-Za-z0-9_])(?:
+      sk-(?=[A-Za-z_-]{0,200}\d)[A-Za-z0-9_-]{16,}
     | (?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{10,}
     | gh[pousr]_[A-Za-z0-9]{20,}
     | github_pat_[A-Za-z0-9_]{20,}
@@ -52,18 +70,41 @@ _API_KEY = re.compile(
     | hf_[A-Za-z0-9]{30,}
     | npm_[A-Za-z0-9]{36}
     | (?<!-)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}
-    | [Bb]earer\ [A-Za-z0-9._~+/-]{15,}[A-Za-z0-9_~+/-]=*
-    )
-    | -----BEGIN\ [A-Z ]{0,30}PRIVATE\ KEY-----[^-]{0,16000}(?:-----END\ [A-Z ]{0,30}KEY-----)?
+    | (?:[Bb]earer|BEARER)\ {1,4}[A-Za-z0-9._~+/-]{15,}[A-Za-z0-9_~+/-]=*
     )""",
     re.VERBOSE,
 )
-_DIGITS = re.compile(r"(?<![A-Za-z0-9])(?<!\d\.)\d(?:[ \n\u00a0.\u2010-\u2015-]?\d){11,}", re.ASCII)
-"""At least twelve digits, with at most one separator between two of them. Card numbers are parts of
-such a run, which may have other numbers before and after the card. The digits of a random id have
-letters beside them."""
-_CARD_LENGTHS = (16, 15, 19, 18, 17, 14, 13, 12)
-"""Numbers of digits of payment cards. The most frequent lengths are first."""
+_PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_END = re.compile(r"-----END[A-Z ]{0,40}(?:-----)?")
+_PEM_BODY = re.compile(r"[A-Za-z0-9+/=\s\\]*")
+"""The lines of a private key whose end is missing."""
+_MAX_PEM_CHARS = 16_000
+"""Maximum distance between the beginning and the end of a private key."""
+_CARD = re.compile(
+    r"""(?<![A-Za-z0-9]) (?<!\d[.,]) (?=[2-6]) (?:
+      \d{14,19}
+    | \d{4} (?P<a>\ {1,2}|[\u00a0\u2009\u202f\u2010-\u2015_-]) \d{4} (?P=a) \d{4} (?P=a) \d{4}
+      (?:(?P=a)\d{3})?
+    | \d{4} (?P<b>\ {1,2}|[\u00a0\u2009\u202f\u2010-\u2015_-]) \d{6} (?P=b) \d{4,5}
+    ) (?![A-Za-z0-9]) (?!\.\d)""",
+    re.VERBOSE | re.ASCII,
+)
+_ISSUERS = re.compile(
+    r"""
+      4 (?:\d{15}|\d{18})                                                   # Visa
+    | (?: 5[1-5] | 222[1-9] | 22[3-9]\d | 2[3-6]\d\d | 27[01]\d | 2720 ) \d*  # Mastercard
+    | 3[47]\d{13}                                                           # American Express
+    | (?: 30[0-5] | 3095 | 36 | 3[89] ) \d*                                 # Diners Club
+    | (?: 6011 | 64[4-9] | 65 | 62 | 81 ) \d*                               # Discover, UnionPay
+    | 35(?:2[89]|[3-8]\d)\d*                                                # JCB
+    | 220[0-4]\d*                                                           # Mir
+    | (?: 5018 | 5020 | 5038 | 5893 | 6304 | 6759 | 676[1-3] ) \d*          # Maestro
+    """,
+    re.VERBOSE | re.ASCII,
+)
+"""The first digits of the cards of each issuer, and the lengths of Visa and American Express."""
+_LENGTHS = {"30": (14,), "36": (14,), "38": (14,), "39": (14,), "62": (16, 17, 18, 19)}
+"""Numbers of digits of other cards by their first two digits. All others have 16 digits."""
 
 
 def marker(name: str) -> str:
@@ -99,57 +140,88 @@ class Pattern:
     """Function that returns start and end of each match in a text. Matches are not empty."""
 
 
+def _matches(expression: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches in a text. A long text is searched in windows that overlap."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _WINDOW_CHARS
+        limit = end + _WINDOW_OVERLAP
+        for found in expression.finditer(text, begin, limit):
+            if found.start() >= end:
+                break
+            if limit < len(text) and found.end() > end:  # perhaps cut off at the limit
+                found = expression.match(text, found.start())
+                if found is None:
+                    continue
+            yield found
+            end = max(end, found.end())
+        begin = end
+
+
 def _spans_of(expression: re.Pattern[str], text: str) -> Iterator[Span]:
-    return (match.span() for match in expression.finditer(text))
+    return (match.span() for match in _matches(expression, text))
 
 
-def _email_spans(text: str) -> Iterable[Span]:
-    return _spans_of(_EMAIL, text) if "@" in text else ()
+def _email_spans(text: str) -> Iterator[Span]:
+    done, at = 0, text.find("@")
+    while at >= 0:
+        domain = _EMAIL_DOMAIN.match(text, at)
+        first = max(done, at - _MAX_USER_CHARS)
+        for other in _NOT_IN_USER.finditer(text, first, at):
+            first = other.end()
+        if domain is not None and first < at and not text.startswith(_GIT_USER, first):
+            done = domain.end()
+            yield first, done
+        at = text.find("@", max(at + 1, done))
+
+
+def _phone_spans(text: str) -> Iterator[Span]:
+    for found in _matches(_PHONE, text):
+        number = found.group()
+        if number[0] == "+" or sum(map(str.isdigit, number)) >= _MIN_PHONE_DIGITS:
+            yield found.span()
 
 
 def _card_spans(text: str) -> Iterator[Span]:
-    for run in _DIGITS.finditer(text):
-        at = [place for place in range(*run.span()) if "0" <= text[place] <= "9"]
-        if text[run.end() : run.end() + 1].isalpha():  # the last number belongs to a word
-            at = _without_last_number(at)
-        digits = "".join(text[place] for place in at)
-        first = 0
-        while first <= len(at) - min(_CARD_LENGTHS):
-            end = _end_of_card(at, digits, first)
-            if end is not None:
-                yield at[first], at[end - 1] + 1
-            first = end or first + 1
+    for found in _matches(_CARD, text):
+        if is_card_number("".join(filter(str.isdigit, found.group()))):
+            yield found.span()
 
 
-def _without_last_number(at: list[int]) -> list[int]:
-    """Return the positions of digits without those of the last number."""
-    end = len(at) - 1
-    while end > 0 and at[end - 1] == at[end] - 1:
-        end -= 1
-    return at[:end]
+def is_card_number(digits: str) -> bool:
+    """Return True if the digits are the number of a payment card: they begin as the numbers of an
+    issuer, have a length that this issuer uses, and a correct check digit.
+
+    >>> is_card_number("4111111111111111"), is_card_number("1111111111111117")
+    (True, False)
+    """
+    if _ISSUERS.fullmatch(digits) is None:
+        return False
+    if digits[0] != "4" and digits[:2] not in ("34", "37"):
+        is_length = len(digits) in _LENGTHS.get(digits[:2], (16,))
+    else:
+        is_length = True  # the pattern of the issuer has the lengths
+    return is_length and has_check_digit(digits)
 
 
-def _end_of_card(at: list[int], digits: str, first: int) -> int | None:
-    """Return the end of the card number that begins with digit `first` of a run of digits, or None
-    if no card begins there. `at` has the positions of the digits in the text. A card has no other
-    digit directly beside it."""
-    if first > 0 and at[first] == at[first - 1] + 1:
-        return None
-    for length in _CARD_LENGTHS:
-        end = first + length
-        if end > len(at) or (end < len(at) and at[end] == at[end - 1] + 1):
+def _api_key_spans(text: str) -> Iterator[Span]:
+    yield from _spans_of(_API_KEY, text)
+    done = 0
+    for begin in _PEM_BEGIN.finditer(text):
+        if begin.start() < done:
             continue
-        number = digits[first:end]
-        if len(set(number)) > 1 and has_check_digit(number):
-            return end
-    return None
+        place = text.find("-----END", begin.end(), begin.end() + _MAX_PEM_CHARS)
+        last = _PEM_END if place >= 0 else _PEM_BODY
+        end = last.match(text, place if place >= 0 else begin.end())
+        done = begin.end() if end is None else end.end()
+        yield begin.start(), done
 
 
 BUILT_IN = {
     "email": Pattern("email", _email_spans),
-    "phone": Pattern("phone", partial(_spans_of, _PHONE)),
+    "phone": Pattern("phone", _phone_spans),
     "card": Pattern("card", _card_spans),
-    "api_key": Pattern("api_key", partial(_spans_of, _API_KEY)),
+    "api_key": Pattern("api_key", _api_key_spans),
 }
 """The built-in patterns by name."""
 

@@ -6,8 +6,10 @@ Redacting it again changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, cast
@@ -23,6 +25,19 @@ this number of searches, the whole text is redacted, so that no text takes quadr
 _MAX_DEPTH = 4
 """Maximum number of JSON texts inside of each other that are parsed, such as the arguments of a
 tool call. The text below that is searched with its escapes replaced."""
+_MAX_NESTING = 100
+"""Maximum number of lists and objects inside of each other, also across JSON texts, whose strings
+are redacted one by one. Something deeper is redacted as a whole."""
+_LONG_BYTES = 2**18
+"""Size of a body from which on another thread searches it. A search takes about 0.1 ms per KB."""
+_NOT_SEARCHED = re.compile(
+    MARKER.pattern
+    + r"|data:[\w.+-]{1,60}/[\w.+-]{1,60}(?:;[\w.+=-]{1,60}){0,3};base64,[A-Za-z0-9+/=_-]{64,}",
+    re.ASCII,
+)
+"""Markers, and the bytes of images, sounds and files."""
+_MIN_LONG_NUMBER = 10**11
+"""Smallest integer with as many digits as a card."""
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _CONTROL_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 UNREADABLE = "unreadable"
@@ -47,6 +62,14 @@ _NOT_TEXT = _TOKEN_FIELDS | {
 """Fields of an answer that repeat in each event, or whose texts the model has not sampled."""
 
 
+_NamedSpan = tuple[int, int, str]
+"""Start and end of a match in characters, and the name of its pattern."""
+
+
+class _TooDeep(Exception):
+    """The exception for JSON that is nested too deeply."""
+
+
 class Redactor:
     """The redaction with some patterns. Without patterns, nothing is changed, and the object is
     false."""
@@ -62,13 +85,19 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return the text with a marker in place of each match, also of matches that are written
         with JSON's escapes."""
-        return self._text(text, _MAX_DEPTH)
+        try:
+            return self._text(text, _MAX_DEPTH)
+        except _TooDeep:
+            return self._unreadable(self._plain(text))
 
     def finds(self, text: str) -> bool:
         """Return True if the text has a match of a pattern."""
         return bool(self._patterns) and self.text(text) != text
 
-    def _text(self, text: str, depth: int) -> str:
+    def _text(self, text: str, depth: int, level: int = 0) -> str:
+        """Return a text, redacted. `depth` is the number of JSON texts inside of each other that
+        may still be parsed. `level` is the number of lists and objects around the text. Raises
+        _TooDeep."""
         if not self._patterns or len(text) < 2:
             return text
         redacted = self._plain(text)
@@ -80,11 +109,13 @@ class Redactor:
             except orjson.JSONDecodeError:
                 pass
             else:
-                changed = self._value(value, depth - 1)
+                changed = self._value(value, depth - 1, level)
                 return redacted if changed == value else orjson.dumps(changed).decode()
-        if self._has_match(_without_escapes(redacted)):
-            return marker(UNREADABLE)
-        return redacted
+        return self._unreadable(redacted)
+
+    def _unreadable(self, text: str) -> str:
+        """Return a marker for a whole text if it has a match that is written with escapes."""
+        return marker(UNREADABLE) if self._has_match(_without_escapes(text)) else text
 
     def _plain(self, text: str) -> str:
         for _ in range(_MAX_PASSES):
@@ -96,14 +127,12 @@ class Redactor:
 
     def _pass(self, text: str) -> str:
         """Replace the matches between the markers in `text`."""
-        if "[redacted: " not in text:
-            return self._replace(text)
         parts: list[str] = []
         end = 0
-        for found in MARKER.finditer(text):
+        for found in _NOT_SEARCHED.finditer(text):
             parts += [self._replace(text[end : found.start()]), found.group()]
             end = found.end()
-        return "".join([*parts, self._replace(text[end:])])
+        return "".join([*parts, self._replace(text[end:])]) if end else self._replace(text)
 
     def _replace(self, text: str) -> str:
         spans = self._spans(text)
@@ -116,7 +145,7 @@ class Redactor:
             end = stop
         return "".join([*parts, text[end:]])
 
-    def _spans(self, text: str) -> list[tuple[int, int, str]]:
+    def _spans(self, text: str) -> list[_NamedSpan]:
         """Return the matches of all patterns, from left to right. Matches that overlap are one
         match, with the name of the first one."""
         found = sorted(
@@ -124,7 +153,7 @@ class Redactor:
             for pattern in self._patterns
             for start, end in pattern.spans(text)
         )
-        merged: list[tuple[int, int, str]] = []
+        merged: list[_NamedSpan] = []
         for start, end, name in found:
             if merged and start < merged[-1][1]:
                 first, last, known = merged[-1]
@@ -134,75 +163,73 @@ class Redactor:
         return merged
 
     def _has_match(self, text: str) -> bool:
-        return any(self._spans(part) for part in MARKER.split(text))
+        return any(self._spans(part) for part in _NOT_SEARCHED.split(text))
 
     # --- JSON
 
     def value(self, value: Any) -> Any:
-        """Return a parsed JSON value with its strings, keys and numbers redacted. If nothing
+        """Return a parsed JSON value with its strings, keys and integers redacted. If nothing
         matches, the result equals `value`. If something matches, fields with the tokens of a text
-        are emptied."""
+        are emptied. A value that is nested too deeply is replaced as a whole."""
         if not self._patterns:
             return value
-        changed = self._value(value, _MAX_DEPTH)
+        try:
+            changed = self._value(value, _MAX_DEPTH, 0)
+        except _TooDeep:
+            return {marker(UNREADABLE): None} if isinstance(value, dict) else [marker(UNREADABLE)]
         return value if changed == value else _without_tokens(changed)
 
-    def _value(self, value: Any, depth: int) -> Any:
+    def _value(self, value: Any, depth: int, level: int) -> Any:
         if isinstance(value, str):
-            return self._text(value, depth)
-        if isinstance(value, bool) or value is None:
-            return value
-        if isinstance(value, int | float):
+            return self._text(value, depth, level)
+        if isinstance(value, int) and abs(value) >= _MIN_LONG_NUMBER:
             return self._plain(str(value)) if self._has_match(str(value)) else value
+        if not isinstance(value, dict | list | tuple):
+            return value
+        if level == _MAX_NESTING:
+            raise _TooDeep
         if isinstance(value, dict):
-            return {
-                self._text(key, depth): (
-                    marker(TOKENS)
-                    if key == "prompt" and _has_token_ids(item)
-                    else self._value(item, depth)
+            changed: dict[str, Any] = {}
+            for key, item in cast("dict[str, Any]", value).items():
+                is_tokens = key == "prompt" and _has_token_ids(item)
+                changed[self._text(key, depth, level)] = (
+                    marker(TOKENS) if is_tokens else self._value(item, depth, level + 1)
                 )
-                for key, item in cast("dict[str, Any]", value).items()
-            }
-        if isinstance(value, list | tuple):
-            items = list(cast("Sequence[Any]", value))
-            if items and isinstance(items[0], int | float):
-                return self._numbers(items)
-            return self._across([self._value(item, depth) for item in items])
-        return value
-
-    def _numbers(self, items: list[Any]) -> list[Any]:
-        # Numbers below this size have too few digits for a card. Lists of token ids are long.
-        is_large = any(isinstance(item, int) and item >= 10**11 for item in items)
-        return [self._value(item, 0) for item in items] if is_large else items
+            return changed
+        items = cast("Sequence[Any]", value)
+        return self._across([self._value(item, depth, level + 1) for item in items])
 
     def _across(self, items: list[Any]) -> list[Any]:
         """Redact matches that begin in one part of a message's content and end in another. An
-        engine joins the parts without a separator or with a line break."""
+        engine joins the parts without a separator or with a line break. Parts are objects with a
+        `type` and a `text`. Other lists, such as lists of strings, are not joined."""
         texts = {place: text for place, item in enumerate(items) if (text := _part_text(item))}
         if len(texts) < 2:
             return items
         parts = self._cut_parts(list(texts.values()))
         changed = list(items)
         for place, text in zip(texts, parts, strict=True):
-            changed[place] = _with_part_text(items[place], text)
+            changed[place] = items[place] | {"text": text}
         return changed
 
     def _cut_parts(self, parts: list[str]) -> list[str]:
         for _ in range(_MAX_PASSES):
             before = parts
             for separator in ("", "\n"):
+                starts = _starts(parts, separator)
                 spans = self._spans_between_markers(separator.join(parts))
-                spans = [span for span in spans if _crosses(span, parts, separator)]
+                spans = [span for span in spans if _crosses(span, starts)]
                 if spans:
-                    parts = [self._plain(part) for part in _cut_out(parts, separator, spans)]
+                    parts = [self._plain(part) for part in _cut_out(parts, starts, spans)]
             if parts == before:
                 return parts
         return [marker(UNREADABLE)] * len(parts)
 
-    def _spans_between_markers(self, text: str) -> list[tuple[int, int, str]]:
-        spans: list[tuple[int, int, str]] = []
+    def _spans_between_markers(self, text: str) -> list[_NamedSpan]:
+        spans: list[_NamedSpan] = []
         begin = 0
-        for end, after in [*(found.span() for found in MARKER.finditer(text)), (len(text), 0)]:
+        skipped = (found.span() for found in _NOT_SEARCHED.finditer(text))
+        for end, after in [*skipped, (len(text), 0)]:
             own = self._spans(text[begin:end])
             spans += [(begin + start, begin + stop, name) for start, stop, name in own]
             begin = after
@@ -219,11 +246,15 @@ class Redactor:
             value: Any = orjson.loads(text)
         except orjson.JSONDecodeError:
             return self.text(text)
-        changed = self.value(value)
+        try:
+            changed = self._value(value, _MAX_DEPTH, 0)
+        except _TooDeep:
+            has_match = self._plain(text) != text or self._has_match(_without_escapes(text))
+            return f'"{marker(UNREADABLE)}"' if has_match else text
         # A repeated key hides its first value from the parser, and not from a reader of the file.
         if changed == value and _has_repeated_key(text):
             return orjson.dumps(value).decode()
-        return text if changed == value else orjson.dumps(changed).decode()
+        return text if changed == value else orjson.dumps(_without_tokens(changed)).decode()
 
     def finds_in_body(self, raw: bytes) -> bool:
         """Return True if a request body or an answer has a match. The body is JSON, a stream of
@@ -236,6 +267,26 @@ class Redactor:
         answer = AnswerTexts()
         answer.add_answer(raw)
         return self.finds(text) or self.finds_any(answer.texts)
+
+    async def finds_in_long_body(self, raw: bytes) -> bool:
+        """Return True if a request body or an answer has a match. If it is long, another thread
+        searches it, so that the event loop goes on."""
+        if len(raw) < _LONG_BYTES:
+            return self.finds_in_body(raw)
+        return await asyncio.to_thread(self.finds_in_body, raw)
+
+    def continued(self, end: str, text: str) -> str:
+        """Return a redacted text without the beginning that completes a match which begins in
+        `end`, the text before it."""
+        if not self._patterns or not end or not text:
+            return text
+        return self._cut_parts([end, text])[1]
+
+    def finds_continued(self, ends: Iterable[str], texts: Sequence[str]) -> bool:
+        """Return True if one of the texts has a match, or completes a match that begins in one of
+        `ends`, the texts before it."""
+        before = list(ends) or [""]
+        return any(self.finds(end + text) for text in texts for end in before)
 
     def finds_any(self, texts: Iterable[str]) -> bool:
         """Return True if one of the texts has a match."""
@@ -259,6 +310,12 @@ class AnswerTexts:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[str]] = {}
         self._stops: list[str] = []
+        self._num_chars = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a search of the texts would block the event loop for long."""
+        return self._num_chars >= _LONG_BYTES
 
     def add_answer(self, raw: bytes) -> None:
         """Add a whole answer, a whole stream of events, or one event of a stream."""
@@ -275,22 +332,28 @@ class AnswerTexts:
         except orjson.JSONDecodeError:
             self._parts.setdefault((), []).append(raw.decode(errors="replace"))
 
-    def add(self, value: Any, path: tuple[str, ...] = ()) -> None:
+    def add(self, value: Any) -> None:
         """Add the texts of a parsed answer, or of one parsed event."""
-        if isinstance(value, str):
-            self._parts.setdefault(path, []).append(value)
-        elif isinstance(value, dict):
-            for name, item in cast("dict[str, Any]", value).items():
-                if name == "stop_reason" and isinstance(item, str):
-                    self._stops.append(item)
-                elif name not in _NOT_TEXT and isinstance(item, str | dict | list):
-                    self.add(item, (*path, name))
-        elif isinstance(value, list):
-            for place, item in enumerate(cast("list[Any]", value)):
-                index = (
-                    cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
-                )
-                self.add(item, (*path, str(place if index is None else index)))
+        found: list[tuple[tuple[str, ...], Any]] = [((), value)]
+        while found:  # not recursive, because an answer may be nested deeply
+            path, item = found.pop()
+            if isinstance(item, str):
+                self._parts.setdefault(path, []).append(item)
+                self._num_chars += len(item)
+            elif isinstance(item, dict):
+                found += self._fields(path, cast("dict[str, Any]", item))
+            elif isinstance(item, list):
+                items = enumerate(cast("list[Any]", item))
+                found += (((*path, _index(place, one)), one) for place, one in items)
+
+    def _fields(
+        self, path: tuple[str, ...], item: dict[str, Any]
+    ) -> Iterable[tuple[tuple[str, ...], Any]]:
+        for name, value in item.items():
+            if name == "stop_reason" and isinstance(value, str):
+                self._stops.append(value)
+            elif name not in _NOT_TEXT and isinstance(value, str | dict | list):
+                yield (*path, name), value
 
     @property
     def texts(self) -> list[str]:
@@ -343,37 +406,44 @@ def _has_token_ids(prompt: Any) -> bool:
     return any(isinstance(item, int | list) for item in items)
 
 
+def _index(place: int, item: Any) -> str:
+    """Return the index that an item of a list names, or else its place in the list."""
+    index: Any = cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
+    return str(place if index is None else index)
+
+
 def _part_text(item: Any) -> str | None:
-    """Return the text of one part of a message's content, or None if the part has no text."""
-    if isinstance(item, str):
-        return item
-    text: object = cast("dict[str, Any]", item).get("text") if isinstance(item, dict) else None
-    return text if isinstance(text, str) else None
-
-
-def _with_part_text(item: Any, text: str) -> Any:
-    return text if isinstance(item, str) else cast("dict[str, Any]", item) | {"text": text}
+    """Return the text of one part of a message's content, or None for anything else."""
+    if not isinstance(item, dict):
+        return None
+    part = cast("dict[str, Any]", item)
+    text: object = part.get("text")
+    return text if isinstance(text, str) and isinstance(part.get("type"), str) else None
 
 
 def _starts(parts: Sequence[str], separator: str) -> list[int]:
+    """Return the place of each part in the joined text."""
     return [0, *accumulate(len(part) + len(separator) for part in parts)][:-1]
 
 
-def _crosses(span: tuple[int, int, str], parts: Sequence[str], separator: str) -> bool:
-    return any(span[0] < start < span[1] for start in _starts(parts, separator)[1:])
+def _crosses(span: _NamedSpan, starts: Sequence[int]) -> bool:
+    """Return True if a part begins inside of the span."""
+    after = bisect_right(starts, span[0])
+    return after < len(starts) and starts[after] < span[1]
 
 
-def _cut_out(
-    parts: Sequence[str], separator: str, spans: Sequence[tuple[int, int, str]]
-) -> list[str]:
-    """Return the parts without the characters of the spans, which count in the joined text. The
-    first part of a span gets its marker."""
+def _cut_out(parts: Sequence[str], starts: Sequence[int], spans: Sequence[_NamedSpan]) -> list[str]:
+    """Return the parts without the characters of the spans, which count in the joined text and are
+    sorted. The first part of a span gets its marker."""
+    ends = [end for _, end, _ in spans]
     cut: list[str] = []
-    for part, begin in zip(parts, _starts(parts, separator), strict=True):
-        text = part
-        for start, end, name in reversed(spans):
-            first, last = max(start - begin, 0), min(end - begin, len(part))
-            if first < last:
-                text = text[:first] + (marker(name) if start >= begin else "") + text[last:]
-        cut.append(text)
+    for part, begin in zip(parts, starts, strict=True):
+        kept: list[str] = []
+        done = 0
+        for start, end, name in (spans[at] for at in range(bisect_right(ends, begin), len(spans))):
+            if start >= begin + len(part):
+                break
+            kept += [part[done : max(start - begin, 0)], marker(name) if start >= begin else ""]
+            done = min(end - begin, len(part))
+        cut.append("".join([*kept, part[done:]]))
     return cut

@@ -78,7 +78,7 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
             if not is_stored:
                 checked = _unstored(adapter, checked)
             request = await _decode(proxy, adapter, checked, headers, app_key, is_stored=is_stored)
-            hints, identity = hints_of(headers, checked.body), None
+            hints, identity = _hidden_names(proxy, hints_of(headers, checked.body)), None
             if resends.is_on and is_stored:
                 identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
                 resends.check_idempotency_key(identity)
@@ -93,6 +93,8 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
                 return
         if is_stored:
             await proxy.link.until_server_redacts(JOB_WAIT_S)
+            redactor = proxy.redaction.redactor
+            request.is_redacted = await redactor.finds_in_long_body(request.raw)
             draft = _draft(proxy, request, hints, key, app_key, len(raw))
         else:
             draft = _unstored_draft(proxy, request, key, app_key)
@@ -108,6 +110,17 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         await pipeline.handle(draft, receive, send)
 
     return app
+
+
+def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
+    """Return the hints with a keyed hash in place of a session's name that has redacted text. The
+    id of a session is a hash without a key, from which a name could be guessed."""
+    if not proxy.redaction.redactor or not (hints.session or hints.parent):
+        return hints
+    hide = proxy.ledger.hidden_id
+    session = None if hints.session is None else hide(hints.session)
+    parent = None if hints.parent is None else hide(hints.parent)
+    return replace(hints, session=session, parent=parent)
 
 
 def _unstored(adapter: Adapter, checked: CheckedBody) -> CheckedBody:
@@ -159,7 +172,6 @@ def _draft(
     request.ruling = proxy.traffic_gate.ruling(request, placement, key, texts)
     if not proxy.link.server_redacts:
         request.ruling = ServeOnly(ServeOnlyReason.SERVER_DOES_NOT_REDACT)
-    request.is_redacted = proxy.redaction.redactor.finds_in_body(request.raw)
     return GroupDraft(
         request,
         task,

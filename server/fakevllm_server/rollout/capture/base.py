@@ -26,6 +26,7 @@ import orjson
 
 from fakevllm_adapters.formats.chat import is_true
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
+from fakevllm_adapters.privacy.continued_text import continued_texts
 from fakevllm_adapters.privacy.redactor import OFF, AnswerTexts, Redactor
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
@@ -64,17 +65,19 @@ class CallCapture(ABC):
         *,
         reports_allowed: bool = False,
         redactor: Redactor = OFF,
+        is_redacted: bool = False,
     ) -> None:
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why calls of this engine must not be trained on, or None if these
         calls may be trained on. `reports_allowed` is True if the engine can report the set of
-        tokens from which each token was sampled. If `redactor` finds something in the request or in
-        the answer, the recorded call has no tokens.
+        tokens from which each token was sampled. `is_redacted` is True if the request has text that
+        is redacted. In this case, and if `redactor` finds something in the answer, the recorded
+        call has no tokens.
         """
         self._redactor = redactor
-        self._is_redacted = bool(redactor) and redactor.value(body) != body
+        self._is_redacted = is_redacted
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
         self._temperature = sampling_temperature(sampling)
@@ -206,6 +209,12 @@ class CallCapture(ABC):
         return self.body.get("n") in (None, 1)
 
     @property
+    def takes_long(self) -> bool:
+        """Whether `record` may take so long that another thread should call it: it reads the sets
+        of allowed tokens, or searches a long answer."""
+        return self._requests_allowed or (self._texts is not None and self._texts.is_long)
+
+    @property
     def requests_allowed(self) -> bool:
         """Whether the engine is asked for the set of allowed tokens at each position."""
         return self._requests_allowed
@@ -273,8 +282,7 @@ class CallCapture(ABC):
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
             return None
-        texts = () if self._texts is None else self._texts.texts
-        if self._is_redacted or self._redactor.finds_any(texts):
+        if self._is_redacted or self._finds_in_answer():
             reason, finish = REDACTED, self._finish_reason
             return RecordedCall([], [], None, [], self._temperature, finish, reason)
         self._take_tokens()
@@ -297,6 +305,12 @@ class CallCapture(ABC):
             ),
             allowed=allowed,
         )
+
+    def _finds_in_answer(self) -> bool:
+        """Return True if the answer has text that is redacted, also if it begins in the prompt."""
+        if self._texts is None:
+            return False
+        return self._redactor.finds_continued(continued_texts(self.body), self._texts.texts)
 
     def _untrainable_reason(
         self, has_logprobs: bool, allowed: TokenMasks | None, *, is_doubtful: bool

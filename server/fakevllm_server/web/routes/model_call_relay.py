@@ -190,7 +190,8 @@ class ClientCall:
         body = {name: value for name, value in exchange.body.items() if name != "n"}
         if CAPTURES[path].cannot_capture(body):
             raise CannotShare("it cannot be trained on")
-        create_capture = partial(self._create_capture, engine)
+        is_redacted = await self._is_redacted(exchange)
+        create_capture = partial(self._create_capture, engine, is_redacted=is_redacted)
         shared = SharedCapture(path, body, siblings.num, engine.forms, create_capture)
         refs = siblings.siblings
 
@@ -212,7 +213,15 @@ class ClientCall:
             version_of,
         )
 
-    def _create_capture(self, engine: EngineClient, body: Json) -> CallCapture:
+    async def _is_redacted(self, exchange: Exchange) -> bool:
+        """Return True if the request has text that is redacted. Raises NotWritable."""
+        if not self.redactor:
+            return False
+        return await self.redactor.finds_in_long_body(self._request_body(exchange))
+
+    def _create_capture(
+        self, engine: EngineClient, body: Json, *, is_redacted: bool
+    ) -> CallCapture:
         endpoint = engine.endpoint
         return CAPTURES[self.adapter.upstream_path](
             body,
@@ -220,6 +229,7 @@ class ClientCall:
             endpoint.refusal,
             reports_allowed=endpoint.reports_allowed,
             redactor=self.redactor,
+            is_redacted=is_redacted,
         )
 
     async def _capture(
@@ -230,7 +240,8 @@ class ClientCall:
         save: SaveCall,
         raises_refused: ErrorPredicate,
     ) -> None:
-        capture = self._create_capture(engine, exchange.body)
+        is_redacted = await self._is_redacted(exchange)
+        capture = self._create_capture(engine, exchange.body, is_redacted=is_redacted)
 
         async def on_finished() -> None:
             call = await _record(capture, stamp)
@@ -363,7 +374,8 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
     """Return the recorded call of a capture. If the engine reports which tokens were allowed at
     each position, the capture is read in a worker thread. A long answer may have thousands of such
-    sets of allowed tokens. Reading them in the event loop would block it."""
-    if capture.requests_allowed:
+    sets of allowed tokens. Reading them in the event loop would block it. The same is true for a
+    long answer in which texts to redact are searched."""
+    if capture.takes_long:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)
