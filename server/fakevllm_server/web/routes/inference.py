@@ -236,24 +236,31 @@ async def _answer_call(
         policy_version=policy_version,
         redactor=state.redactor,
     )
-    if is_unstored or (siblings is None and episode is None):
+    if episode is not None:
+        return await _answer_episode_call(state, episode, call, is_stored=not is_unstored)
+    if is_unstored or siblings is None:
         _log_direct_call(state, headers)
-        return await _attempt_twice(state, call.relay)
-    if siblings is not None:
+        await _attempt_twice(state, call.relay)
+    else:
         if siblings.num > 1:
             attempt = call.captured_siblings(siblings, state.intake.add_calls)
         else:
             attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
-        return await _attempt_twice(state, attempt)
-    assert episode is not None
+        await _attempt_twice(state, attempt)
+
+
+async def _answer_episode_call(
+    state: ServerState, episode: Episode, call: ClientCall, *, is_stored: bool
+) -> None:
+    """Answer a call of an episode. A call that is not stored keeps the episode claimed, too."""
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
     state.participation.clients.touch(episode.client_uuid, now)
     try:
         # The call is saved before the last byte is sent, because the client may end the episode as
         # soon as it has that byte.
-        attempt = call.captured(partial(state.intake.add_episode_call, episode))
-        await _attempt_twice(state, attempt)
+        save = partial(state.intake.add_episode_call, episode)
+        await _attempt_twice(state, call.captured(save) if is_stored else call.relay)
     finally:
         state.episodes.call_ends(episode, time.monotonic())
 
