@@ -43,6 +43,8 @@ from fakevllm.settlement.feedback_view import FeedbackSubject, hook_argument, re
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.patterns import marker
+from fakevllm_adapters.privacy.redactor import UNREADABLE
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
@@ -126,7 +128,11 @@ class FeedbackService:
         return row, not is_new
 
     def _redacted(self, text: str | None) -> str | None:
-        return None if text is None else self._redaction.redactor.text(text)
+        if text is None:
+            return None
+        if not self._redaction.is_complete:
+            return marker(UNREADABLE)
+        return self._redaction.redactor.text(text)
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
         """Treat a new request as implicit feedback about an earlier answer of its session. Some

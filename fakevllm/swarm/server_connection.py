@@ -29,7 +29,7 @@ from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.privacy.in_use import RedactionInUse
-from fakevllm_adapters.privacy.settings import PrivacySettings
+from fakevllm_adapters.privacy.settings import PrivacySettings, usable_part
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
@@ -191,19 +191,21 @@ class SwarmLink:
         if privacy == self._privacy:
             return
         self._privacy = privacy
+        is_complete = True
         try:
             self._server_privacy = PrivacySettings.model_validate(privacy)
         except ValidationError as error:
             problem = one_line(str(error.errors(include_url=False)[0]["msg"]))
+            self._server_privacy, is_complete = usable_part(privacy), False
             log.error(
-                "%s redacts with settings that this proxy cannot use (%s): the ledger is redacted "
-                "with the proxy's own settings only",
+                "%s redacts with settings that this proxy cannot use (%s): requests are answered, "
+                "and nothing of them is stored or trained, until the proxy has been mended and "
+                "restarted",
                 self._url,
                 problem.removeprefix("Value error, "),
             )
-            return
         if self._redaction is not None:
-            self._redaction.set_other(self._server_privacy)
+            self._redaction.set_other(self._server_privacy, is_complete=is_complete)
 
     @property
     def server_redacts(self) -> bool:

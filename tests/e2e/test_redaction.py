@@ -3,6 +3,7 @@ any file of a run."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ def _plant(
     return proxy, planted
 
 
-def _claim(http: httpx.Client) -> dict[str, Any]:
+def _claim(http: httpx.Client, timeout_s: int = 60) -> dict[str, Any]:
     """Claim an episode, as soon as the server lets episodes be claimed."""
-    body = {"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": 60}
+    body = {"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": timeout_s}
     claim: dict[str, Any] = {}
 
     def is_claimed() -> bool:
@@ -189,6 +190,43 @@ def test_a_running_engine_with_another_job_captures_nothing_for_a_proxy_that_red
     assert reasons[1:] == ["server_does_not_redact"] * 2
     assert second.log.count("server_does_not_redact") == 1
     assert found(processes.folder, ["ann@mail.example"]) == []
+
+
+def test_a_secret_that_begins_in_the_prompt_and_ends_in_the_answer_is_redacted(
+    processes: Processes, tmp_path: Path
+) -> None:
+    hooks = write_hooks(tmp_path / "hooks", HOOK)
+    server = processes.server("--backend", "fake")
+    config = _config(tmp_path / "c", REDACTING)
+    proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "2", "--config", config)
+    body = {"model": "fake", "prompt": "[[say mail.example now]] ann@", "max_tokens": 40}
+    reply = httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=20)
+    assert "mail.example now" in reply.text
+    wait_for_groups(proxy, 1)
+    proxy.stop()
+    server.stop()
+    query = "select s.text, c.untrainable, length(c.response_ids) from siblings s join calls c on "
+    stored = rows(proxy, query + 'c.group_id = s.group_id and c.sibling = s."index"')
+    assert stored
+    assert {tuple(row) for row in stored} == {(" now", "redacted", 0)}
+
+
+def test_calls_that_are_not_stored_keep_an_episode_claimed(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    body = {"model": "x", "messages": [{"role": "user", "content": "yes?"}]}
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        for path, request in (
+            ("/sync_train_config", {"yaml_as_string": "job: {batch_size: 2}"}),
+            ("/start_engine", {}),
+        ):
+            http.post(path, json=request).raise_for_status()
+        claim = _claim(http, timeout_s=4)
+        path = f"/e/{claim['episode_uuid']}{CHAT}"
+        key = {"Authorization": f"Bearer {claim['openai_api_key']}"}
+        for headers in [key | {"X-Fakevllm-Store": "none"}] * 6 + [key]:
+            assert http.post(path, json=body, headers=headers).status_code == 200
+            time.sleep(1.2)
+    server.stop()
 
 
 def test_nothing_is_stored_of_a_request_that_asks_for_it(

@@ -16,10 +16,15 @@ class RedactionInUse:
 
     def __init__(self, own: PrivacySettings, other: PrivacySettings | None = None) -> None:
         self._own = own
+        self.is_complete = True
+        """Whether this process can use all settings of the other process. If not, it must store no
+        texts."""
         self.set_other(other or PrivacySettings())
 
-    def set_other(self, other: PrivacySettings) -> None:
-        """Use these settings of the other process, together with the own settings."""
+    def set_other(self, other: PrivacySettings, *, is_complete: bool = True) -> None:
+        """Use these settings of the other process, together with the own settings. `is_complete` is
+        False if they are only the part that this process can use."""
+        self.is_complete = is_complete
         self.settings = self._own.union(other)
         """The settings of both processes together."""
         self.redactor: Redactor = self.settings.redactor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -12,6 +12,7 @@ from fakevllm_adapters.privacy.patterns import BUILT_IN, MAX_PATTERNS, compile_e
 from fakevllm_adapters.privacy.redactor import TOKENS, UNREADABLE, Redactor
 
 BuiltIn = Literal["email", "phone", "card", "api_key"]
+BUILT_IN_NAMES: tuple[BuiltIn, ...] = get_args(BuiltIn)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _RESERVED = {*BUILT_IN, TOKENS, UNREADABLE}
 
@@ -30,6 +31,14 @@ def _checked_patterns(patterns: dict[str, str]) -> dict[str, str]:
         except ValueError as error:
             raise ValueError(f"pattern {name}: {error}") from None
     return patterns
+
+
+def usable_part(values: dict[str, Any]) -> PrivacySettings:
+    """Return the built-in patterns in settings that cannot be used as a whole, for example because
+    RE2 is not installed or because a newer version has written them."""
+    names: object = values.get("redact")
+    known = cast("list[Any]", names) if isinstance(names, list) else []
+    return PrivacySettings(redact=tuple(name for name in BUILT_IN_NAMES if name in known))
 
 
 class PrivacySettings(BaseModel):

@@ -71,6 +71,7 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         app_key = fingerprint(key) if key else None
         try:
             is_stored = not (stores_nothing(headers) or proxy.tasks.stores_nothing(key))
+            is_stored = is_stored and proxy.redaction.is_complete
             raw = await read_body(receive, limits.body_bytes)
             checked = check_body(
                 raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields

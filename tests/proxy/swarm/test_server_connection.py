@@ -22,6 +22,7 @@ from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -378,6 +379,26 @@ async def test_a_server_that_redacts_less_than_the_proxy_is_logged_once(
     lines = [line for line in link_messages(caplog) if "server_does_not_redact" in line]
     assert len(lines) == 2
     assert "start both again" in lines[0]
+
+
+async def test_settings_that_the_proxy_cannot_use_are_used_in_part_and_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    redaction = RedactionInUse(PrivacySettings())
+    privacy = {"redact": ["email", "of_a_newer_version"], "patterns": {"bad": "("}}
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"privacy": privacy})
+        link = SwarmLink(swarm.url, None, TrainJob(), ledger, redaction=redaction)
+        task = asyncio.create_task(link.run())
+        await link.reached.wait()
+        await until(lambda: swarm.calls["/get_engine_status"] > 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+    assert not redaction.is_complete
+    assert redaction.redactor.text("ann@example.org") == "[redacted: email]"
+    lines = [line for line in link_messages(caplog) if "nothing of them is stored" in line]
+    assert len(lines) == 1
 
 
 class StartingSwarm(ScriptedSwarm):
