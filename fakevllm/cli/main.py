@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import (
+    control,
+    evaluate,
+    export,
+    import_logs,
+    keys,
+    overwatch,
+    release,
+    rescore,
+    tokens,
+)
 from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
@@ -345,9 +355,11 @@ for command in (
     control.resume,
     tokens.tokens,
     rescore.rescore,
+    export.export,
     overwatch.overwatch,
 ):
     app.command()(command)
+app.command("import")(import_logs.import_logs)
 app.command("eval")(evaluate.evaluate)
 
 

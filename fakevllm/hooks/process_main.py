@@ -6,8 +6,9 @@ second thread. Therefore sync hooks need no lock for data that they share. A thi
 socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
 two threads.
 
-Each message on the socket is a frame: a length, followed by JSON. Python objects of the user's code
-are never sent. The proxy's side of the socket is in hook_process.py.
+Each message on the socket is a frame: a length, followed by JSON. Only the first frame is not JSON:
+it has the hook files, which the proxy has read. Python objects of the user's code are never sent.
+The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import copy
 import ctypes
 import inspect
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -27,7 +29,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Generator
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -68,13 +70,18 @@ def frame(message: Json) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def files_frame(files: HookFiles, privacy: Json) -> bytes:
+    """Return the bytes of the first frame. It has the hook files, and the settings for redaction
+    that are known already; {} redacts nothing."""
+    body = pickle.dumps((files, privacy))
+    return HEADER.pack(len(body)) + body
+
+
 def run(
     sock: socket.socket,
-    files: HookFiles,
     timeout_s: float,
     running_call: ctypes.c_uint64,
     sandbox: HookSandbox,
-    privacy: Json,
 ) -> None:
     """Serve hook calls until the proxy closes the connection. This function is the entry point of
     the hook process.
@@ -82,8 +89,6 @@ def run(
     `running_call` is in shared memory, so that the proxy can read it. Its value is the id of the
     hook call whose code is running on the event loop. The value is 0 if no hook code is running
     there.
-
-    `privacy` are the settings for redaction that are known already; {} redacts nothing.
     """
     sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
@@ -91,9 +96,16 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    stream = sock.makefile("rb")
+    try:
+        (length,) = HEADER.unpack(stream.read(HEADER.size))
+        first: tuple[HookFiles, Json] = pickle.loads(stream.read(length))
+    except (OSError, struct.error, EOFError, pickle.UnpicklingError):
+        return  # the proxy has ended, or does not need this process any more
+    files, privacy = first
     output = HookOutput(sys.stderr)
     output.use(privacy)
-    child = _Child(sock, timeout_s, running_call, output)
+    child = _Child(sock, stream, timeout_s, running_call, output)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
     # A hook may import other files of the folder during a call.
     with importable(files):
@@ -116,12 +128,15 @@ class _Child:
     def __init__(
         self,
         sock: socket.socket,
+        stream: IO[bytes],
         timeout_s: float,
         running_call: ctypes.c_uint64,
         output: HookOutput,
     ) -> None:
+        """Create the state. `stream` reads from `sock`, and has the frames after the first."""
         self._sock = sock
         self._output = output
+        self._stream = stream
         self._timeout_s = timeout_s
         self._running_call = running_call
         # Two threads send replies; their frames must not mix.
@@ -161,10 +176,9 @@ class _Child:
         still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
-            stream = self._sock.makefile("rb")
             while True:
-                (length,) = HEADER.unpack(stream.read(HEADER.size))
-                self._dispatch(orjson.loads(stream.read(length)))
+                (length,) = HEADER.unpack(self._stream.read(HEADER.size))
+                self._dispatch(orjson.loads(self._stream.read(length)))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end.set)
