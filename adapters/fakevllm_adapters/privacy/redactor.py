@@ -6,7 +6,6 @@ Redacting it again changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from bisect import bisect_right
@@ -28,7 +27,7 @@ tool call. The text below that is searched with its escapes replaced."""
 _MAX_NESTING = 100
 """Maximum number of lists and objects inside of each other, also across JSON texts, whose strings
 are redacted one by one. Something deeper is redacted as a whole."""
-_LONG_BYTES = 2**18
+LONG_BYTES = 2**18
 """Size of a body from which on another thread searches it. A search takes about 0.1 ms per KB."""
 _NOT_SEARCHED = re.compile(
     MARKER.pattern
@@ -268,13 +267,6 @@ class Redactor:
         answer.add_answer(raw)
         return self.finds(text) or self.finds_any(answer.texts)
 
-    async def finds_in_long_body(self, raw: bytes) -> bool:
-        """Return True if a request body or an answer has a match. If it is long, another thread
-        searches it, so that the event loop goes on."""
-        if len(raw) < _LONG_BYTES:
-            return self.finds_in_body(raw)
-        return await asyncio.to_thread(self.finds_in_body, raw)
-
     def continued(self, end: str, text: str) -> str:
         """Return a redacted text without the beginning that completes a match which begins in
         `end`, the text before it."""
@@ -315,7 +307,7 @@ class AnswerTexts:
     @property
     def is_long(self) -> bool:
         """Whether a search of the texts would block the event loop for long."""
-        return self._num_chars >= _LONG_BYTES
+        return self._num_chars >= LONG_BYTES
 
     def add_answer(self, raw: bytes) -> None:
         """Add a whole answer, a whole stream of events, or one event of a stream."""

@@ -48,6 +48,7 @@ from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
 from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.body_search import finds_in_body
 
 log = logging.getLogger("fakevllm.requests")
 
@@ -94,8 +95,7 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
                 return
         if is_stored:
             await proxy.link.until_server_redacts(JOB_WAIT_S)
-            redactor = proxy.redaction.redactor
-            request.is_redacted = await redactor.finds_in_long_body(request.raw)
+            request.is_redacted = await finds_in_body(proxy.redaction.redactor, request.raw)
             draft = _draft(proxy, request, hints, key, app_key, len(raw))
         else:
             draft = _unstored_draft(proxy, request, key, app_key)

@@ -32,6 +32,7 @@ from fakevllm_adapters.vllm_compat.token_limits import (
     drop_token_limits,
     is_over_context,
 )
+from fakevllm_runtime.body_search import finds_in_body
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
@@ -217,7 +218,7 @@ class ClientCall:
         """Return True if the request has text that is redacted. Raises NotWritable."""
         if not self.redactor:
             return False
-        return await self.redactor.finds_in_long_body(self._request_body(exchange))
+        return await finds_in_body(self.redactor, self._request_body(exchange))
 
     def _create_capture(
         self, engine: EngineClient, body: Json, *, is_redacted: bool
