@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli.options import ConfigFile, RunDir
+from fakevllm.cli.options import ConfigFile, LedgerFile, LoggedDataset, RunDir, Where
 from fakevllm_runtime.commands import run_command
 
 
@@ -19,20 +19,12 @@ def export(
     target: Annotated[
         Path, typer.Option("--to", help="File to write; its name ends with .jsonl or .parquet.")
     ],
-    ledger: Annotated[
-        Path | None, typer.Option(help="Ledger file. Default: the one in --run-dir.")
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="Condition on the columns of the ledger's view `groups`."),
-    ] = None,
+    ledger: LedgerFile = None,
+    where: Where = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="Export only so many groups, the newest ones.")
     ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(help="Dataset file whose rows the requests came from. Default: dataset.file."),
-    ] = None,
+    dataset: LoggedDataset = None,
     min_difference: Annotated[
         float | None,
         typer.Option(

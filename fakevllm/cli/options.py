@@ -14,6 +14,20 @@ ConfigFile = Annotated[
 RunDir = Annotated[
     Path | None, typer.Option("--run-dir", help="Run directory of the proxy, with its ledger.")
 ]
+LedgerFile = Annotated[
+    Path | None, typer.Option("--ledger", help="Ledger file. Default: the one in --run-dir.")
+]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="Condition on the columns of the ledger's view `groups`."),
+]
+LoggedDataset = Annotated[
+    Path | None,
+    typer.Option(
+        "--dataset",
+        help="Dataset file with the rows that the requests were made from. Default: dataset.file.",
+    ),
+]
 ProxyUrl = Annotated[
     str | None,
     typer.Option(help="URL of the proxy. Default: the address in the configuration file."),

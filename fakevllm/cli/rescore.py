@@ -7,26 +7,18 @@ from typing import Annotated
 
 import typer
 
-from fakevllm.cli.options import ConfigFile, RunDir
+from fakevllm.cli.options import ConfigFile, LedgerFile, LoggedDataset, RunDir, Where
 from fakevllm_runtime.commands import run_command
 
 
 def rescore(
     hooks: Annotated[Path, typer.Option(help="Folder with the hook files, or one file.")],
-    ledger: Annotated[
-        Path | None, typer.Option(help="Ledger file. Default: the one in --run-dir.")
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="Condition on the columns of the ledger's view `groups`."),
-    ] = None,
+    ledger: LedgerFile = None,
+    where: Where = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="Score only so many groups, the newest ones.")
     ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(help="Dataset file whose rows the requests came from. Default: dataset.file."),
-    ] = None,
+    dataset: LoggedDataset = None,
     parallel: Annotated[int, typer.Option(min=1, help="Groups at the same time.")] = 4,
     again: Annotated[
         bool, typer.Option("--again", help="Also score groups that these hooks have scored before.")

@@ -21,7 +21,7 @@ from fakevllm.export.dataset_files import EncodedRow, RowFile, dataset_file
 from fakevllm.export.group_reader import GroupReader
 from fakevllm.export.row_formats import FORMATS, row_of
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
-from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
@@ -98,13 +98,9 @@ def run_export(settings: ExportSettings, console: Console | None = None) -> None
 
     Raises UserError for mistakes that the user can fix, and if the file would have no row.
     """
-    if not settings.ledger.is_file():
-        raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.min_difference is not None and settings.format_name != "preference":
         raise UserError("--min-difference works only with --as preference: remove it.")
-    file, note = current_schema(settings.ledger)
-    if note is not None:
-        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    file = offline_ledger(settings.ledger)
     groups = GroupSelection(file, settings.where, settings.last).find()
     counts = ExportCounts()
     with dataset_file(settings.target, FORMATS[settings.format_name].columns) as rows:

@@ -45,7 +45,7 @@ class GroupReader:
         feedback = self._ledger.feedback.of_group(group_id)
         if any(_has_held_out_reason(row) for row in (record, *feedback)):
             raise NotExported(HELD_OUT)
-        task = self._task(record.task_id)
+        task = self._ledger.task(record.task_id, self._tasks) if record.task_id else None
         read_chat_request = cache(partial(self._ledger.chat_request, record))
         if self._held_out:
             texts = self._ledger.user_texts(group_id, task)
@@ -56,13 +56,6 @@ class GroupReader:
             if self._held_out.are_quoted(*texts):
                 raise NotExported(HELD_OUT)
         return ExportedGroup(record, feedback, read_chat_request, task)
-
-    def _task(self, task_id: str | None) -> Task | None:
-        """Return a dataset task from the dataset file or from the ledger. Return None if neither
-        has it."""
-        if not task_id:
-            return None
-        return self._tasks.get(task_id) or self._ledger.task(task_id)
 
 
 def _has_held_out_reason(row: GroupRecord | FeedbackRecord) -> bool:
@@ -81,8 +74,8 @@ def _message_texts(request: Json) -> list[str]:
 
 
 def _texts_of(value: object) -> list[str]:
-    """Return all texts in a JSON value, however deep. A request that cannot be translated may have
-    its texts anywhere.
+    """Return all texts in a JSON value, however deep. They are those of a request that cannot be
+    translated to chat completions, whose texts may be anywhere.
 
     >>> _texts_of({"input": ["a", {"b": "c", "d": 1}]})
     ['a', 'c']

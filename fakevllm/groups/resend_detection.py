@@ -118,7 +118,7 @@ class AttemptIndex(Generic[T]):
         return self._num_bytes
 
     def begin(self, identity: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
-        """Add a request that was sent for the first time."""
+        """Remember a request that arrives for the first time, so that a resend is recognised."""
         attempts = RequestAttempts(identity, pending, now)
         self._requests[attempts] = None
         self._by_key.setdefault(identity.key, {})[attempts] = None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from fakevllm.errors import LedgerError
+from fakevllm.errors import LedgerError, UserError
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.store import Ledger
 from fakevllm_runtime.read_only import connect_read_only
@@ -32,6 +33,17 @@ _CARRY_OVER = """
     INSERT OR IGNORE INTO rescored SELECT * FROM old.rescored
     WHERE group_id IN (SELECT group_id FROM group_rows)
 """
+
+
+def offline_ledger(ledger: Path) -> Path:
+    """Return a ledger file with the current schema, as `current_schema` does, and print the note to
+    stderr. Raises UserError if there is no file `ledger`."""
+    if not ledger.is_file():
+        raise UserError(f"There is no ledger {ledger}: name another with --ledger.")
+    file, note = current_schema(ledger)
+    if note is not None:
+        print(note, file=sys.stderr)
+    return file
 
 
 def current_schema(ledger: Path) -> tuple[Path, str | None]:

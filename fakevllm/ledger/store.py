@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -428,9 +428,11 @@ class Ledger:
         messages = recorded_user_texts(group.route, group.request_json, find_request)
         return [group.question, (task or self._task_of(group)).main_query, *messages]
 
-    def task(self, task_id: str) -> Task | None:
-        """Return the dataset task with this id that was registered at the proxy. Return None if
-        there is none."""
+    def task(self, task_id: str, rows: Mapping[str, Task] | None = None) -> Task | None:
+        """Return the dataset task with this id: one of `rows`, the rows of a dataset file by their
+        ids, or else the task that was registered at the proxy. Return None if there is none."""
+        if rows and task_id in rows:
+            return rows[task_id]
         with self._read_engine.connect() as db:
             query = select(TASKS).where(TASKS.c.task_id == task_id)
             row = db.execute(query).mappings().one_or_none()

@@ -14,7 +14,7 @@ from rich.console import Console
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.ledger.broken_rows import BrokenGroup
-from fakevllm.ledger.offline_copy import current_schema
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.logged_groups import MIN_ANSWERS
@@ -55,13 +55,9 @@ def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bo
 
     Raises UserError for mistakes that the user can fix.
     """
-    if not settings.ledger.is_file():
-        raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
     if settings.json_file is not None and not settings.json_file.absolute().parent.is_dir():
         raise ConfigError(f"The folder of {settings.json_file} does not exist: create it.")
-    file, note = current_schema(settings.ledger)
-    if note is not None:
-        Console(stderr=True).print(note, markup=False, highlight=False, soft_wrap=True)
+    file = offline_ledger(settings.ledger)
     groups = GroupSelection(file, settings.where, settings.last, MIN_ANSWERS).find()
     if not groups.count:
         raise UserError(

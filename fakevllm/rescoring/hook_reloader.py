@@ -209,17 +209,19 @@ class HookReloader:
         )
 
     def _log(self, outcome: ReloadOutcome) -> None:
-        last = self.last
-        if last is not None and last.message == outcome.message:
-            return
-        # Groups end in any order, so the message may name another group for the same files.
-        is_known = last is not None and (last.state, last.digest) == (outcome.state, outcome.digest)
-        if is_known and outcome.digest is not None:
+        if self.last is not None and _same_verdict(self.last, outcome):
             return
         is_clean = outcome.state is ReloadState.TAKEN_OVER
         lines = [outcome.message, *(f"  {line}" for line in outcome.changes if is_clean)]
         for line in lines:
             log.log(logging.INFO if is_clean else logging.WARNING, "%s", line)
+
+
+def _same_verdict(first: ReloadOutcome, second: ReloadOutcome) -> bool:
+    """Return True if both reloads had the same verdict about the same files. Their messages may
+    differ: groups end in any order, so another group may be named as the first that failed."""
+    files = [one.digest or one.message for one in (first, second)]
+    return first.state is second.state and files[0] == files[1]
 
 
 def _tried(trial: Trial) -> str:

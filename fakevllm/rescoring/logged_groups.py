@@ -59,8 +59,8 @@ class LoggedGroup:
 
     @staticmethod
     def read(ledger: Ledger, group_id: str, find_task: Callable[[str], Task | None]) -> LoggedGroup:
-        """Read a group. `find_task` returns the dataset task with an id, or None. Raises one of
-        READ_ERRORS if the group cannot be read."""
+        """Read a group. `find_task(task_id)` returns the dataset task with this id, or None if
+        there is none. Raises one of READ_ERRORS if the group cannot be read."""
         record = ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fakevllm.errors import LedgerError, UserError
@@ -128,17 +129,13 @@ class Rescorer:
     def _read(self, group_id: str) -> tuple[LoggedGroup, list[float | None] | None]:
         """Read a group, and the rewards that an earlier command with the same hooks has stored, if
         there are any."""
-        group = LoggedGroup.read(self._ledger, group_id, self._task)
+        find_task = partial(self._ledger.task, rows=self._scorer.tasks)
+        group = LoggedGroup.read(self._ledger, group_id, find_task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
         indices = group.recorded.indices
         if self._again or reason is not None or set(known) != set(indices):
             return group, None
         return group, [known[index] for index in indices]
-
-    def _task(self, task_id: str) -> Task | None:
-        """Return a dataset task from the dataset file or from the ledger. Return None if neither
-        has it."""
-        return self._scorer.tasks.get(task_id) or self._ledger.task(task_id)
 
     async def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
         """Store the result of the hooks. Raises LedgerError if results cannot be written."""

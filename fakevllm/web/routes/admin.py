@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
-from fakevllm.rescoring.hook_reloader import ReloadOutcome, ReloadsStopped
+from fakevllm.rescoring.hook_reloader import ReloadsStopped, ReloadState
 from fakevllm.web.arm_views import ArmStats, arm_stats
 from fakevllm.web.proxy_components import ProxyComponents, RunningHooks
 from fakevllm.web.routes.group_receipt import GroupReply, group_reply
@@ -98,7 +98,7 @@ class ReleaseStats(BaseModel):
 class ReloadReply(BaseModel):
     """The outcome of a reload of the hooks."""
 
-    state: str
+    state: ReloadState
     """`taken_over`, `unchanged`, `refused`, or `postponed` (try again later)."""
     message: str
     """One line that says what became of the reload, and why."""
@@ -214,7 +214,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
             message = "The proxy has no hooks: start it with `fakevllm serve --hooks FOLDER`."
             return error_response(WireError(409, error_body(message, "ConflictError", 409)))
         try:
-            return _reload_reply(await proxy.hooks.reloader.reload())
+            outcome = await proxy.hooks.reloader.reload()
+            return ReloadReply.model_validate(outcome, from_attributes=True)
         except ReloadsStopped:
             return error_response(unavailable("The proxy is stopping."))
 
@@ -233,30 +234,20 @@ def router(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
-def _reload_reply(outcome: ReloadOutcome) -> ReloadReply:
-    return ReloadReply(
-        state=outcome.state.value,
-        message=outcome.message,
-        changes=outcome.changes,
-        figures=outcome.figures,
-        at=outcome.at,
-    )
-
-
 def _hook_stats(hooks: RunningHooks) -> HookStats:
     last, versions = hooks.reloader.last, hooks.versions
     return HookStats(
         digest=versions.info.content_hash,
         since=versions.since,
         num_versions=versions.num_open,
-        last_reload=None if last is None else _reload_reply(last),
+        last_reload=last and ReloadReply.model_validate(last, from_attributes=True),
     )
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
     """Return the statistics of the proxy. The learning curve is that of the newest run whose id
     begins with `run`. If there is no such run, return a response with status 404. If `ends_only` is
-    True, read only the ends of the curve."""
+    True, read only the first and the last steps of the curve."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")

@@ -2,7 +2,7 @@
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
 from the finished groups. A passive group consists of the answers to one request of an app. It ends
-when the proxy sends the rewards of all answers in one request. Episodes that clients claim are
+when one request of the proxy brings the rewards of all its answers. Episodes that clients claim are
 collected by task, until the task has `num_repeat` episodes or no more episodes are expected. The
 pool accepts each group id only once. A request that is sent again does not reach the pool; it gets
 the reply to the first request.

@@ -89,10 +89,9 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield the nodes of the trained tokens in order of position, as tuples (kind, begin, end).
-        Each tuple stands for a range [begin, end) of consecutive nodes. The tokens of these nodes
-        are predicted by heads (rows of logits) of the same kind. The kind of a head is
-        (temperature, set of allowed tokens)."""
+        """Yield ranges [begin, end) of nodes of trained tokens, as tuples (kind, begin, end) in
+        order of position. All tokens of a range are predicted by heads (rows of logits) of the same
+        kind. The kind of a head is (temperature, set of allowed tokens)."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):

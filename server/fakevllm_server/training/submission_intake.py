@@ -376,8 +376,8 @@ class Intake:
         """Give up the claimed episodes and the ended episodes (samples) whose calls are damaged in
         the journal.
 
-        Other clients can claim a damaged claimed episode again, as if its claim had expired. A
-        damaged sample waits for other samples of its task, and is dropped.
+        Other clients can claim a damaged claimed episode again, as if its claim had expired.
+        Damaged samples that still wait for other samples of their task are dropped.
 
         Return the drop reason of each dropped sample, by the sample's owner.
         """

@@ -303,13 +303,16 @@ def test_the_held_out_rows_and_the_dataset_of_the_configuration_are_used(
     assert "has no rows" in result.output
 
 
-def test_a_ledger_of_an_older_schema_is_exported_from_a_copy(settings: ExportSettings) -> None:
+def test_a_ledger_of_an_older_schema_is_exported_from_a_copy(
+    settings: ExportSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     with sqlite3.connect(settings.ledger) as db:
         db.execute("DROP TABLE rescored")
         db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
     db.close()
     before = settings.ledger.read_bytes()
     assert len(export(settings)[0]) == NUM_GROUPS
+    assert f"{settings.ledger} has the schema of an older version" in capsys.readouterr().err
     assert settings.ledger.read_bytes() == before
 
 

@@ -26,7 +26,9 @@ from tests.proxy.ledger.ledger_cases import group, sibling
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="install trl to run"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("trl") is None, reason="install trl where verl is not installed"
+    ),
 ]
 
 Json = dict[str, Any]

@@ -127,7 +127,8 @@ class FakeEngine:
     async def _generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, weights: tuple[float, int]
     ) -> AsyncGenerator[list[Token]]:
-        """Sample an answer with `weights`, which are theta and its version."""
+        """Sample an answer. `weights` is the pair of theta (the only parameter of the fake model)
+        and the version of the weights."""
         self.check(sampling)
         script = read_script(_turns(prompt_ids))
         if script.crashes:

@@ -183,7 +183,8 @@ class CallCapture(ABC):
             return raw
 
     def whole(self, body: Json) -> bytes:
-        """Record a parsed answer that is not a stream, as `answer` does."""
+        """Record an answer that is not a stream. Do what `answer` does, for an answer that is
+        parsed already."""
         usage: Json = body.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens")
         if self._texts is not None:

@@ -2,8 +2,8 @@
 
 A choice can be answered before the other choices are complete. For this, the engine is asked for a
 stream, or is asked to send each choice when it is complete. Each choice is captured as a separate
-call, with its own tokens and usage. The answer to each choice is the same as the answer to a call
-with one choice: a stream, or a whole answer.
+call, with its own tokens and usage. The caller gets each choice in the form of a call with one
+choice: as a stream, or as a whole answer.
 
 The module does no I/O.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.types.demonstrations import Demonstration
 
-pytestmark = pytest.mark.real
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("trl") is None, reason="install trl where verl is not installed"),
+]
 
 BETA, DESIRABLE, UNDESIRABLE = 0.3, 1.3, 0.7
 CLOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
