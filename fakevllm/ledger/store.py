@@ -33,6 +33,7 @@ from fakevllm.ledger.conversation_history import recorded_messages, recorded_use
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
+from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
@@ -54,6 +55,7 @@ from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.contents import content_store, dbapi_connection
+from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -71,7 +73,7 @@ class Ledger:
 
     The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
     `kept_answers`, `responses`, `feedback` and `rescored` read and write the tables of their
-    subjects.
+    subjects. The attribute `forgotten` deletes contents of groups.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -87,6 +89,7 @@ class Ledger:
         self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
         self.rescored = RescoredRows(read_engine, self._writer.put)
+        self.forgotten = ForgottenGroups(read_engine, self._writer.put)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
@@ -209,6 +212,12 @@ class Ledger:
         """Block the calling thread until every change that was queued before this call is written
         or dropped. Return True when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
+
+    def truncate_log(self, timeout_s: float) -> bool:
+        """Truncate the write-ahead log, so that it has no bytes of deleted contents. Return False
+        if other processes still read an old state of the ledger at the timeout. The method blocks
+        the thread."""
+        return truncate_log(Path(str(self._read_engine.url.database)), timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last entry of this training run's log that was applied to the
@@ -472,6 +481,7 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
             "journal_mode = WAL",
             "synchronous = NORMAL",
             "foreign_keys = ON",
+            SECURE_DELETE,
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
@@ -174,6 +175,12 @@ class Journal:
             cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
             raise self._config_error(f"is damaged ({cause})") from error
 
+    def truncate_log(self, timeout_s: float) -> bool:
+        """Truncate the write-ahead log, so that it has no bytes of deleted rows. Return False if
+        other processes still read an old state of the journal at the timeout. The method blocks the
+        thread."""
+        return truncate_log(self._path, timeout_s)
+
     def drain(self) -> bool:
         """Block until all changes that were queued before this call are on disk, and return True.
         Return False if this takes longer than CLOSE_LIMIT_S seconds."""
@@ -227,6 +234,7 @@ def _open_engine(path: Path, begin_with: str) -> Engine:
             "journal_mode = WAL",
             # An acknowledgement holds through a power cut, not only through a kill.
             "synchronous = FULL",
+            SECURE_DELETE,
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

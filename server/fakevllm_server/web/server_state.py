@@ -25,7 +25,6 @@ from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal.group_commit_writer import JournalError
-from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.folder import RunFolder
@@ -36,9 +35,10 @@ from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
 from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.forget_service import ForgetService
 from fakevllm_server.training.loop import LoopEnded, TrainLoop
 from fakevllm_server.training.policies import PolicyLoader
-from fakevllm_server.training.release_service import Action, ReleaseService
+from fakevllm_server.training.release_service import Action, ReleaseService, Result
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
@@ -91,6 +91,8 @@ class ServerState:
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
     """Object that makes the decisions about versions of the current run."""
+    forget_service: ForgetService = field(init=False)
+    """Object that forgets groups of the current run."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -114,6 +116,19 @@ class ServerState:
         self.job = self.run.job
         self.engine.global_step = self.runlog.last_step + 1
         self.release_service = self._new_release_service()
+        self.forget_service = self._new_forget_service()
+
+    def _new_forget_service(self) -> ForgetService:
+        run = self.run
+        return ForgetService(
+            run.journal,
+            run.runlog,
+            run.intake,
+            self.engine,
+            self._between_steps,
+            lambda: self._loop is not None and not self._loop.has_ended and self._loop.has_planned,
+            run.run_id,
+        )
 
     def _new_release_service(self) -> ReleaseService:
         run = self.run
@@ -126,7 +141,7 @@ class ServerState:
             run_id=run.run_id,
         )
 
-    async def _between_steps(self, action: Action) -> ReleaseRow:
+    async def _between_steps(self, action: Action[Result]) -> Result:
         """Run an action at a time when no training step runs, and no engine starts or stops."""
         while True:
             loop = self._loop
@@ -135,9 +150,9 @@ class ServerState:
                     return await loop.between_steps(action)
             async with self.engine_lock:
                 if self._loop is None or self._loop.has_ended:
-                    row = await action(None)
+                    result = await action(None)
                     self.engine.global_step = self.runlog.last_step + 1
-                    return row
+                    return result
 
     def _open_run(self, relative: str) -> OpenRun:
         """Open a run. `relative` is its folder, relative to the run directory. Raises ConfigError
@@ -309,8 +324,10 @@ class ServerState:
     async def _replace_run(self, run: OpenRun) -> None:
         """Make `run`, which is already open, the current run. Close the previous run."""
         await self.release_service.close()
+        await self.forget_service.close()
         previous, self.run = self.run, run
         self.release_service = self._new_release_service()
+        self.forget_service = self._new_forget_service()
         self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
         if run.runlog.last_step:
@@ -367,6 +384,7 @@ class ServerState:
         """Stop the engine, close the journal and release the run directory."""
         await self.stop_engine()
         await self.release_service.close()
+        await self.forget_service.close()
         await self.run.close()
         self._lock.close()
 
