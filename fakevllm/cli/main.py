@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import control, evaluate, forget, keys, overwatch, release, rescore, tokens
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -340,6 +340,7 @@ for command in (
     control.resume,
     tokens.tokens,
     rescore.rescore,
+    forget.forget,
     overwatch.overwatch,
 ):
     app.command()(command)

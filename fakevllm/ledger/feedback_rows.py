@@ -93,7 +93,12 @@ class ServedCalls:
 
 def sample_id(row: FeedbackRecord) -> str:
     """Return the id of the training sample that is made from this feedback."""
-    return f"{_SAMPLE}{row.group_id}/{row.feedback_id}"
+    return sample_name(row.group_id, row.feedback_id)
+
+
+def sample_name(group_id: str, feedback_id: str) -> str:
+    """Return the id of the training sample that is made from the feedback with these ids."""
+    return f"{_SAMPLE}{group_id}/{feedback_id}"
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:

@@ -28,6 +28,7 @@ from fakevllm.swarm.errors import (
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
@@ -276,6 +277,13 @@ class SwarmLink:
             log.debug(
                 "group %s could not be aborted: the server %s", group_id, describe_error(error)
             )
+
+    async def forget_groups(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        """Ask the server to delete the captured calls of groups. Raises one of NETWORK_ERRORS if
+        the request fails. Raises ValueError if the reply is not valid."""
+        return await self._post(
+            "/forget_groups", request, ForgetGroupsReply, timeout_s=RELEASE_TIMEOUT_S
+        )
 
     async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
         """Ask the server to make a version of the weights available for sampling. Return the

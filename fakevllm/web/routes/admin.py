@@ -143,8 +143,8 @@ class Stats(BaseModel):
 
 _MAX_SHOWN_IDS = 3
 """Number of task ids that an error message quotes."""
-ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
-"""Paths that require the key of an admin, because they pause or resume training for all apps."""
+ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/forget"})
+"""Paths that require the key of an admin, because they affect all apps."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:

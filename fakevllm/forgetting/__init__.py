@@ -1,0 +1,11 @@
+"""`fakevllm forget`: delete texts and token ids from the ledger, and from the server's journal.
+
+messages.py        the request to a running proxy, and the report
+forgetter.py       delete contents through the ledger's writer, in slices
+server_requests.py ask the server to delete its captured calls, also later
+command.py         the command, with and without a running proxy
+
+Rows of numbers (rewards, counts, versions, states) stay, so that learning curves stay the same.
+Dataset tasks stay. A group whose rewards the server has not acknowledged is waited for, and never
+deleted.
+"""
