@@ -134,10 +134,8 @@ class ForgetService:
         """Overwrite the bytes of shared pieces that only deleted prompts used, in slices."""
         async with self._erasing:  # each erasure needs ranges that no other erasure has changed
             pieces = self._journal.read(forgotten_calls.loose_pieces)
-            if not pieces:
-                return
             used = await asyncio.to_thread(forgotten_calls.used_ranges, self._journal, pieces)
-            for some in in_batches(pieces, PIECES_PER_CHANGE):
+            for some in [*in_batches(pieces, PIECES_PER_CHANGE)] or [[]]:
                 change = forgotten_calls.unused_bytes_erased(some, used)
                 await self._journal.wait_written(self._journal.put(change), None)
 
