@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm.cli import control, evaluate, forget, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(keys.app)
 app.add_typer(release.app)
+app.add_typer(hook_commands.app)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
 Aliases = Annotated[
@@ -103,6 +105,9 @@ def serve(
         typer.Option(help="URL of a server that answers while the engine is unavailable."),
     ] = None,
     fallback_key: FallbackKey = None,
+    watch_hooks: Annotated[
+        bool, typer.Option("--watch-hooks", help="Reload the hooks when a hook file is edited.")
+    ] = False,
     lockstep: Lockstep = False,
     log_format: LogFormat = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -117,7 +122,7 @@ def serve(
         flags = {
             "proxy": {"host": host, "port": port, "run_dir": run_dir, "key_file": key_file},
             "swarm": {"url": swarm, "key": swarm_key},
-            "hooks": {"path": hooks},
+            "hooks": {"path": hooks, "watch": watch_hooks or None},
             "models": {"aliases": alias},
             "dataset": {"file": dataset, "field": field},
             "fallback": {"url": fallback, "key": fallback_key},

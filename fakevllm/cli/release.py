@@ -140,8 +140,9 @@ def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFil
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
+            was_held = server.history().is_held
             server.resume()
-            print("Releases are not on hold.")
+            print(f"Releases {'are no longer' if was_held else 'were not'} on hold.")
 
     run_command(run)
 

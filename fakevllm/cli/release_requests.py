@@ -101,8 +101,7 @@ class ReleaseRequests:
             return self._http.run(call)
         except ServerUnreachable as error:
             raise UserError(
-                f"No swarm server answers at {self.url} ({error.detail}): start it with "
-                "`fakevllm-server start`, or set --swarm."
+                f"{error.detail}: start it with `fakevllm-server start`, or set --swarm."
             ) from None
         except SwarmError as error:
             raise UserError(self._advice(error)) from None

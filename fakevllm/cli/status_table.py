@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -73,8 +74,10 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     `/fakevllm/stats`."""
     engine: Json = stats["engine"] or {}
     yield "fan-out", _fan_out(stats)
+    if (hooks := stats.get("hooks")) is not None:
+        yield from _hook_rows(hooks)
     if message := stats.get("hooks_changed"):
-        yield "hooks", str(message)
+        yield "hook files", str(message)
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)
@@ -98,6 +101,15 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
 
 
+def _hook_rows(hooks: Json) -> Iterator[tuple[str, str]]:
+    since = datetime.fromtimestamp(hooks["since"]).isoformat(" ", "seconds")
+    older = hooks["num_versions"] - 1
+    rest = f"; {counted(older, 'older version')} until the groups are done" if older else ""
+    yield "hooks", f"{hooks['digest']} since {since}{rest}"
+    if (last := hooks["last_reload"]) is not None and last["state"] != "taken_over":
+        yield "last reload", str(last["message"])
+
+
 def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
     held = "; releases are on hold" if release["is_held"] else ""
     version = release["released"]
@@ -110,6 +122,8 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
             low, high = figures["low"], figures["high"]
             text += f", difference {figures['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
         yield "candidate", text
+    if release.get("next_candidate") is not None:  # older proxies do not send it
+        yield "candidate", f"the next one is version {release['next_candidate']}"
     if "reference" in figures:
         num, size = figures["reference_draws"], figures["reference_size"]
         text = f"training waits for answers of version {figures['reference']}"

@@ -18,6 +18,7 @@ _FLAGS = {
     "swarm.url": "--swarm",
     "swarm.key": "--swarm-key",
     "hooks.path": "--hooks",
+    "hooks.watch": "--watch-hooks",
     "models.aliases": "--alias",
     "dataset.file": "--dataset",
     "dataset.field": "--field",

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
+from fakevllm.config.hook_reload import ReloadSection
 from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
@@ -109,6 +110,9 @@ class HooksSection(Section):
     """Names of environment variables that hooks may read, in addition to a default list."""
     memory_mb: int = Field(default=0, ge=0)
     """Maximum address space of the hook process in MiB; 0 means no limit."""
+    watch: bool = False
+    """Whether the proxy reloads the hooks when a hook file is edited."""
+    reload: ReloadSection = ReloadSection()
 
 
 class ModelsSection(Section):

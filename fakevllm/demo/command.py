@@ -8,13 +8,13 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import openai
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -23,6 +23,7 @@ from fakevllm.config.model import load
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.gate_settings import HELD_OUT_FILE, PLANTED_FILE, release_section
 from fakevllm.demo.gated_outcome import GatedOutcome, gated_outcome
+from fakevllm.demo.progress_lines import ProgressLines
 from fakevllm.demo.release_watch import PausingPlayer, PlantedTimes, ReleaseWatch
 from fakevllm.demo.report import show
 from fakevllm.demo.run_state import (
@@ -37,7 +38,7 @@ from fakevllm.demo.run_state import (
 )
 from fakevllm.demo.run_summary import Outcome
 from fakevllm.demo.tasks import all_tasks, held_out_rows, training_tasks
-from fakevllm.demo.view import render
+from fakevllm.demo.view import Snapshot, render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arm_gains import GroupOutcome
@@ -52,7 +53,6 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_adapters.protocol.swarm import Task
 
-HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8
 MAX_TOKENS = 24
 ANY_PORT = ("127.0.0.1", 0)
@@ -106,16 +106,35 @@ def _check_gate(settings: DemoSettings) -> None:
         )
 
 
-@contextmanager
-def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
-    """Show a live display while the `with` block runs. If the output is not a terminal, also print
-    a line break at the end, because the library rich does not print it after the last line."""
-    try:
-        with Live(console=console, refresh_per_second=4, get_renderable=render_now):
+@asynccontextmanager
+async def shown(console: Console, snapshot: Callable[[], Snapshot]) -> AsyncGenerator[None]:
+    """Show the run's progress while the `async with` block runs: as a live display, or as lines if
+    the output is not a terminal."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, get_renderable=lambda: render(snapshot())):
             yield
+        return
+    lines = ProgressLines()
+    printing = asyncio.create_task(_keep_printing(console, lines, snapshot))
+    try:
+        yield
     finally:
-        if not console.is_terminal:
-            console.line()
+        printing.cancel()
+        await asyncio.gather(printing, return_exceptions=True)
+        _print_new(console, lines, snapshot())
+
+
+async def _keep_printing(
+    console: Console, lines: ProgressLines, snapshot: Callable[[], Snapshot]
+) -> None:
+    while True:
+        _print_new(console, lines, snapshot())
+        await asyncio.sleep(POLL_EVERY_S)
+
+
+def _print_new(console: Console, lines: ProgressLines, snapshot: Snapshot) -> None:
+    for line in lines.next(snapshot):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _resume_command(settings: DemoSettings) -> str:
@@ -132,7 +151,7 @@ def _resume_command(settings: DemoSettings) -> str:
 async def _demo(settings: DemoSettings, console: Console) -> Outcome:
     started = time.monotonic()
     async with _running(settings) as run:
-        with live(console, lambda: render(run.snapshot())):
+        async with shown(console, run.snapshot):
             model = await ready(run)
             before = await probe_once(run, model, "before")
             run.phase = "training on replayed traffic"
@@ -186,7 +205,7 @@ def _prepare_run(
     _require_same_kind(config, job, is_gated=settings.is_gated)
     _require_same_engines(folder / "engines.json", settings.engines)
     release = release_section(folder) if settings.is_gated else None
-    config.write_text(_toml(folder, server_port, proxy_port, job, release))
+    config.write_text(_toml(settings, server_port, proxy_port, job, release))
     model = ["--model", "demo"] if settings.engines.has_model else []
     server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
     server += ["--run-dir", str(folder), "--seed", str(settings.seed)]
@@ -356,7 +375,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
 
 
 def _toml(
-    folder: Path,
+    settings: DemoSettings,
     server_port: int,
     proxy_port: int,
     job: TrainJob,
@@ -364,10 +383,10 @@ def _toml(
 ) -> str:
     """Return the text of the demo proxy's configuration file, fakevllm.toml."""
     sections = {
-        "proxy": {"port": proxy_port, "run_dir": str(folder)},
+        "proxy": {"port": proxy_port, "run_dir": str(settings.folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
         "upstream": {"hold_s": RETRY_FOR_S},  # equal to the time for which the replay retries a row
-        "hooks": {"path": str(HOOKS)},
+        "hooks": {"path": str(settings.hooks)},
         "job": job.model_dump(exclude_none=True),
     }
     if release is not None:

@@ -27,6 +27,9 @@ has died, including the server's engine."""
 EMBEDDED = EngineChoice.resolve("embedded")
 
 
+HOOKS = Path(__file__).parent / "hooks"
+
+
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
     steps: int
@@ -40,6 +43,8 @@ class DemoSettings:
     """Whether versions are evaluated before they answer the app (`release.mode = "gated"`)."""
     planted: PlantedSteps | None = None
     """Steps that train with the opposite rewards; None if there are no such steps."""
+    hooks: Path = HOOKS
+    """The hooks of the proxy."""
 
     @property
     def folder(self) -> Path:

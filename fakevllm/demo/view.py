@@ -36,6 +36,11 @@ class Snapshot:
     releases: str | None = None
     """State of the releases in one line; None without the mode `gated`."""
 
+    @property
+    def num_done(self) -> int:
+        """Number of finished training steps."""
+        return min(max(self.step - 1, 0), self.num_steps)
+
 
 def render(snapshot: Snapshot) -> Panel:
     numbers = Table.grid(padding=(0, 2))
@@ -58,11 +63,10 @@ def render(snapshot: Snapshot) -> Panel:
 
 
 def _steps(snapshot: Snapshot) -> Table:
-    done = min(max(snapshot.step - 1, 0), snapshot.num_steps)
     row = Table.grid(padding=(0, 2))
     row.add_row(
-        f"step {done} of {snapshot.num_steps}",
-        ProgressBar(total=snapshot.num_steps, completed=done, width=40),
+        f"step {snapshot.num_done} of {snapshot.num_steps}",
+        ProgressBar(total=snapshot.num_steps, completed=snapshot.num_done, width=40),
     )
     return row
 

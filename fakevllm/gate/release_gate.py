@@ -138,6 +138,8 @@ class GateView:
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
+    next_candidate: int | None = None
+    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, and the newest version the others."""
 
@@ -234,21 +236,56 @@ class ReleaseGate:
         if self._unusable is not None:
             self._controller.rows_unusable(self._unusable)
 
-    async def first_read(self, timeout_s: float) -> None:
+    async def prepare(self, timeout_s: float) -> None:
         """Wait until the history of releases has been read, but at most `timeout_s` seconds. The
-        history contains the released version."""
+        history contains the released version.
+
+        If versions are evaluated between training steps, also wait until training is limited. The
+        released version must answer the held-out rows before the first step, because the engine
+        holds only one version.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._history is None:
-                    with contextlib.suppress(*NETWORK_ERRORS, ValueError):
-                        await self._read()
-                        continue
+                while not await self._is_prepared():
                     await asyncio.sleep(0.1)
+
+    async def _is_prepared(self) -> bool:
+        """Do what is left to prepare. Return True if nothing is left."""
+        try:
+            if self._history is None:
+                await self._read()
+            return not isinstance(self._controller, BetweenStepsController) or (
+                await self._has_limited_training()
+            )
+        except (*NETWORK_ERRORS, ValueError):
+            return False
+        except Exception:  # isolates: apps are served whatever happens to the gate
+            log.exception("the gate could not be prepared")
+            return True
+
+    async def _has_limited_training(self) -> bool:
+        """Limit training if that is due. Return True if it is not due."""
+        status = self._server.status
+        if status is None:
+            return False
+        if not self._is_current(status):
+            await self._read()
+        self._observe(status)
+        await self._read_reference()
+        action = self._controller.next_action()
+        if isinstance(action, LimitTraining):
+            await self._limit_training(action.version)
+            return False
+        return True
+
+    def rewards_seen(self, rewards: Sequence[float]) -> None:
+        """Check the rewards of a group against the declared range. A reward outside of it stops
+        releases, whichever version the group's session has."""
+        self._controller.rewards_seen(*rewards)
 
     def group_scored(self, group: GroupOutcome) -> None:
         """Add a scored group to the comparison of the arms. Only the first scored group of a live
         session counts. Later groups of the same session are ignored."""
-        self._controller.rewards_seen(group.lowest, group.highest)
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
@@ -264,6 +301,7 @@ class ReleaseGate:
             self._is_blocked,
             self._num_decisions,
             lambda: self._controller.progress,
+            self._controller.next_candidate,
             self._arm is not NO_RELEASED_ARM,
         )
 

@@ -20,8 +20,9 @@ from fakevllm.gate.held_out_evaluation import at_once
 from fakevllm.gate.loaded_versions import LoadedVersions
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
 from fakevllm.groups.scoring import score
-from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import RewardOutcome
+from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
@@ -113,7 +114,7 @@ class Evaluator:
         self,
         upstream: EngineClient,
         retry_handler: RetryHandler,
-        hooks: HookWorker,
+        hooks: HookVersions,
         ledger: Ledger,
         link: SwarmLink,
         failure_floor: float | None = None,
@@ -196,7 +197,8 @@ class Evaluator:
         results, first, last = sampled.results, sampled.first_version, sampled.last_version
         answered = [result for result in results if result.answer is not None]
         if answered:
-            outcome = await score(self._hooks, draft, answered, self._failure_floor)
+            with self._hooks.using(draft.request.id, Use.CALL) as hooks:
+                outcome = await score(hooks, draft, answered, self._failure_floor)
         else:
             outcome = RewardOutcome(None, failure_reason_of(results[0]))
         single = first if first == last else None

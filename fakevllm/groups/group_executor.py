@@ -34,7 +34,7 @@ from fakevllm.groups.sibling_scheduler import (
     Serve,
 )
 from fakevllm.groups.sibling_selection import seeded_random
-from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
@@ -66,7 +66,7 @@ class GroupServices:
     """The objects that all groups of a proxy share."""
 
     sampler: Sampler
-    hooks: HookWorker
+    hooks: HookVersions
     sibling_limit: SiblingLimit
     rng: random.Random
     """Random number generator for requests that have no seed."""
@@ -266,7 +266,8 @@ class GroupExecutor:
         results = [self._results[index] for index in indices]
         try:
             services = self._services
-            outcome = await score(services.hooks, self._draft, results, services.failure_floor)
+            hooks = services.hooks.of_group(self._request.id)
+            outcome = await score(hooks, self._draft, results, services.failure_floor)
         except Exception:  # isolates, as above
             self._log.exception("request %s could not be scored", self._request.id)
             return self._execute(self._scheduler.abort("internal_error"))

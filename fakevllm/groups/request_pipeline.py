@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -35,8 +35,9 @@ from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_arms import RequestArms
 from fakevllm.groups.resend_cache import ResendCache, ResendEntry
 from fakevllm.groups.sampler import Sampler
-from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import HookFailure
+from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
@@ -69,7 +70,7 @@ class Pipeline:
         self,
         config: Config,
         upstream: EngineClient,
-        hooks: HookWorker | None,
+        hooks: HookVersions | None,
         ledger: Ledger,
         delivery: Delivery,
         retry_handler: RetryHandler,
@@ -78,13 +79,15 @@ class Pipeline:
         *,
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
+        on_scored: Callable[[Sequence[float]], None] | None = None,
         arms: RequestArms | None = None,
     ) -> None:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
         request's id, the request's place in its session (conversation), and the question. The
-        question is the last user message. `arms` assigns requests to arms. An arm decides which
-        weights answer a session. `arms` is None if all sessions belong to the training arm."""
+        question is the last user message. The callback `on_scored` is called with the rewards of
+        each group that ends. `arms` assigns requests to arms. An arm decides which weights answer a
+        session. `arms` is None if all sessions belong to the training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._has_receipts = serve.receipts
@@ -99,6 +102,7 @@ class Pipeline:
         self._resends = resends
         self._lockstep = lockstep
         self._on_placed = on_placed
+        self._on_scored = on_scored
         self._arms = arms
         # The asyncio tasks of open requests; bounded by the apps' connections.
         self._request_tasks: set[asyncio.Task[Any]] = set()
@@ -153,7 +157,10 @@ class Pipeline:
                     watched = app.watching(
                         receive, partial(self._resends.client_disconnected, attempt)
                     )
-                    await self._handle(GroupContext(draft, self._rules_for(request), app, watched))
+                    context = GroupContext(draft, self._rules_for(request), app, watched)
+                    hooks = self._hooks
+                    with hooks.using(request.id, Use.REQUEST) if hooks else nullcontext():
+                        await self._handle(context)
                 except asyncio.CancelledError:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
                     # task ends. A group has sent that error itself.
@@ -248,6 +255,7 @@ class Pipeline:
         assert self._services is not None, "without hooks, every request is only served"
         executor = GroupExecutor(self._services, context)
         self._executors.add(executor)
+        self._services.hooks.begin(context.request.id, Use.SIBLINGS)
         num_awaited = _num_awaited(context.plan, context.rules)
         self._num_awaited += num_awaited
         try:
@@ -276,8 +284,9 @@ class Pipeline:
         if self._hooks is None:
             return SiblingPlan(1), why_only_served(request.body, 1)
         overrides: list[Json] = []
-        if self._hooks.info.has_submit:
-            submitted = await self._hooks.submit(request.id, task)
+        hooks = self._hooks.of_group(request.id)
+        if hooks.info.has_submit:
+            submitted = await hooks.submit(request.id, task)
             if isinstance(submitted, HookFailure):
                 self._log_hook_failure(SUBMIT, submitted.reason, request.id)
                 return SiblingPlan(1), submitted.reason
@@ -344,11 +353,17 @@ class Pipeline:
         self._log_hook_failure(*reward_failure(group), group.group_id)
         if executor.has_overrides:
             self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
+        assert self._hooks is not None, "without hooks, there are no groups"
         if executor.request.is_captured:
             self._metrics.group_ended(group)
+            # `on_feedback` of the same version adds to the reward; the delivery ends this use
+            self._hooks.begin(group.group_id, Use.FEEDBACK)
             self._delivery.settle(group)
         else:
             self._record(group)  # the server knows nothing of it
+        self._hooks.end(group.group_id, Use.SIBLINGS)
+        if self._on_scored is not None:
+            self._on_scored([one.reward for one in group.siblings if one.reward is not None])
         if self._arms is not None:
             self._arms.group_ended(executor.request, group)
 

@@ -1,19 +1,23 @@
-"""Detect that the hook files on disk differ from the hooks that the hook process has loaded.
+"""Detect that the hook files on disk differ from the hooks that run, and reload them if the user
+wants it.
 
-The hook process loads the files when it starts. A later change of a file has no effect until this
-process is started again, usually by a restart of the proxy. This module therefore warns a user who
-has changed a file.
+The proxy reads the files when it starts. A later change of a file has no effect until the hooks are
+reloaded. With `--watch-hooks`, this module starts the reload. Otherwise it tells the user about the
+command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fakevllm.errors import HookError
+from fakevllm.hooks.file_events import FileEvents
 from fakevllm.hooks.loader import content_hash
+from fakevllm.hooks.reload_schedule import SETTLE_S, ReloadSchedule
 
 log = logging.getLogger("fakevllm.hooks")
 
@@ -25,43 +29,80 @@ they are small."""
 class HookFileWatch:
     """Watches the hook files of one proxy for changes. `run` checks the files regularly."""
 
-    def __init__(self, path: Path, running_hash: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        running_hash: Callable[[], str],
+        reload: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
-        the hooks that the hook process has loaded."""
+        the hooks that run. `reload` tries the files on disk. It returns False if the files must be
+        tried again later. If `reload` is None, changes are only reported."""
         self._path = path.expanduser().resolve()
         self._running_hash = running_hash
+        self._reload = reload
         self._logged_for: str | None = None
-        """Content hash of the loaded hooks at the time when a difference between files and hooks
+        """Content hash of the running hooks at the time when a difference between files and hooks
         was last logged; None if no difference was logged."""
 
     async def run(self) -> None:
         """Check the files until this task is cancelled."""
-        while True:
-            await self.check()
-            await asyncio.sleep(CHECK_EVERY_S)
+        if self._reload is None:
+            while True:
+                await self.check()
+                await asyncio.sleep(CHECK_EVERY_S)
+        folder = self._path if self._path.is_dir() else self._path.parent
+        events = FileEvents(folder)
+        receiving = asyncio.create_task(events.run())
+        try:
+            await self._reload_changes(events, self._reload)
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
 
     async def check(self) -> str | None:
-        """Compare the hook files with the hooks that the hook process has loaded. If the files
-        differ from the loaded hooks, return a message, else None.
+        """Compare the hook files with the hooks that run. If the files differ from these hooks,
+        return a message, else None.
 
-        The message is logged only when the first difference is found. Further changes of the files
-        are not logged until the hook process has loaded other hooks.
+        If changes are only reported, the message of the first difference is logged. Further changes
+        of the files are not logged until other hooks run.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)
-        if message is not None and self._logged_for != running:
+        if message is not None and self._logged_for != running and self._reload is None:
             self._logged_for = running
             log.warning("%s", message)
         return message
 
-    def _difference(self, running: str) -> str | None:
+    async def _reload_changes(
+        self, events: FileEvents, reload: Callable[[], Awaitable[bool]]
+    ) -> None:
+        schedule = ReloadSchedule()
+        while True:
+            files = await asyncio.to_thread(self._digest)
+            if schedule.is_due(files, self._running_hash(), time.monotonic()):
+                try:
+                    if not await reload():
+                        schedule.retry()
+                except Exception:  # isolates: a later change must be tried all the same
+                    log.exception("the hooks could not be reloaded")
+            await events.wait(SETTLE_S if schedule.is_settling else CHECK_EVERY_S)
+
+    def _digest(self) -> str | None:
         try:
-            if content_hash(self._path) == running:
-                return None
-            problem = "The hook files changed on disk"
+            return content_hash(self._path)
         except (HookError, OSError):
-            problem = "The hook files on disk cannot be read"
+            return None
+
+    def _difference(self, running: str) -> str | None:
+        files = self._digest()
+        if files == running:
+            return None
+        changed = "changed on disk" if files is not None else "on disk cannot be read"
+        advice = "run `fakevllm hooks reload` to use the files on disk"
+        if self._reload is not None:
+            advice = "the log says why, if the files on disk were refused"
         return (
-            f"{problem} ({self._path}). The proxy still runs the hooks that it loaded before: "
-            "restart `fakevllm serve` to use the files on disk."
+            f"The hook files {changed} ({self._path}). The proxy still runs the hooks that it "
+            f"loaded before: {advice}."
         )

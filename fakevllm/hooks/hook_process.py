@@ -28,6 +28,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm.errors import HookError
+from fakevllm.hooks.loader import HookFiles
 from fakevllm.hooks.process_main import EXIT_GRACE_S, HEADER, frame, run
 from fakevllm.hooks.results import Json
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
@@ -101,14 +102,14 @@ class HookProcess:
         self._is_reaped = False
 
     @staticmethod
-    async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
+    async def start(files: HookFiles, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
         """Start a hook process, load the hooks in it, and return its HookProcess object.
 
         Raises HookError if the hooks cannot be loaded.
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
-        arguments = (child_socket, str(path), timeout_s, running_call, sandbox)
+        arguments = (child_socket, files, timeout_s, running_call, sandbox)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
         reader, writer = await asyncio.open_connection(sock=own_socket)
         with child_socket:
@@ -118,7 +119,7 @@ class HookProcess:
         self = HookProcess(process, running_call, reader, writer)
         atexit.register(self._kill)
         try:
-            await self._load(path)
+            await self._load(files.path)
         except BaseException:
             await self.close()
             raise

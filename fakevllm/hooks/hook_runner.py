@@ -7,6 +7,9 @@ fails:
 * An async hook that exceeds the time limit is cancelled, and the process continues.
 * If a sync hook exceeds the time limit, or if the process no longer replies, the process is killed
   and restarted. Other calls that were pending are then repeated once.
+
+A worker runs one version of the hooks: it reads the hook files once, when it starts, and each new
+process gets the same texts.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from fakevllm.hooks.hook_process import (
     HookProcess,
     LostCall,
 )
+from fakevllm.hooks.loader import HookFiles
 from fakevllm.hooks.results import (
     FeedbackValue,
     HookFailure,
@@ -56,6 +60,7 @@ class HookWorker:
         self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
     ) -> None:
         self._path = path
+        self._files: HookFiles | None = None
         self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._process: HookProcess | None = None
@@ -70,8 +75,7 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks that the current hook process has loaded. A restarted process reads the hook
-        files again, so the hooks may then be different."""
+        """The hooks that the worker runs."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 
@@ -79,7 +83,15 @@ class HookWorker:
         """Start the hook process and load the hooks. Raises HookError if the hooks cannot be
         loaded."""
         assert self._process is None, "a worker is started once"
+        if self._files is None:
+            await self.read_files()
         return (await self._running_process()).info
+
+    async def read_files(self) -> str:
+        """Read the hook files, and return their digest. `start` then loads the texts that were
+        read. Raises HookError if the files cannot be read."""
+        self._files = await asyncio.to_thread(HookFiles.read, self._path)
+        return self._files.content_hash
 
     async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
         """Call the hook on_user_submit_new_requests and return its checked result. If the hook is
@@ -110,7 +122,7 @@ class HookWorker:
         }
         reply = await self._shielded(call)
         reason, annotations = _reason_in(reply), _annotations_in(reply, len(answers))
-        hook_hash = reply.get("content_hash", "")
+        hook_hash = self.info.content_hash
         rewards = None if reason is not None else read_rewards(reply.get("rewards"), len(answers))
         if isinstance(rewards, HookFailure):
             return RewardOutcome(None, rewards.reason, annotations, hook_hash)
@@ -128,7 +140,7 @@ class HookWorker:
         number = HookFailure(reason) if reason is not None else read_value(reply.get("value"))
         if isinstance(number, HookFailure):
             return number
-        return FeedbackValue(number, reply["content_hash"])
+        return FeedbackValue(number, self.info.content_hash)
 
     async def close(self) -> None:
         """End the hook process. Calls that have no reply yet fail with the reason `hook_closed`."""
@@ -159,7 +171,7 @@ class HookWorker:
             outcome = await self._send(process, call)
             if not isinstance(outcome, LostCall):
                 self._num_deaths = 0
-                return outcome | {"content_hash": process.info.content_hash}
+                return outcome
             reason = outcome.reason
             if outcome.is_to_blame:
                 break
@@ -182,16 +194,12 @@ class HookWorker:
                     if self._num_deaths:
                         await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._num_deaths))
                     self._num_deaths += 1
-                self._process = await HookProcess.start(self._path, self._timeout_s, self._sandbox)
+                assert self._files is not None, "start() must be called first"
+                self._process = await HookProcess.start(self._files, self._timeout_s, self._sandbox)
                 if before is not None:
-                    log.warning("%s", _restart_message(before, self._process))
+                    digest = self.info.content_hash
+                    log.warning("hook process %s ended (%s), started again", digest, before.end)
             return self._process
-
-
-def _restart_message(before: HookProcess, now: HookProcess) -> str:
-    message = f"hook process ended ({before.end}), started again"
-    old, new = before.info.content_hash, now.info.content_hash
-    return message if old == new else f"{message}; the hooks changed on disk: {old} -> {new}"
 
 
 # A hook can write replies of its own to the connection of the hook process. Therefore the proxy

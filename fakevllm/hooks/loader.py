@@ -6,19 +6,26 @@ parsed and not run. If several of these files define or import the name, the loa
 
 Importing a hook file runs the user's code and adds the user's modules to `sys.modules`. Therefore
 hooks are imported only in the hook process, never in the proxy's own process.
+
+The proxy reads the hook files once (`HookFiles`), and the hook process imports these texts.
+Therefore a hook process that is started again runs the same hooks, even if the files on disk were
+edited.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,27 +51,56 @@ class Hooks:
     submit: Hook | None
     feedback: Hook | None
     content_hash: str
-    """Hash of the hook files at the time when the hooks were loaded. The function `content_hash`
-    returns the current hash."""
+    """Hash of the hook files at the time when they were read. The function `content_hash` returns
+    the current hash."""
+
+
+@dataclass(frozen=True)
+class HookFiles:
+    """One version of the user's hook files: their names and texts."""
+
+    path: Path
+    """The folder of the files, or the only file."""
+    texts: Mapping[Path, bytes]
+    """The text of each file, in the order of the names."""
+
+    @staticmethod
+    def read(path: Path) -> HookFiles:
+        """Read the hook files at `path`. Raises HookError if there is none, or if a file cannot be
+        read."""
+        path = path.expanduser().resolve()
+        return HookFiles(path, {file: _read(file) for file in _files(path)})
+
+    @property
+    def folder(self) -> Path:
+        return next(iter(self.texts)).parent
+
+    @cached_property
+    def content_hash(self) -> str:
+        """The hash that the function `content_hash` returns for these files."""
+        return hashlib.sha256(b"".join(self.texts.values())).hexdigest()[:16]
 
 
 def load_hooks(path: Path) -> Hooks:
-    """Import the hooks from a folder or from one .py file, and return them.
+    """Import the hooks from a folder or from one .py file, and return them. Raises HookError as
+    `import_hooks` does."""
+    return import_hooks(HookFiles.read(path))
+
+
+def import_hooks(files: HookFiles) -> Hooks:
+    """Import the hooks from these files, and return them.
 
     Raises HookError if the hooks cannot be loaded. The error's message is one line that names the
     file, the problem and the fix.
     """
-    path = path.expanduser().resolve()
-    files = _files(path)
-    loaded_hash = _hash(files)
-    folder = files[0].parent
-    with _importable(folder):
+    folder = files.folder
+    with importable(files):
         reward = _find(REWARD, files)
         submit = _find(SUBMIT, files)
         feedback = _find(FEEDBACK, files)
     if reward is None:
         raise HookError(
-            f"{path}: no function `{REWARD}`; define it as README.md in reward_hooks/ shows"
+            f"{files.path}: no function `{REWARD}`; define it as README.md in reward_hooks/ shows"
         )
     if submit is not None:
         _arity(submit, SUBMIT, folder, {2: "(request_id, task)"})
@@ -72,7 +108,7 @@ def load_hooks(path: Path) -> Hooks:
         _arity(feedback, FEEDBACK, folder, {1: "(feedback)"})
     forms = {3: "(valid_results, all_answers, question)", 2: "(valid_results, all_answers)"}
     arity = _arity(reward, REWARD, folder, forms)
-    return Hooks(folder, reward, arity, submit, feedback, loaded_hash)
+    return Hooks(folder, reward, arity, submit, feedback, files.content_hash)
 
 
 def content_hash(path: Path) -> str:
@@ -82,7 +118,7 @@ def content_hash(path: Path) -> str:
 
     Raises HookError if `path` has no .py file, or if a file cannot be read.
     """
-    return _hash(_files(path.expanduser().resolve()))
+    return HookFiles.read(path).content_hash
 
 
 def is_async(hook: Hook) -> bool:
@@ -113,8 +149,47 @@ def error_location(error: BaseException, folder: Path) -> str:
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
 
 
-def _hash(files: Sequence[Path]) -> str:
-    return hashlib.sha256(b"".join(map(_read, files))).hexdigest()[:16]
+class _HookSource(importlib.machinery.SourceFileLoader):
+    """Imports a hook file from the text that the proxy has read. It neither reads nor writes
+    bytecode files, which belong to the text on disk."""
+
+    def __init__(self, name: str, file: Path, text: bytes) -> None:
+        super().__init__(name, str(file))
+        self._text = text
+
+    def get_data(self, path: str) -> bytes:
+        return self._text if path == self.path else super().get_data(path)
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path}: the text is not that of the file")
+
+
+class _HookFinder(importlib.abc.MetaPathFinder):
+    """Finds the hook files when one of them imports another by its name."""
+
+    def __init__(self, files: HookFiles) -> None:
+        self._files = files
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        file = self._files.folder / f"{fullname}.py"
+        text = None if path is not None else self._files.texts.get(file)
+        return None if text is None else _spec(fullname, file, text)
+
+
+def _spec(name: str, file: Path, text: bytes) -> importlib.machinery.ModuleSpec:
+    spec = importlib.util.spec_from_file_location(name, file, loader=_HookSource(name, file, text))
+    assert spec is not None, f"no loader for {file}"
+    return spec
+
+
+def _index_of_path_finder() -> int:
+    """Return the place before the finder that searches `sys.path`. Built-in modules go first, as
+    they go before a folder on `sys.path`."""
+    finders: list[object] = list(sys.meta_path)
+    path_finder: object = importlib.machinery.PathFinder
+    return finders.index(path_finder) if path_finder in finders else len(finders)
 
 
 def _files(path: Path) -> list[Path]:
@@ -140,28 +215,39 @@ def _read(file: Path) -> bytes:
 
 
 @contextmanager
-def _importable(folder: Path) -> Generator[None]:
-    sys.path.insert(0, str(folder))
+def importable(files: HookFiles) -> Generator[None]:
+    """Let an `import` of one of the files, by its name, import its text in `files`, whatever is on
+    disk. Other modules of the folder are imported from disk."""
+    finder, folder = _HookFinder(files), str(files.folder)
+    sys.meta_path.insert(_index_of_path_finder(), finder)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(folder)
+        sys.meta_path.remove(finder)
 
 
-def _find(name: str, files: Sequence[Path]) -> Hook | None:
-    for file in files:
-        if file.stem == name or len(files) == 1:
-            hook = getattr(_import(file), name, None)
+def _find(name: str, files: HookFiles) -> Hook | None:
+    texts = files.texts
+    for file, text in texts.items():
+        if file.stem == name or len(texts) == 1:
+            hook = getattr(_import(file, text), name, None)
             if hook is not None:
                 return _checked_callable(hook, name, file)
-    others = [file for file in files if file.stem != name and name in _top_level_names(file)]
+    others = [
+        file
+        for file, text in texts.items()
+        if file.stem != name and name in _top_level_names(file, text)
+    ]
     if len(others) > 1:
         names = " and ".join(file.name for file in others)
         remedy = "keep one, or name one file instead of the folder"
         raise HookError(f"{others[0].parent}: `{name}` is in {names}; {remedy}")
     if not others:
         return None
-    return _checked_callable(getattr(_import(others[0]), name, None), name, others[0])
+    module = _import(others[0], texts[others[0]])
+    return _checked_callable(getattr(module, name, None), name, others[0])
 
 
 def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
@@ -170,7 +256,7 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
     return hook
 
 
-def _import(file: Path) -> ModuleType:
+def _import(file: Path, text: bytes) -> ModuleType:
     """Import a hook file as a module, and return the module. The module has the file's name. If
     another hook file has already imported this file under this name, return the existing
     module."""
@@ -179,8 +265,8 @@ def _import(file: Path) -> ModuleType:
         return imported
     # A hook file named json.py must not replace the library of that name.
     name = file.stem if imported is None else f"fakevllm_hook_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, f"no loader for {file}"
+    spec = _spec(name, file, text)
+    assert spec.loader is not None, f"no loader for {file}"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -203,11 +289,11 @@ def _syntax_error(error: SyntaxError, file: Path) -> HookError:
     return HookError(f"{where}: {error.msg}; fix the syntax of this line")
 
 
-def _top_level_names(file: Path) -> set[str]:
+def _top_level_names(file: Path, text: bytes) -> set[str]:
     """Return the names that a file defines or imports outside of functions and classes. The file is
     parsed and not run."""
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        tree = ast.parse(text, str(file))
     except SyntaxError as error:
         raise _syntax_error(error, file) from error
     return set(_bound_names(tree.body))

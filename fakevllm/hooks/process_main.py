@@ -27,13 +27,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Generator
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.loader import Hooks, error_location, first_line, is_async, load_hooks
+from fakevllm.hooks.loader import (
+    HookFiles,
+    Hooks,
+    error_location,
+    first_line,
+    import_hooks,
+    importable,
+    is_async,
+)
 from fakevllm.hooks.results import (
     HookFailure,
     Json,
@@ -62,7 +69,7 @@ def frame(message: Json) -> bytes:
 
 def run(
     sock: socket.socket,
-    path: str,
+    files: HookFiles,
     timeout_s: float,
     running_call: ctypes.c_uint64,
     sandbox: HookSandbox,
@@ -82,22 +89,17 @@ def run(
     sys.stdout = sys.stderr
     child = _Child(sock, timeout_s, running_call)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
-    # The folder stays on `sys.path`: a hook may import other files of the folder during a call.
-    sys.path.insert(0, str(_folder(Path(path))))
-    try:
-        hooks = load_hooks(Path(path))
-    except HookError as error:
-        child.send({"error": str(error)})
-        return
-    asyncio.run(child.serve(hooks))
+    # A hook may import other files of the folder during a call.
+    with importable(files):
+        try:
+            hooks = import_hooks(files)
+        except HookError as error:
+            child.send({"error": str(error)})
+            return
+        asyncio.run(child.serve(hooks))
     # SIGKILL would skip the exit handlers of the user's code, such as those that delete files.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     kill_group(os.getpid())  # this process and all that its hooks have started
-
-
-def _folder(path: Path) -> Path:
-    resolved = path.expanduser().resolve()
-    return resolved if resolved.is_dir() else resolved.parent
 
 
 class _Child:

@@ -20,6 +20,8 @@ from fakevllm_runtime.read_only import connect_read_only
 PAGE_ROWS = 1000
 """Groups that one query reads. The ids are read page by page, so that neither the memory nor the
 length of a read transaction grows with the number of groups."""
+STEPS_BETWEEN_CALLS = 100_000
+"""Steps of SQLite's virtual machine after which a query calls Python. They take about 10 ms."""
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _CHECKS = (
     "SELECT 1 FROM groups WHERE\n{where}\nLIMIT 0",
@@ -94,8 +96,16 @@ class GroupSelection:
     def _reading(self) -> Generator[sqlite3.Connection]:
         try:
             with closing(connect_read_only(self.ledger)) as db:
+                # Python notices Ctrl-C only in Python code, so a long query must call some.
+                db.set_progress_handler(lambda: 0, STEPS_BETWEEN_CALLS)
                 yield db
         except sqlite3.Error as error:
+            # Ctrl-C raises in the progress handler, and SQLite then ends the query.
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_INTERRUPT:
+                raise KeyboardInterrupt from None
+            if self.where is not None and code == sqlite3.SQLITE_ERROR:
+                raise UserError(f"--where {self.where!r} fails on a group: {error}.") from None
             raise UserError(f"The ledger {self.ledger} cannot be read: {error}.") from None
 
 

@@ -224,6 +224,15 @@ class GateController:
         return self._verdict_number(self._history)
 
     @property
+    def next_candidate(self) -> int | None:
+        """The version that is evaluated next, or a newer one if training goes on before. None while
+        a candidate is evaluated, and if none will be."""
+        is_held = self._history is None or self._history.is_held
+        if is_held or self._evaluation is not None or self._is_stopped:
+            return None
+        return self._base + self._rules.evaluate_every
+
+    @property
     def num_pairs(self) -> int:
         """Number of pairs (held-out rows that both versions answered) in the current evaluation.
         The number is 0 without a candidate."""

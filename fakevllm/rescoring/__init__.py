@@ -1,12 +1,16 @@
-"""`fakevllm rescore`: run other hooks over the logged groups, and compare the new rewards with the
-old rewards. A group is a request with the answers that were sampled for it.
+"""Run other hooks over the logged groups, and compare the new rewards with the old rewards. A group
+is a request with the answers that were sampled for it. `fakevllm rescore` does so for many groups.
+A running proxy does so before edited hooks take over.
 
-command.py        the command
+command.py        the command `fakevllm rescore`
 logged_groups.py  a group in the form in which hooks get it
 rescorer.py       run the hooks over the groups, in several processes
 comparison.py     compare the new rewards with the old ones
 table.py          the comparison as a table for the terminal
+hook_trial.py     run edited hooks over the latest groups of a running proxy
+reload_rules.py   decide whether edited hooks take over
+hook_reloader.py  load edited hooks, try them, and let them take over
 
-The command never asks the model and never trains. It keeps the new rewards in the ledger's table
-`rescored`, and never changes the old rewards.
+Nothing here asks the model or trains. `fakevllm rescore` keeps the new rewards in the ledger's
+table `rescored`, and never changes the old rewards.
 """

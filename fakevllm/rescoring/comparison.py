@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from fakevllm.rescoring.reward_noise import RewardNoise
 
 Rewards = Sequence[float | None]
 
@@ -38,6 +40,8 @@ class RescoredGroup:
     """Whether the new rewards are those of an earlier command."""
     lacks_task: bool = False
     """Whether the group belongs to a dataset task that is unknown. Hooks get no metadata of it."""
+    answers: Sequence[Hashable] = ()
+    """The answers in a form in which equal answers are equal; empty if unknown."""
 
 
 @dataclass(slots=True)
@@ -97,6 +101,8 @@ class HookMeans:
     _best: _Mean = field(default_factory=_Mean)
     num_with_signal: int = 0
     """Groups with at least two different rewards. Other groups do not train."""
+    num_tied: int = 0
+    """Groups in which several siblings share the highest reward, so that none of them is best."""
 
     def add(self, rewards: Sequence[float], greedy: int | None) -> None:
         """Add the rewards of one group. `greedy` is the position of the sibling that was sampled at
@@ -104,7 +110,9 @@ class HookMeans:
         for position, reward in enumerate(rewards):
             if position != greedy:
                 self._all.add(reward)
-        self._best.add(max(rewards))
+        best = max(rewards)
+        self._best.add(best)
+        self.num_tied += list(rewards).count(best) > 1
 
     @property
     def mean(self) -> float | None:
@@ -159,6 +167,7 @@ class HookComparison:
         self.num_served_otherwise = 0
         """How many of them have a sibling with a higher new reward than the one that was served."""
         self._overall, self._within = Correlation(), Correlation()
+        self._noise = RewardNoise()
 
     @property
     def correlation(self) -> float | None:
@@ -171,6 +180,18 @@ class HookComparison:
         """Correlation of the rewards after the mean of their group was subtracted. Only this part
         of the rewards trains the model."""
         return self._within.value
+
+    @property
+    def noise_share(self) -> float | None:
+        """Share of the new rewards' variance within groups that is noise: equal answers got
+        different rewards. None if no group has two equal answers."""
+        return self._noise.share
+
+    @property
+    def correlation_without_noise(self) -> float | None:
+        """What `correlation_within` would be without the noise of the new rewards. Training
+        averages the noise out. None if it is not known."""
+        return self._noise.without_noise(self.correlation_within)
 
     def add(self, group: RescoredGroup) -> None:
         """Add one group."""
@@ -197,6 +218,8 @@ class HookComparison:
             positions, old, new = ([*column] for column in zip(*pairs, strict=True))
             greedy = positions.index(group.greedy) if group.greedy in positions else None
             self._add_rewards(old, new, greedy)
+            if group.answers:
+                self._noise.add([group.answers[position] for position in positions], new)
 
     def _add_signal(self, had_signal: bool, has_new_signal: bool) -> None:
         self.old.num_with_signal += had_signal
@@ -240,7 +263,8 @@ class HookComparison:
                 "num_served",
                 "num_served_otherwise",
             ),
-            *("correlation", "correlation_within", "first_failure"),
+            *("correlation", "correlation_within", "noise_share", "correlation_without_noise"),
+            "first_failure",
         )
         return {
             **{name: getattr(self, name) for name in names},
@@ -277,4 +301,5 @@ def _means_json(means: HookMeans) -> dict[str, Any]:
         "mean": means.mean,
         "best_of_n": means.best,
         "num_with_signal": means.num_with_signal,
+        "num_tied": means.num_tied,
     }

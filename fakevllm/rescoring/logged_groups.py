@@ -3,11 +3,16 @@ request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+import orjson
+
+from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
@@ -30,6 +35,11 @@ class LoggedGroup:
     lacks_task: bool
     """Whether the group belongs to a dataset task that is unknown."""
 
+    @property
+    def answers(self) -> list[Hashable]:
+        """The answers in a form in which equal answers are equal."""
+        return [orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for one in self.recorded.answers]
+
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
         """Join a group of the ledger with the form that hooks get. `task` is the dataset task of
@@ -45,4 +55,38 @@ class LoggedGroup:
             next(served, None) if group.served_by == "best" else None,
             recorded.indices.index(0) if has_greedy_lead else None,
             bool(group.task_id) and task is None,
+        )
+
+    @staticmethod
+    def read(ledger: Ledger, group_id: str, find_task: Callable[[str], Task | None]) -> LoggedGroup:
+        """Read a group. `find_task` returns the dataset task with an id, or None. Raises one of
+        READ_ERRORS if the group cannot be read."""
+        record = ledger.group(group_id)
+        if record is None:
+            raise KeyError("the group is not in the ledger any more")
+        task = find_task(record.task_id) if record.task_id else None
+        return LoggedGroup.of(record, ledger.recorded(record, task), task)
+
+    def rescored(
+        self,
+        rewards: Sequence[float | None] | None,
+        reason: str | None,
+        failure_floor: float | None,
+        *,
+        is_known: bool = False,
+    ) -> RescoredGroup:
+        """Join the group with the rewards that other hooks gave. `rewards` is None if the hooks
+        failed, and `reason` says why. `failure_floor` is the setting `reward.failure_floor`."""
+        if rewards is not None:
+            rewards = with_floor(rewards, self.failures, failure_floor)
+        return RescoredGroup(
+            self.recorded.request_id,
+            self.rewards,
+            rewards,
+            reason,
+            self.served,
+            self.greedy,
+            is_known,
+            self.lacks_task,
+            self.answers,
         )

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.errors import LedgerError, UserError
-from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import HookReason, RewardOutcome, hook_reason
 from fakevllm.hooks.sandbox import HookSandbox
@@ -106,13 +105,13 @@ class Rescorer:
         except READ_ERRORS as error:
             return BrokenGroup.of(group_id, error)
         if known is not None:
-            return self._result(group, known, None, is_known=True)
+            return group.rescored(known, None, self._scorer.failure_floor, is_known=True)
         outcome = await self._run_hook(group)
         if hook_reason(outcome.reason) is HookReason.LOAD:
             raise UserError(f"The hooks cannot be loaded any more: {outcome.reason}.")
         self._check_hash(outcome.hook_hash or self.hook_hash)
         await self._write(group, outcome)
-        return self._result(group, outcome.rewards, outcome.reason)
+        return group.rescored(outcome.rewards, outcome.reason, self._scorer.failure_floor)
 
     async def _run_hook(self, group: LoggedGroup) -> RewardOutcome:
         """Call the reward hook in the process that has the fewest calls now."""
@@ -129,22 +128,16 @@ class Rescorer:
     def _read(self, group_id: str) -> tuple[LoggedGroup, list[float | None] | None]:
         """Read a group, and the rewards that an earlier command with the same hooks has stored, if
         there are any."""
-        record = self._ledger.group(group_id)
-        if record is None:
-            raise KeyError("the group is not in the ledger any more")
-        task = self._task(record.task_id)
-        group = LoggedGroup.of(record, self._ledger.recorded(record, task), task)
+        group = LoggedGroup.read(self._ledger, group_id, self._task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
         indices = group.recorded.indices
         if self._again or reason is not None or set(known) != set(indices):
             return group, None
         return group, [known[index] for index in indices]
 
-    def _task(self, task_id: str | None) -> Task | None:
+    def _task(self, task_id: str) -> Task | None:
         """Return a dataset task from the dataset file or from the ledger. Return None if neither
         has it."""
-        if not task_id:
-            return None
         return self._scorer.tasks.get(task_id) or self._ledger.task(task_id)
 
     async def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
@@ -173,27 +166,6 @@ class Rescorer:
         health = self._ledger.health
         if health.dropped:
             raise LedgerError(f"the new rewards cannot be written ({health.error}); {RUN_AGAIN}")
-
-    def _result(
-        self,
-        group: LoggedGroup,
-        rewards: Sequence[float | None] | None,
-        reason: str | None,
-        *,
-        is_known: bool = False,
-    ) -> RescoredGroup:
-        if rewards is not None:
-            rewards = with_floor(rewards, group.failures, self._scorer.failure_floor)
-        return RescoredGroup(
-            group.recorded.request_id,
-            group.rewards,
-            rewards,
-            reason,
-            group.served,
-            group.greedy,
-            is_known,
-            group.lacks_task,
-        )
 
     def _check_hash(self, content_hash: str) -> None:
         self.hook_hash = self.hook_hash or content_hash

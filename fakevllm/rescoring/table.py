@@ -37,7 +37,7 @@ def render(rescored: Rescored, title: str) -> Group:
     num_groups = counted(comparison.num_groups, "group")
     texts = [_warnings(rescored)]
     if comparison.num_compared:
-        texts.insert(0, _changes(comparison))
+        texts.insert(0, Text("\n".join(change_lines(comparison))))
     table = _means(comparison, f"{title}: {num_groups}")
     return Group(table, *(text for text in texts if text))
 
@@ -61,18 +61,31 @@ def _cells(means: HookMeans, num_groups: int) -> list[str]:
     return [*numbers, _share(means.num_with_signal, num_groups)]
 
 
-def _changes(comparison: HookComparison) -> Text:
+def change_lines(comparison: HookComparison) -> list[str]:
+    """Return lines that say what the new hooks change for the compared groups."""
     num = comparison.num_compared
-    lines = [
+    return [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
         f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
+        *_noise(comparison),
         f"two siblings change their order in {_share(comparison.num_reordered, num)} groups",
+        f"several siblings share the highest reward in {_share(comparison.new.num_tied, num)} "
+        f"groups, before in {_share(comparison.old.num_tied, num)}",
         f"a signal is gained in {_share(comparison.num_gained, num)} groups, and lost in "
         f"{_share(comparison.num_lost, num)}",
         "another sibling would have been served in "
         f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
     ]
-    return Text("\n".join(lines))
+
+
+def _noise(comparison: HookComparison) -> list[str]:
+    """Return the line about different rewards of equal answers, if there are any."""
+    if not comparison.noise_share:
+        return []
+    line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"
+    if comparison.correlation_without_noise is not None:
+        line += f"; without it, the correlation is {comparison.correlation_without_noise:.2f}"
+    return [line.replace("%", " %")]
 
 
 def _warnings(rescored: Rescored) -> Text:

@@ -7,13 +7,17 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from fakevllm.config.hook_reload import MAX_TRIAL_S
 from fakevllm.config.http_address import checked_http_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import bearer_header
 
 Json = dict[str, Any]
 
-TIMEOUT_S = 10
+TIMEOUT_S = 10.0
+RELOAD_TIMEOUT_S = MAX_TRIAL_S + 60.0
+"""Timeout of a reload of the hooks, in seconds. The proxy's own limit, `hooks.reload.max_s`, is not
+larger than MAX_TRIAL_S."""
 FAN_OUT_PAUSED = "paused: each request is served once, none is fanned out"
 FAN_OUT_ON = "on: requests are fanned out"
 FAN_OUT_NO_HOOKS = "off: without hooks each request is served once (fakevllm serve --hooks FOLDER)"
@@ -29,6 +33,13 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
     if reply.get("trouble"):
         return f"{state}; the state will not survive a restart of the proxy: {reply['trouble']}"
     return f"{state}; this survives a restart of the proxy" if paused else state
+
+
+def reload_hooks(url: str, key: str | None) -> Json:
+    """Let a running proxy try its hook files, and take them over if they run clean. Return the
+    proxy's reply. Raises ConfigError if the proxy does not answer or refuses the request."""
+    path = "/fakevllm/hooks/reload"
+    return fetch_json(url, path, key, method="POST", timeout_s=RELOAD_TIMEOUT_S)
 
 
 def fetch_json(
@@ -88,7 +99,7 @@ def _error_text(url: str, error: urllib.error.HTTPError) -> str:
         if error.code == 403 and "detail" in reply:
             return str(reply["detail"])
         details: Json = reply["error"]
-        if details["param"] == "run":
+        if details["param"] == "run" or error.code == 409:
             return str(details["message"])
     except (ValueError, LookupError, TypeError):
         pass

@@ -22,8 +22,10 @@ from weakref import WeakValueDictionary
 
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.reward import FeedbackSection
-from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import FeedbackValue, HookFailure
+from fakevllm.hooks.spec import Feedback
+from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
@@ -65,7 +67,7 @@ class FeedbackService:
         ledger: Ledger,
         delivery: Delivery,
         late: LateSamples,
-        hooks: HookWorker | None,
+        hooks: HookVersions | None,
         tasks: TaskIndex,
         metrics: Metrics,
     ) -> None:
@@ -127,8 +129,8 @@ class FeedbackService:
         """
         if place is None or place.kind in _NO_FEEDBACK:
             return
-        if self._hooks is not None and self._hooks.info.has_feedback:
-            preceding = self._delivery.preceding_group(place)
+        preceding = self._delivery.preceding_group(place)
+        if self._has_hook(preceding):
             if preceding is not None:
                 self._delivery.feedback_started(preceding)
             self._background.start(self._process_implicit(group_id, preceding, place, text))
@@ -289,13 +291,27 @@ class FeedbackService:
         return None
 
     async def _value(self, row: FeedbackRecord) -> FeedbackValue | HookFailure:
-        if self._hooks is None or not self._hooks.info.has_feedback:
+        if not self._has_hook(row.group_id):
             return FeedbackValue(value_of(row.score, row.thumbs))
         subject = await self._subject(row.group_id)
         if subject is None:
             return HookFailure("not_in_ledger: the answer's group was not written")
         task = self._tasks.by_id(subject.group.task_id)
-        return await self._hooks.feedback(hook_argument(subject, task, row))
+        value = await self._call_hook(row.group_id, hook_argument(subject, task, row))
+        return value or FeedbackValue(value_of(row.score, row.thumbs))
+
+    def _has_hook(self, group_id: str | None) -> bool:
+        """Return True if the hooks that the group uses have `on_feedback`."""
+        return self._hooks is not None and self._hooks.of_group(group_id).info.has_feedback
+
+    async def _call_hook(
+        self, group_id: str, feedback: Feedback
+    ) -> FeedbackValue | HookFailure | None:
+        """Call `on_feedback` of the hooks that the group uses, or of the newest hooks if the
+        group's reward is final. Return None if these hooks do not have it."""
+        assert self._hooks is not None, "only hooks are called"
+        with self._hooks.using(group_id, Use.CALL) as hooks:
+            return await hooks.feedback(feedback) if hooks.info.has_feedback else None
 
     async def _process_implicit(
         self, group_id: str, preceding: str | None, place: Place, text: str
@@ -314,7 +330,6 @@ class FeedbackService:
     async def _implicit_amount(
         self, preceding: str, group_id: str, place: Place, text: str
     ) -> float | None:
-        assert self._hooks is not None
         await self._delivery.wait_recorded(preceding)
         subject = await self._subject(preceding)
         if subject is None:
@@ -330,8 +345,8 @@ class FeedbackService:
             reason="not_heard",
         )
         task = self._tasks.by_id(subject.group.task_id)
-        value = await self._hooks.feedback(hook_argument(subject, task, row, text))
-        if isinstance(value, FeedbackValue) and value.value is None:
+        value = await self._call_hook(preceding, hook_argument(subject, task, row, text))
+        if value is None or (isinstance(value, FeedbackValue) and value.value is None):
             return None
         recorded = self._ledger.feedback.record(row)
         self._metrics.feedback_received(kind)

@@ -55,12 +55,15 @@ class Delivery:
         window_s: float = 0.0,
         on_settled: Callable[[str], None] = lambda group_id: None,
         *,
+        on_final: Callable[[str], None] = lambda group_id: None,
         held_out: HeldOutGroups | None = None,
     ) -> None:
         """Create the delivery. `window_s` is the number of seconds for which a scored group is held
         for feedback about its answer. `on_settled` is called with a group's id when the group's
-        outcome is known and its write to the ledger is queued. `held_out` finds the groups of
-        earlier proxy processes that must not be sent, because they quote a held-out row."""
+        outcome is known and its write to the ledger is queued. `on_final` is called with a
+        group's id when no feedback can be added to the group's reward any more. `held_out` finds
+        the groups of earlier proxy processes that must not be sent, because they quote a held-out
+        row."""
         self._held_out = held_out
         self._ledger = ledger
         self._link = link
@@ -75,6 +78,7 @@ class Delivery:
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
         self._on_settled = on_settled
+        self._on_final = on_final
 
     @property
     def num_unsettled(self) -> int:
@@ -136,8 +140,7 @@ class Delivery:
     def forget(self, group_id: str) -> None:
         """Forget a group that will not be sent. Before this call, queue the record of the group for
         the ledger."""
-        self._pending.remove(group_id)
-        self._notify(group_id)
+        self._remove(group_id)
 
     # --- groups
 
@@ -276,8 +279,7 @@ class Delivery:
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)
-        added = self._pending.remove(group.group_id)
-        self._notify(group.group_id)
+        added = self._remove(group.group_id)
         served = group.served_index
         if not added or served is None:
             return group
@@ -285,6 +287,13 @@ class Delivery:
         rewards = [*group.rewards]
         rewards[served] = None if own is None else own + added
         return replace(group, rewards=rewards)
+
+    def _remove(self, group_id: str) -> float:
+        """Forget a group whose reward is final, and return the amount that feedback adds to it."""
+        added = self._pending.remove(group_id)
+        self._notify(group_id)
+        self._on_final(group_id)
+        return added
 
     async def _hold(self, group_id: str) -> None:
         while (wait_s := self._pending.wait_s(group_id, time.monotonic())) > 0:

@@ -33,7 +33,9 @@ from fakevllm.groups.request_pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
 from fakevllm.hooks.hook_file_watch import HookFileWatch
 from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.sandbox import HookSandbox
+from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
@@ -41,6 +43,8 @@ from fakevllm.release.arm_gains import ArmGains
 from fakevllm.release.arms import Arm, ArmAssigner, Shares
 from fakevllm.release.between_steps import BetweenStepsController
 from fakevllm.release.controller import GateController, GateRules
+from fakevllm.rescoring.hook_reloader import HookReloader
+from fakevllm.rescoring.hook_trial import HookTrial
 from fakevllm.runtime.plurals import counted
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
@@ -69,7 +73,7 @@ from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
 log = logging.getLogger("fakevllm.web.proxy_components")
 
-FIRST_READ_S = 3.0
+PREPARE_S = 3.0
 """When the proxy starts, it waits for up to this many seconds until the server has said which
 version is released. A longer wait would not help: without the server, apps get no answers."""
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
@@ -119,6 +123,16 @@ class ModelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningHooks:
+    """The user's hooks, and the objects that reload them."""
+
+    versions: HookVersions
+    reloader: HookReloader
+    files: HookFileWatch
+    """Object that notices changes of the hook files."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyComponents:
     """The parts of a running proxy that the proxy's routes use."""
 
@@ -146,8 +160,8 @@ class ProxyComponents:
     gate: ReleaseGate | None = None
     """Object that evaluates versions and decides which version is released. None unless
     `release.mode` is `gated`."""
-    hook_files: HookFileWatch | None = None
-    """Object that notices changes of the hook files; None without hooks."""
+    hooks: RunningHooks | None = None
+    """The user's hooks; None without hooks."""
 
 
 @contextlib.asynccontextmanager
@@ -173,7 +187,6 @@ async def open_proxy(
             for stored in ledger.tasks():
                 tasks.add([stored.task], stored.owner)
         hooks = await _start_hooks(config, stack)
-        hook_files = _watch_hook_files(config, hooks, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
         slots = CallSlots(min(config.limits.num_calls, files.num_calls))
@@ -185,7 +198,12 @@ async def open_proxy(
         held_out_groups = HeldOutGroups(held_out, ledger)
         late = LateSamples(config.feedback, ledger, link, held_out_groups)
         delivery = Delivery(
-            ledger, link, config.feedback.window_s, late.group_settled, held_out=held_out_groups
+            ledger,
+            link,
+            config.feedback.window_s,
+            late.group_settled,
+            on_final=lambda group_id: hooks.end(group_id, Use.FEEDBACK) if hooks else None,
+            held_out=held_out_groups,
         )
         stack.push_async_callback(delivery.close)
         fallback = Fallback.from_settings(config.fallback)
@@ -231,6 +249,7 @@ async def open_proxy(
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
             on_placed=feedback.request_placed,
+            on_scored=None if gate is None else gate.rewards_seen,
             arms=arms,
         )
         stack.push_async_callback(pipeline.close)
@@ -262,6 +281,9 @@ async def open_proxy(
         stack.push_async_callback(_cancel, repeating)
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
+        running_hooks = None
+        if hooks is not None:
+            running_hooks = _open_reloads(config, hooks, ledger, tasks, stack)
         yield ProxyComponents(
             config=config,
             ledger=ledger,
@@ -282,7 +304,7 @@ async def open_proxy(
             evaluator=evaluator,
             arms=arms,
             gate=gate,
-            hook_files=hook_files,
+            hooks=running_hooks,
         )
 
 
@@ -366,7 +388,7 @@ async def _open_gate(
     arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
-    """Start the release gate, which decides which version is released. Wait up to FIRST_READ_S
+    """Start the release gate, which decides which version is released. Wait up to PREPARE_S
     seconds until the gate knows the released version."""
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
@@ -415,7 +437,7 @@ async def _open_gate(
     )
     if arms is not None:
         arms.on_outcome = gate.group_scored
-    await gate.first_read(FIRST_READ_S)
+    await gate.prepare(PREPARE_S)
     running = asyncio.create_task(gate.run())
     stack.push_async_callback(_cancel, running)
     return gate
@@ -528,28 +550,55 @@ def _start_link(
     return link
 
 
-async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:
+async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookVersions | None:
     if config.hooks.path is None:
+        if config.hooks.watch:
+            raise ConfigError(
+                "hooks.watch (--watch-hooks) needs hooks: set hooks.path (--hooks), or take it out."
+            )
         return None
-    worker = HookWorker(
+    worker = _new_worker(config)
+    try:
+        await worker.start()
+    except BaseException:
+        await worker.close()
+        raise
+    versions = HookVersions(worker)
+    stack.push_async_callback(versions.close)
+    return versions
+
+
+def _new_worker(config: Config) -> HookWorker:
+    assert config.hooks.path is not None, "only a proxy with hooks runs them"
+    sandbox = HookSandbox(config.hooks.environment, config.hooks.memory_mb)
+    return HookWorker(config.hooks.path, config.hooks.timeout_s, sandbox)
+
+
+def _open_reloads(
+    config: Config,
+    versions: HookVersions,
+    ledger: Ledger,
+    tasks: TaskIndex,
+    stack: contextlib.AsyncExitStack,
+) -> RunningHooks:
+    """Start to watch the hook files, and return the objects that reload the hooks."""
+    assert config.hooks.path is not None, "only a proxy with hooks reloads them"
+
+    def find_task(task_id: str) -> Task | None:
+        return tasks.by_id(task_id) or ledger.task(task_id)
+
+    limits = config.hooks.reload
+    trial = HookTrial(ledger, config.ledger_file, find_task, limits, config.reward.failure_floor)
+    reloader = HookReloader(versions, lambda: _new_worker(config), trial, limits.max_s)
+    stack.push_async_callback(reloader.close)
+    files = HookFileWatch(
         config.hooks.path,
-        config.hooks.timeout_s,
-        HookSandbox(config.hooks.environment, config.hooks.memory_mb),
+        lambda: versions.info.content_hash,
+        reloader.reload_if_changed if config.hooks.watch else None,
     )
-    stack.push_async_callback(worker.close)
-    await worker.start()
-    return worker
-
-
-def _watch_hook_files(
-    config: Config, hooks: HookWorker | None, stack: contextlib.AsyncExitStack
-) -> HookFileWatch | None:
-    if hooks is None or config.hooks.path is None:
-        return None
-    watch = HookFileWatch(config.hooks.path, lambda: hooks.info.content_hash)
-    checking = asyncio.create_task(watch.run())
-    stack.push_async_callback(_cancel, checking)
-    return watch
+    watching = asyncio.create_task(files.run())
+    stack.push_async_callback(_cancel, watching)
+    return RunningHooks(versions, reloader, files)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -36,6 +36,13 @@ max_samples = 80
 margin = {margin}
 """
 NUM_DRAWS = 40
+THREE_FOR_APPS = """
+def on_compute_relative_reward(siblings, answers):
+    if "held-out" in siblings[0].messages[-1]["content"]:
+        return [float((answer["content"] or "").startswith("yes")) for answer in answers]
+    return [3.0 * (number % 2) for number in range(len(answers))]
+"""
+"""A hook whose rewards are outside of the declared range only for apps."""
 ANSWERED = """
     SELECT COUNT(*) FROM groups
     WHERE kind = 'eval' AND eval_id LIKE 'gate-reference-' || ? || '-%'
@@ -52,11 +59,6 @@ def releases(server: Process) -> dict[str, Any]:
     return httpx.get(f"{server.url}/releases", timeout=30).json()
 
 
-def wait_until_training_waits(server: Process) -> None:
-    """Wait until the gate has limited training. A step of the fake engine may be faster."""
-    wait_until(lambda: releases(server)["training_limit"] == 0, 60.0, "the limit of training")
-
-
 def num_answered(proxy: Process, released: int, decision: int | None = None) -> int:
     """Return the number of answered rows of the references of a released version, or of the one
     that it made after a decision with this number."""
@@ -69,7 +71,7 @@ def test_a_version_is_released_after_training_has_waited_for_its_evaluation(
 ) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags(tmp_path))
-    wait_until_training_waits(server)
+    assert releases(server)["training_limit"] == 0, "training waits before the first request"
     talk = Talk(proxy)
     record = talk.ask_until_decided(server, "released")
     assert (record["decided_by"], record["version"]) == ("gate", 3)
@@ -88,7 +90,6 @@ def test_a_worse_version_is_rejected_and_the_restored_weights_make_the_next_refe
 ) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, *flags(tmp_path, GAMEABLE, margin=0.01))
-    wait_until_training_waits(server)
     record = Talk(proxy).ask_until_decided(server, "rejected")
     assert record["evidence"]["restored"] == 0
     number = record["number"]
@@ -160,3 +161,17 @@ def test_a_gate_that_is_turned_on_in_a_run_asks_for_one_command(
     assert code == 0, output
     wait_until(lambda: num_answered(proxy, version) == NUM_DRAWS, 60.0, "the reference")
     assert history(server)[0]["decided_by"] == "operator"
+
+
+def test_a_reward_of_an_app_outside_of_the_range_stops_releases(
+    processes: Processes, tmp_path: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, *flags(tmp_path, THREE_FOR_APPS))
+    Talk(proxy).ask()
+
+    def trouble() -> str:
+        return stats(proxy)["release"]["trouble"] or ""
+
+    wait_until(lambda: "reward 3, outside of release.reward_range" in trouble(), 60.0, "the line")
+    assert history(server) == []

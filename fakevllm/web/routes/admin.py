@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
+from fakevllm.rescoring.hook_reloader import ReloadOutcome
 from fakevllm.web.arm_views import ArmStats, arm_stats
-from fakevllm.web.proxy_components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents, RunningHooks
 from fakevllm.web.routes.group_receipt import GroupReply, group_reply
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
@@ -85,11 +86,41 @@ class ReleaseStats(BaseModel):
     between training steps, each newly released version first answers the held-out rows. During this
     time, `reference` is the released version, and `reference_draws` of `reference_size` rows are
     answered. Empty if nothing is evaluated."""
+    next_candidate: int | None = None
+    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
     trouble: str | None = None
     """Reason why nothing is decided now; None if there is none."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, while the newest version answers others.
     If False, the newest version answers, and training waits while this version is evaluated."""
+
+
+class ReloadReply(BaseModel):
+    """The outcome of a reload of the hooks."""
+
+    state: str
+    """`taken_over`, `unchanged`, `refused`, or `postponed` (try again later)."""
+    message: str
+    """One line that says what became of the reload, and why."""
+    changes: list[str] = []
+    """Lines that compare the new rewards of the latest groups with the old ones."""
+    figures: dict[str, Any] | None = None
+    """All figures of this comparison; None if no group was tried."""
+    at: float
+    """Unix time at which the reload ended."""
+
+
+class HookStats(BaseModel):
+    """The hooks of this proxy."""
+
+    digest: str
+    """Digest of the hook files whose hooks score new groups."""
+    since: float
+    """Unix time from which on these hooks have scored new groups."""
+    num_versions: int
+    """Number of versions of the hooks that run. An older version runs until its groups are done."""
+    last_reload: ReloadReply | None
+    """The last reload that found edited hook files; None if there was none."""
 
 
 class Stats(BaseModel):
@@ -104,6 +135,8 @@ class Stats(BaseModel):
     hooks_changed: str | None = None
     """Message that says that the hook files were edited after the hooks had been loaded. None if
     the files were not edited."""
+    hooks: HookStats | None = None
+    """The hooks that score new groups; None without hooks."""
     counts: dict[str, int]
     """Number of groups by state."""
     untrained: dict[str, int] = {}
@@ -143,7 +176,9 @@ class Stats(BaseModel):
 
 _MAX_SHOWN_IDS = 3
 """Number of task ids that an error message quotes."""
-ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/forget"})
+ADMIN_PATHS = frozenset(
+    {"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/hooks/reload", "/fakevllm/forget"}
+)
 """Paths that require the key of an admin, because they affect all apps."""
 
 
@@ -175,6 +210,13 @@ def router(proxy: ProxyComponents) -> APIRouter:
     async def resume() -> PauseReply:
         return PauseReply(trouble=proxy.traffic_gate.pause.set(False), paused=False)
 
+    @routes.post("/hooks/reload", response_model=ReloadReply)
+    async def reload_hooks() -> ReloadReply | Response:
+        if proxy.hooks is None:
+            message = "The proxy has no hooks: start it with `fakevllm serve --hooks FOLDER`."
+            return error_response(WireError(409, error_body(message, "ConflictError", 409)))
+        return _reload_reply(await proxy.hooks.reloader.reload())
+
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
         return await group_reply(proxy, group_id)
@@ -188,6 +230,26 @@ def router(proxy: ProxyComponents) -> APIRouter:
         return await _stats_reply(proxy, run, ends_only=curve == "ends")
 
     return routes
+
+
+def _reload_reply(outcome: ReloadOutcome) -> ReloadReply:
+    return ReloadReply(
+        state=outcome.state.value,
+        message=outcome.message,
+        changes=outcome.changes,
+        figures=outcome.figures,
+        at=outcome.at,
+    )
+
+
+def _hook_stats(hooks: RunningHooks) -> HookStats:
+    last, versions = hooks.reloader.last, hooks.versions
+    return HookStats(
+        digest=versions.info.content_hash,
+        since=versions.since,
+        num_versions=versions.num_open,
+        last_reload=None if last is None else _reload_reply(last),
+    )
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
@@ -216,7 +278,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         engine=proxy.link.status,
         paused=proxy.traffic_gate.pause.is_on,
         has_hooks=proxy.config.hooks.path is not None,
-        hooks_changed=None if proxy.hook_files is None else await proxy.hook_files.check(),
+        hooks_changed=None if proxy.hooks is None else await proxy.hooks.files.check(),
+        hooks=None if proxy.hooks is None else _hook_stats(proxy.hooks),
         counts=counts,
         untrained=untrained,
         failures=failures,

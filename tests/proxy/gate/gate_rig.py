@@ -128,9 +128,8 @@ class GateRig:
     served: list[int] = field(default_factory=list[int])
     """Versions that answer the next rows for which no version is named, instead of the newest."""
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncGenerator[ReleaseGate]:
-        gate = ReleaseGate(
+    def new_gate(self) -> ReleaseGate:
+        return ReleaseGate(
             RULES,
             EvaluationRows(
                 ROWS,
@@ -149,6 +148,10 @@ class GateRig:
             retry_every_s=self.retry_every_s,
             check_every_s=PAUSE_S,
         )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[ReleaseGate]:
+        gate = self.new_gate()
         task = asyncio.create_task(gate.run())
         try:
             yield gate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from fakevllm.release.between_steps import BetweenStepsController
@@ -122,3 +124,32 @@ async def test_an_outage_only_delays_the_reference(rig: GateRig) -> None:
         await let_train(rig)
         await until(lambda: len(rig.decisions) == 2)
     assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_training_is_limited_before_the_gate_runs(rig: GateRig) -> None:
+    await rig.new_gate().prepare(1.0)
+    assert rig.server.state.training_limit == 0
+
+
+async def test_a_restarted_proxy_keeps_the_limit_that_lets_training_go_on(rig: GateRig) -> None:
+    async with rig.running():
+        await let_train(rig)
+    limit = rig.server.state.training_limit
+    await rig.new_gate().prepare(1.0)
+    assert rig.server.state.training_limit == limit == 10
+
+
+async def test_training_is_limited_as_soon_as_the_server_reports_its_version(rig: GateRig) -> None:
+    rig.server.is_silent = True
+    preparing = asyncio.create_task(rig.new_gate().prepare(10.0))
+    await until(lambda: rig.server.num_requests > 0)
+    assert rig.server.state.training_limit is None
+    rig.server.is_silent = False
+    await preparing
+    assert rig.server.state.training_limit == 0
+
+
+async def test_a_proxy_starts_although_the_server_cannot_be_reached(rig: GateRig) -> None:
+    rig.server.is_away = True
+    await rig.new_gate().prepare(0.01)
+    assert rig.server.state.training_limit is None

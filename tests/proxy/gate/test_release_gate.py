@@ -408,6 +408,6 @@ async def test_each_live_session_counts_once_and_only_after_its_version_is_known
 async def test_the_released_version_is_read_before_the_first_look(rig: GateRig) -> None:
     rig.server.state.released = 7
     async with rig.running() as gate:
-        await gate.first_read(1.0)
+        await gate.prepare(1.0)
         assert rig.released[0] == 7
         assert gate.view().released == 7

@@ -18,6 +18,7 @@ from fakevllm.groups.group_executor import GroupExecutor, GroupServices
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.sampler import Sampler
 from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.ledger.records import GroupRecord
@@ -350,7 +351,7 @@ async def staged(
         sampler=Sampler(
             upstream, RetryHandler(upstream, link, hold_s, sibling_limit=sibling_limit), 1.0
         ),
-        hooks=hook,
+        hooks=HookVersions(hook),
         sibling_limit=sibling_limit,
         rng=random.Random(0),
         on_end=lambda _, record: records.append(record),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +105,21 @@ def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, but long enough to be read as one" * 100)
     with pytest.raises(UserError, match="text cannot be read: file is not a database"):
         selected_groups(tmp_path / "text")
+
+
+def test_a_condition_that_fails_on_a_group_is_named(ledger: Path) -> None:
+    with pytest.raises(UserError, match=r"--where .* fails on a group: malformed JSON"):
+        selected_groups(ledger, "json_extract(group_id, '$.a') = 1")
+
+
+def test_ctrl_c_ends_a_slow_condition(ledger: Path) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT MAX(i) FROM n"
+    ctrl_c = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.start()
+            selected_groups(ledger, f"({endless}) > 0")
+    finally:
+        ctrl_c.join()
+        signal.signal(signal.SIGINT, before)

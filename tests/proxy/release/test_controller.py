@@ -96,6 +96,18 @@ def test_the_newest_version_becomes_a_candidate_after_evaluate_every_versions() 
     assert gate.next == Evaluate(candidate=20, released=0, draw=0)
 
 
+def test_the_next_candidate_is_known_unless_one_is_evaluated_or_releases_are_on_hold() -> None:
+    gate = Gate(num_versions=0)
+    assert gate.controller.next_candidate == RULES.evaluate_every
+    gate.operator(Decision.HOLD)
+    assert gate.controller.next_candidate is None
+    gate.operator(Decision.RESUME)
+    assert gate.controller.next_candidate == RULES.evaluate_every
+    evaluated = Gate()
+    evaluated.send()
+    assert evaluated.controller.next_candidate is None
+
+
 def test_a_better_candidate_is_released_with_its_evidence() -> None:
     gate = evaluating()
     num_pairs = gate.score(BETTER)

@@ -63,6 +63,12 @@ def test_a_signal_is_gained_by_broken_ties_and_lost_by_new_ties() -> None:
     assert comparison.num_reordered == 0
 
 
+def test_groups_whose_highest_reward_is_shared_are_counted_for_both_versions() -> None:
+    comparison = compare(group([1, 1, 0], [1, 0, 0]), group([2, 1], [3, 3]), group([0, 0], [1, 1]))
+    assert (comparison.old.num_tied, comparison.new.num_tied) == (2, 2)
+    assert comparison.as_json()["old"]["num_tied"] == 2
+
+
 def test_only_siblings_with_both_rewards_count_for_the_means() -> None:
     comparison = compare(group([1.0, None, 0.0], [1.0, 5.0, 0.0]))
     assert (comparison.old.mean, comparison.new.mean) == (0.5, 0.5)

@@ -66,6 +66,7 @@ async def test_the_released_version_is_known_when_the_proxy_has_started(tmp_path
         "candidate": None,
         "is_held": True,
         "evaluation": {},
+        "next_candidate": None,
         "trouble": shown["release"]["trouble"],
         "has_released_arm": True,
     }

@@ -1,0 +1,25 @@
+"""The section `[hooks.reload]` of fakevllm.toml."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fakevllm.config.base import Section
+
+MAX_TRIAL_S = 3600.0
+"""Maximum of `hooks.reload.max_s`. `fakevllm hooks reload` waits a little longer for its answer."""
+
+
+class ReloadSection(Section):
+    """The trial of new hooks on logged groups, and the limits within which the new hooks take over
+    from the old ones. A group is a request with the answers that were sampled for it."""
+
+    groups: int = Field(default=50, ge=0, le=1000)
+    """Number of logged groups on which new hooks are tried, the newest ones. 0 means no trial."""
+    max_s: float = Field(default=60.0, gt=0, le=MAX_TRIAL_S)
+    """Seconds that loading and trying the new hooks may take."""
+    max_failed: float = Field(default=0.0, ge=0, le=1)
+    """Share of the groups for which the new hooks may fail."""
+    max_lost_signal: float = Field(default=0.9, ge=0, le=1)
+    """Share of the groups with a signal (two different rewards) that may lose it. Groups without a
+    signal train nothing."""

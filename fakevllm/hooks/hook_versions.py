@@ -1,0 +1,89 @@
+"""HookVersions, the running versions of the user's hooks. New groups use the newest version. Groups
+that began under an older version keep it, so that no group is scored by two versions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Generator
+
+from fakevllm.hooks.hook_process import EXIT_TIMEOUT_S, HookInfo
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.version_leases import Use, VersionLeases
+from fakevllm.runtime.task_set import TaskSet
+
+log = logging.getLogger("fakevllm.hooks")
+
+MAX_OPEN = 4
+"""Maximum number of versions whose processes run at a time, including the newest. Each of them
+needs the memory of a process."""
+
+
+class HookVersions:
+    """The owner of the hook processes of a proxy, one for each version in use."""
+
+    def __init__(self, worker: HookWorker, now: float | None = None) -> None:
+        """Create the object with the first version, which is started already. `now` is the Unix
+        time."""
+        self._leases = VersionLeases()
+        self._workers = {self._leases.current: worker}
+        self._closing = TaskSet(log, "an old hook process could not be closed")
+        self._is_closed = False
+        self.since = time.time() if now is None else now
+        """Unix time at which the newest version took over."""
+
+    @property
+    def current(self) -> HookWorker:
+        """The newest version."""
+        return self._workers[self._leases.current]
+
+    @property
+    def info(self) -> HookInfo:
+        """The hooks of the newest version."""
+        return self.current.info
+
+    @property
+    def num_open(self) -> int:
+        """Number of versions whose processes run, including the newest."""
+        return self._leases.num_open
+
+    def of_group(self, group_id: str | None) -> HookWorker:
+        """Return the version that a group uses, or the newest if the group uses none."""
+        return self._workers[self._leases.version_of(group_id)]
+
+    def begin(self, group_id: str, use: Use) -> HookWorker:
+        """Return the version for a group, and keep it open until `end` is called for this use."""
+        return self._workers[self._leases.begin(group_id, use)]
+
+    def end(self, group_id: str, use: Use) -> None:
+        """Record that a use by a group is over. Versions that nobody uses any more are closed."""
+        self._close(self._leases.end(group_id, use))
+
+    @contextlib.contextmanager
+    def using(self, group_id: str, use: Use) -> Generator[HookWorker]:
+        """Keep the version of a group open while the `with` block runs."""
+        try:
+            yield self.begin(group_id, use)
+        finally:
+            self.end(group_id, use)
+
+    def take_over(self, worker: HookWorker, now: float) -> None:
+        """Make a started worker the newest version. From now on, this object owns it. `now` is the
+        Unix time."""
+        assert not self._is_closed, "the reloader is closed before the versions"
+        ended = self._leases.switch()
+        self._workers[self._leases.current] = worker
+        self.since = now
+        self._close(ended)
+
+    async def close(self) -> None:
+        """End all hook processes."""
+        self._is_closed = True
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
+        await self._closing.close(2 * EXIT_TIMEOUT_S)
+
+    def _close(self, versions: list[int]) -> None:
+        for version in versions:
+            self._closing.start(self._workers.pop(version).close())

@@ -1,0 +1,51 @@
+"""The decision when edited hook files are tried. This module does no I/O, and gets the time as an
+argument."""
+
+from __future__ import annotations
+
+SETTLE_S = 0.3
+"""Seconds for which the files must stay unchanged before they are tried. An editor, or a command
+such as `git pull`, may write several files one after the other."""
+
+
+class ReloadSchedule:
+    """The decision when edited hook files are tried. Each version of the files is tried once.
+
+    >>> schedule = ReloadSchedule()
+    >>> [schedule.is_due("new", "old", now_s) for now_s in (0.0, 0.1, 0.3, 0.6)]
+    [False, False, True, False]
+    """
+
+    def __init__(self, settle_s: float = SETTLE_S) -> None:
+        self._settle_s = settle_s
+        self._seen: str | None = None
+        """Digest of the files at the previous call, if they differ from the running hooks."""
+        self._seen_at = 0.0
+        self._tried: str | None = None
+        """Digest of the files that were tried last, if they differ from the running hooks."""
+
+    def is_due(self, files: str | None, running: str, now_s: float) -> bool:
+        """Return True if the files must be tried now.
+
+        `files` is the digest of the files, or None if they cannot be read. `running` is the digest
+        of the running hooks. `now_s` is in seconds on a monotonic clock.
+        """
+        if files == running:
+            self._seen = self._tried = None
+            return False
+        if files != self._seen:
+            self._seen, self._seen_at = files, now_s
+        is_settled = now_s - self._seen_at >= self._settle_s
+        if files is None or files == self._tried or not is_settled:
+            return False
+        self._tried = files
+        return True
+
+    def retry(self) -> None:
+        """Let the files be tried again, because the cause of the refusal was temporary."""
+        self._tried = None
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the files have changed and wait to be tried."""
+        return self._seen is not None and self._seen != self._tried

@@ -1,0 +1,99 @@
+"""The versions of the hooks that are in use, and the groups that use them. This module does no I/O.
+
+A group (a request with its siblings) takes the version that is current when the group begins, and
+keeps it until its reward is final. An older version ends when no group uses it any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Use(Enum):
+    """A part of a group's life in which the group uses the hooks."""
+
+    REQUEST = "request"
+    """The request is planned, sampled and answered."""
+    SIBLINGS = "siblings"
+    """Siblings are sampled and scored, perhaps after the app has its answer."""
+    FEEDBACK = "feedback"
+    """The scored group waits for feedback, which `on_feedback` may add to the reward."""
+    CALL = "call"
+    """A single call of a hook, for feedback or for an evaluation. Several of them may run for one
+    group."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    version: int
+    uses: Counter[Use] = field(default_factory=Counter[Use])
+
+
+class VersionLeases:
+    """The versions in use, as numbers that rise.
+
+    >>> leases = VersionLeases()
+    >>> leases.begin("g1", Use.REQUEST), leases.switch(), leases.begin("g2", Use.REQUEST)
+    (0, [], 1)
+    >>> leases.end("g1", Use.REQUEST)
+    [0]
+    """
+
+    def __init__(self) -> None:
+        self.current = 0
+        """Number of the version that new groups use."""
+        self._leases: dict[str, _Lease] = {}
+        """Leases by group id. Bounded by the number of open groups."""
+        self._num_groups = {0: 0}
+        """Number of groups that use a version, for each version that is in use."""
+
+    @property
+    def num_open(self) -> int:
+        """Number of versions that are in use, including the current one."""
+        return len(self._num_groups)
+
+    def begin(self, group_id: str, use: Use) -> int:
+        """Record that the group uses the hooks. Return its version, which is the current one if the
+        group did not use the hooks before."""
+        lease = self._leases.get(group_id)
+        if lease is None:
+            lease = self._leases[group_id] = _Lease(self.current)
+            self._num_groups[self.current] += 1
+        lease.uses[use] += 1
+        return lease.version
+
+    def version_of(self, group_id: str | None) -> int:
+        """Return the version that the group uses. It is the current one if the group uses none."""
+        lease = self._leases.get(group_id or "")
+        return self.current if lease is None else lease.version
+
+    def end(self, group_id: str, use: Use) -> list[int]:
+        """Record that this use by the group is over. Return the versions that ended with it. If the
+        use was not recorded, nothing changes."""
+        lease = self._leases.get(group_id)
+        if lease is None:
+            return []
+        lease.uses -= Counter([use])  # drops a use that ends
+        if lease.uses:
+            return []
+        del self._leases[group_id]
+        self._num_groups[lease.version] -= 1
+        return self._take_ended()
+
+    def switch(self) -> list[int]:
+        """Make a new version the current one. Return the older versions that no group uses."""
+        self.current += 1
+        self._num_groups[self.current] = 0
+        return self._take_ended()
+
+    def _take_ended(self) -> list[int]:
+        ended = [
+            version
+            for version, num in self._num_groups.items()
+            if num == 0 and version != self.current
+        ]
+        for version in ended:
+            del self._num_groups[version]
+        return ended

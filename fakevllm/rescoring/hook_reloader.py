@@ -1,0 +1,189 @@
+"""HookReloader, which replaces the hooks of a running proxy with edited ones.
+
+The new hooks are loaded in a process of their own and tried on logged groups. They take over only
+if the limits of `[hooks.reload]` allow it. Apps do not notice the trial, whatever the new hooks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from fakevllm.errors import HookError, UserError
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.hook_versions import MAX_OPEN, HookVersions
+from fakevllm.rescoring.hook_trial import HookTrial, Trial
+from fakevllm.rescoring.table import change_lines
+from fakevllm.runtime.plurals import counted
+from fakevllm.runtime.terminal_text import printable
+
+log = logging.getLogger("fakevllm.hooks")
+
+
+class ReloadState(Enum):
+    """What became of a reload."""
+
+    TAKEN_OVER = "taken_over"
+    UNCHANGED = "unchanged"
+    REFUSED = "refused"
+    POSTPONED = "postponed"
+    """The new hooks were not tried, for a reason that will pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadOutcome:
+    """The outcome of one reload."""
+
+    state: ReloadState
+    message: str
+    """One line that says what became of the reload, and why."""
+    changes: list[str] = field(default_factory=list[str])
+    """Lines that compare the new rewards with the old ones; empty if no group was tried."""
+    figures: dict[str, Any] | None = None
+    """All figures of the comparison; None if no group was tried."""
+    at: float = 0.0
+    """Unix time at which the reload ended."""
+
+
+class HookReloader:
+    """The reloads of one proxy. They run one after the other."""
+
+    def __init__(
+        self,
+        versions: HookVersions,
+        new_worker: Callable[[], HookWorker],
+        trial: HookTrial,
+        max_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create the reloader. `new_worker` returns a worker for the hook files, which is not
+        started. `max_s` is the number of seconds that loading and trying may take. `clock` returns
+        the Unix time."""
+        self._versions = versions
+        self._new_worker = new_worker
+        self._trial = trial
+        self._max_s = max_s
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Task[ReloadOutcome]] = set()
+        self.last: ReloadOutcome | None = None
+        """Outcome of the last reload that found edited files; None if there was none."""
+
+    async def reload(self) -> ReloadOutcome:
+        """Try the hook files on disk, and let them take over if they run clean. The reload goes on
+        if the caller is cancelled."""
+        task = asyncio.create_task(self._reload())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def reload_if_changed(self) -> bool:
+        """Run `reload` for edited files. Return False if it must be tried again later."""
+        return (await self.reload()).state is not ReloadState.POSTPONED
+
+    async def close(self) -> None:
+        """Stop all reloads."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _reload(self) -> ReloadOutcome:
+        async with self._lock:
+            worker = self._new_worker()
+            try:
+                outcome = await self._try(worker)
+            finally:
+                if self._versions.current is not worker:
+                    await worker.close()
+            if outcome.state is not ReloadState.UNCHANGED:
+                self._log(outcome)
+                self.last = outcome
+            return outcome
+
+    async def _try(self, worker: HookWorker) -> ReloadOutcome:
+        """Load and try new hooks, and let them take over if they run clean."""
+        old = self._versions.info.content_hash
+        try:
+            new = await worker.read_files()
+        except HookError as error:
+            return self._refused("The new hooks", old, str(error))
+        name = f"The new hooks {new}"
+        if new == old:
+            message = f"The hook files did not change, and the hooks {old} stay in use."
+            return ReloadOutcome(ReloadState.UNCHANGED, message, at=self._clock())
+        if self._versions.num_open >= MAX_OPEN:
+            reason = (
+                f"{MAX_OPEN - 1} older versions of the hooks still have groups to score; try again "
+                "when these groups are done"
+            )
+            return self._refused(name, old, reason, ReloadState.POSTPONED)
+        trial, reason = Trial(), None
+        is_loaded = False
+        try:
+            async with asyncio.timeout(self._max_s):
+                await worker.start()
+                is_loaded = True
+                reason = await self._trial.run(worker, trial)
+        except TimeoutError:
+            reason = self._timeout_reason(trial, is_loaded)
+        except (HookError, UserError) as error:
+            reason = str(error).rstrip(".")
+        except OSError as error:  # translates: there may be no memory for another process
+            reason = f"their process could not be started ({error})"
+        if reason is not None:
+            return self._refused(name, old, reason, trial=trial)
+        self._versions.take_over(worker, self._clock())
+        message = f"{name} took over from {old}: {_tried(trial)}."
+        return self._outcome(ReloadState.TAKEN_OVER, message, trial)
+
+    def _timeout_reason(self, trial: Trial, is_loaded: bool) -> str:
+        limit = f"{self._max_s:g} s (limit hooks.reload.max_s)"
+        if not is_loaded:
+            return f"loading them took longer than {limit}"
+        num = trial.comparison.num_groups + trial.num_skipped
+        return f"only {num} of {counted(trial.num_groups, 'group')} were tried within {limit}"
+
+    def _refused(
+        self,
+        name: str,
+        old: str,
+        reason: str,
+        state: ReloadState = ReloadState.REFUSED,
+        trial: Trial | None = None,
+    ) -> ReloadOutcome:
+        message = f"{name} were not taken over, and the hooks {old} stay in use: {reason}."
+        return self._outcome(state, message, trial or Trial())
+
+    def _outcome(self, state: ReloadState, message: str, trial: Trial) -> ReloadOutcome:
+        comparison = trial.comparison
+        return ReloadOutcome(
+            state,
+            printable(message),
+            change_lines(comparison) if comparison.num_compared else [],
+            comparison.as_json() if comparison.num_groups else None,
+            self._clock(),
+        )
+
+    def _log(self, outcome: ReloadOutcome) -> None:
+        if self.last is not None and self.last.message == outcome.message:
+            return
+        is_clean = outcome.state is ReloadState.TAKEN_OVER
+        lines = [outcome.message, *(f"  {line}" for line in outcome.changes if is_clean)]
+        for line in lines:
+            log.log(logging.INFO if is_clean else logging.WARNING, "%s", line)
+
+
+def _tried(trial: Trial) -> str:
+    """Return a text that says on how many groups new hooks were tried."""
+    comparison = trial.comparison
+    text = f"tried on {counted(comparison.num_groups, 'group')}"
+    if comparison.failures:
+        text += f", and failed for {comparison.failures.total()}"
+    if trial.num_skipped:
+        text += f" ({trial.num_skipped} more cannot be read, or their dataset row is unknown)"
+    return text

@@ -1,0 +1,99 @@
+"""Run new hooks on the latest logged groups, in a hook process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fakevllm.config.hook_reload import ReloadSection
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.results import HookFailure
+from fakevllm.ledger.broken_rows import READ_ERRORS
+from fakevllm.ledger.selection import GroupSelection
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.comparison import HookComparison, RescoredGroup
+from fakevllm.rescoring.logged_groups import MIN_ANSWERS, LoggedGroup
+from fakevllm.rescoring.reload_rules import ReloadRules
+from fakevllm.runtime.bounded_tasks import run_bounded
+from fakevllm_adapters.protocol.swarm import Task
+
+CONCURRENCY = 2
+"""Number of groups that are tried at a time. Apps are being served meanwhile, so it is small."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """The results so far. They can be read while the trial runs."""
+
+    num_groups: int = 0
+    """Number of groups that the trial has found in the ledger."""
+    num_skipped: int = 0
+    """Number of these groups that cannot be read, or whose dataset row is unknown."""
+    comparison: HookComparison = field(default_factory=HookComparison)
+
+
+class HookTrial:
+    """Tries hooks on the groups of one ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        file: Path,
+        find_task: Callable[[str], Task | None],
+        limits: ReloadSection,
+        failure_floor: float | None = None,
+    ) -> None:
+        """Create the trial. `file` is the file of `ledger`. `find_task` returns the dataset task
+        with an id, or None. `failure_floor` is the setting `reward.failure_floor`."""
+        self._ledger = ledger
+        self._file = file
+        self._find_task = find_task
+        self._limits = limits
+        self._rules = ReloadRules(limits)
+        self._failure_floor = failure_floor
+
+    async def run(self, worker: HookWorker, trial: Trial) -> str | None:
+        """Run started hooks on the latest groups, and add the results to `trial`. Return the reason
+        why the hooks must not take over, or None. The trial ends early if the reason is clear.
+
+        Raises UserError if the ledger cannot be read.
+        """
+        if self._limits.groups == 0:
+            return None
+        group_ids = await asyncio.to_thread(self._latest)
+        trial.num_groups = len(group_ids)
+        attempts = (self._try(worker, group_id) for group_id in group_ids)
+        async with aclosing(run_bounded(attempts, CONCURRENCY)) as results:
+            async for result in results:
+                if result is None:
+                    trial.num_skipped += 1
+                else:
+                    trial.comparison.add(result)
+                if self._rules.is_hopeless(trial.comparison, trial.num_groups):
+                    break
+        return self._rules.refusal(trial.comparison)
+
+    def _latest(self) -> list[str]:
+        selection = GroupSelection(self._file, None, self._limits.groups, MIN_ANSWERS)
+        return list(selection.find().ids())
+
+    async def _try(self, worker: HookWorker, group_id: str) -> RescoredGroup | None:
+        """Run the hooks on one group, as they would run for the request. Return None if the group
+        is skipped."""
+        try:
+            group = await asyncio.to_thread(
+                LoggedGroup.read, self._ledger, group_id, self._find_task
+            )
+        except READ_ERRORS:
+            return None
+        if group.lacks_task:
+            return None
+        recorded = group.recorded
+        plan = await worker.submit(recorded.request_id, recorded.task)
+        if isinstance(plan, HookFailure):
+            return group.rescored(None, plan.reason, self._failure_floor)
+        outcome = await worker.reward(recorded.siblings(), recorded.answers, recorded.question)
+        return group.rescored(outcome.rewards, outcome.reason, self._failure_floor)

@@ -1,0 +1,49 @@
+"""The decision whether new hooks take over from the running hooks. This module does no I/O."""
+
+from __future__ import annotations
+
+from fakevllm.config.hook_reload import ReloadSection
+from fakevllm.rescoring.comparison import HookComparison
+from fakevllm.runtime.plurals import counted
+
+MIN_WITH_SIGNAL = 10
+"""Number of groups with a signal from which on the limit `max_lost_signal` holds. The share of
+fewer groups says little."""
+
+
+class ReloadRules:
+    """The limits of `[hooks.reload]`.
+
+    >>> from fakevllm.rescoring.comparison import RescoredGroup
+    >>> comparison = HookComparison()
+    >>> comparison.add(RescoredGroup("g1", [0.0, 1.0], None, "hook_nan: reward 1 is nan"))
+    >>> ReloadRules(ReloadSection()).refusal(comparison).partition(":")[0]
+    'they failed for 1 of 1 tried group (limit hooks.reload.max_failed = 0)'
+    """
+
+    def __init__(self, limits: ReloadSection) -> None:
+        self._limits = limits
+
+    def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
+        """Return True if the new hooks will be refused, whatever the rest of the `num_groups`
+        groups shows."""
+        return comparison.failures.total() > self._limits.max_failed * num_groups
+
+    def refusal(self, comparison: HookComparison) -> str | None:
+        """Return the reason why the new hooks do not take over, or None if they do."""
+        num, num_failed = comparison.num_groups, comparison.failures.total()
+        if num_failed > self._limits.max_failed * num:
+            return (
+                f"they failed for {num_failed} of {counted(num, 'tried group')} (limit "
+                f"hooks.reload.max_failed = {self._limits.max_failed:g}): "
+                f"{comparison.first_failure}"
+            )
+        had_signal, num_lost = comparison.old.num_with_signal, comparison.num_lost
+        is_enough = had_signal >= MIN_WITH_SIGNAL
+        if is_enough and num_lost > self._limits.max_lost_signal * had_signal:
+            return (
+                f"{num_lost} of {had_signal} groups lose their signal, because all their new "
+                "rewards are equal (limit hooks.reload.max_lost_signal = "
+                f"{self._limits.max_lost_signal:g})"
+            )
+        return None

@@ -1,0 +1,84 @@
+"""Estimate how much of a hook's rewards is noise, from equal answers that get different rewards.
+This module does no I/O.
+
+A judge that is a model may give the same answer a high reward once and a low one later. Such noise
+lowers the correlation with other rewards. In training it averages out, while a systematic error of
+the hook is learned. So two hooks with the same correlation may train a model very differently.
+
+The correlation without noise is Spearman's correction for attenuation: the correlation divided by
+the square root of the rewards' reliability (C. Spearman, "The proof and measurement of association
+between two things", 1904). The reliability is the share of the variance within groups that is not
+noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+LEAST_RELIABILITY = 0.05
+"""Reliability below which nothing is corrected. The rewards are then nearly all noise, and the
+quotient says nothing."""
+
+
+@dataclass(slots=True)
+class _Variance:
+    """The variance around the means of several sets of numbers, pooled over the sets."""
+
+    _squares: float = 0.0
+    _num_free: int = 0
+    """Degrees of freedom: the numbers without one of each set."""
+
+    def add(self, numbers: Sequence[float]) -> None:
+        """Add one set with its own mean."""
+        if len(set(numbers)) > 1:  # otherwise rounding errors would look like noise
+            mean = math.fsum(numbers) / len(numbers)
+            self._squares += math.fsum((number - mean) ** 2 for number in numbers)
+        self._num_free += len(numbers) - 1
+
+    @property
+    def value(self) -> float | None:
+        """The variance; None if no set had two numbers."""
+        return self._squares / self._num_free if self._num_free else None
+
+
+@dataclass(slots=True)
+class RewardNoise:
+    """The noise of one hook's rewards.
+
+    >>> noise = RewardNoise()
+    >>> noise.add(["yes", "yes", "no", "no"], [1.0, 1.0, 0.0, 0.0])
+    >>> noise.share
+    0.0
+    """
+
+    _equal: _Variance = field(default_factory=_Variance)
+    _all: _Variance = field(default_factory=_Variance)
+
+    def add(self, answers: Sequence[Hashable], rewards: Sequence[float]) -> None:
+        """Add the answers of one group, with their rewards."""
+        by_answer: defaultdict[Hashable, list[float]] = defaultdict(list)
+        for answer, reward in zip(answers, rewards, strict=True):
+            by_answer[answer].append(reward)
+        self._all.add(rewards)
+        for equal in by_answer.values():
+            self._equal.add(equal)
+
+    @property
+    def share(self) -> float | None:
+        """Share of the variance within groups that is noise, from 0 to 1. None if no group has two
+        equal answers, or if all rewards of each group are equal."""
+        noise, total = self._equal.value, self._all.value
+        if noise is None or not total:
+            return None
+        return min(1.0, noise / total)
+
+    def without_noise(self, correlation: float | None) -> float | None:
+        """Return what a correlation within groups would be without the noise. None if it is not
+        known."""
+        share = self.share
+        if correlation is None or share is None or 1 - share < LEAST_RELIABILITY:
+            return None
+        return max(-1.0, min(1.0, correlation / math.sqrt(1 - share)))
