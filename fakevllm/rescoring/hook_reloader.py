@@ -17,8 +17,8 @@ from typing import Any
 from fakevllm.errors import HookError, UserError
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import MAX_OPEN, HookVersions
+from fakevllm.rescoring.change_lines import change_lines
 from fakevllm.rescoring.hook_trial import HookTrial, Trial
-from fakevllm.rescoring.table import change_lines
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 

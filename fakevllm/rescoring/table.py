@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.ledger.broken_rows import BrokenGroup
+from fakevllm.rescoring.change_lines import change_lines, share
 from fakevllm.rescoring.comparison import HookComparison, HookMeans
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
@@ -58,34 +59,7 @@ def _cells(means: HookMeans, num_groups: int) -> list[str]:
         "-" if value is None else f"{round(value, 3) + 0.0:.3f}"
         for value in (means.mean, means.best)
     ]
-    return [*numbers, _share(means.num_with_signal, num_groups)]
-
-
-def change_lines(comparison: HookComparison) -> list[str]:
-    """Return lines that say what the new hooks change for the compared groups."""
-    num = comparison.num_compared
-    return [
-        f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
-        f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
-        *_noise(comparison),
-        f"two siblings change their order in {_share(comparison.num_reordered, num)} groups",
-        f"several siblings share the highest reward in {_share(comparison.new.num_tied, num)} "
-        f"groups, before in {_share(comparison.old.num_tied, num)}",
-        f"a signal is gained in {_share(comparison.num_gained, num)} groups, and lost in "
-        f"{_share(comparison.num_lost, num)}",
-        "another sibling would have been served in "
-        f"{_share(comparison.num_served_otherwise, comparison.num_served)} groups",
-    ]
-
-
-def _noise(comparison: HookComparison) -> list[str]:
-    """Return the line about different rewards of equal answers, if there are any."""
-    if not comparison.noise_share:
-        return []
-    line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"
-    if comparison.correlation_without_noise is not None:
-        line += f"; without it, the correlation is {comparison.correlation_without_noise:.2f}"
-    return [line.replace("%", " %")]
+    return [*numbers, share(means.num_with_signal, num_groups)]
 
 
 def _warnings(rescored: Rescored) -> Text:
@@ -110,16 +84,3 @@ def _warnings(rescored: Rescored) -> Text:
             (f"  {one.group_id}: {printable(one.error)}", "red") for one in broken[:MAX_LISTED]
         ]
     return Text("\n").join(Text(line, style) for line, style in lines)
-
-
-def _share(num: int, total: int) -> str:
-    """Return a number with its share.
-
-    >>> _share(3, 12), _share(0, 0)
-    ('3 of 12 (25 %)', '0 of 0')
-    """
-    return f"{num} of {total} ({num / total:.0%})".replace("%", " %") if total else f"{num} of 0"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"

@@ -1,0 +1,46 @@
+"""The lines that say what new hooks change, for the terminal and for the proxy's log."""
+
+from __future__ import annotations
+
+from fakevllm.rescoring.comparison import HookComparison
+from fakevllm.runtime.plurals import counted
+
+
+def change_lines(comparison: HookComparison) -> list[str]:
+    """Return lines that say what the new hooks change for the compared groups."""
+    num = comparison.num_compared
+    return [
+        f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
+        f"{_number(comparison.correlation_within)} ({counted(comparison.num_siblings, 'sibling')})",
+        *_noise(comparison),
+        f"two siblings change their order in {share(comparison.num_reordered, num)} groups",
+        f"several siblings share the highest reward in {share(comparison.new.num_tied, num)} "
+        f"groups, before in {share(comparison.old.num_tied, num)}",
+        f"a signal is gained in {share(comparison.num_gained, num)} groups, and lost in "
+        f"{share(comparison.num_lost, num)}",
+        "another sibling would have been served in "
+        f"{share(comparison.num_served_otherwise, comparison.num_served)} groups",
+    ]
+
+
+def _noise(comparison: HookComparison) -> list[str]:
+    """Return the line about different rewards of equal answers, if there are any."""
+    if not comparison.noise_share:
+        return []
+    line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"
+    if comparison.correlation_without_noise is not None:
+        line += f"; without it, the correlation is {comparison.correlation_without_noise:.2f}"
+    return [line.replace("%", " %")]
+
+
+def share(num: int, total: int) -> str:
+    """Return a number with its share.
+
+    >>> share(3, 12), share(0, 0)
+    ('3 of 12 (25 %)', '0 of 0')
+    """
+    return f"{num} of {total} ({num / total:.0%})".replace("%", " %") if total else f"{num} of 0"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
