@@ -144,7 +144,7 @@ def _forget_here(settings: ForgetSettings, targets: Sequence[Target]) -> ForgetR
         ledger = Ledger.open(settings.ledger)
         try:
             forgotten = await Forgetter(ledger, wait_s=0.0).forget(targets)
-            deleted = await _server_requests(settings, ledger).send_unsent()
+            deleted = await _server_requests(settings, ledger).send_unsent(forgotten.found)
             return await report_of(ledger, forgotten, deleted)
         finally:
             ledger.close()

@@ -58,6 +58,7 @@ class Forgetter:
         self._lock = asyncio.Lock()
         """Lock that is held while contents are deleted, because the erasure of pieces allows only
         one deletion at a time."""
+        self._is_log_truncated = True
 
     async def forget(self, targets: Sequence[Target]) -> Forgotten:
         """Delete the contents of all groups of the targets. Wait for open requests and for groups
@@ -86,6 +87,16 @@ class Forgetter:
             await self._clear(group_ids, Cause.PRUNED)
             await self._erase()
 
+    async def finish(self) -> None:
+        """Erase the bytes that an interrupted deletion has left, also one of an earlier process.
+        Truncate the write-ahead log, if another process kept an earlier deletion from doing so.
+        Raises LedgerError if the ledger cannot be written."""
+        async with self._lock:
+            with self._ledger.reading():
+                pieces = await asyncio.to_thread(self._ledger.forgotten.loose_pieces)
+            if pieces or not self._is_log_truncated:
+                await self._erase()
+
     def _find(self, targets: Sequence[Target]) -> FoundGroups:
         with self._ledger.reading():
             found = [self._ledger.forgotten.find(target) for target in targets]
@@ -109,7 +120,8 @@ class Forgetter:
                 used = await asyncio.to_thread(ledger.forgotten.used_ranges, pieces)
                 for some in in_batches(pieces, PIECES_PER_SLICE):
                     await self._written(ledger.forgotten.erase(some, used))
-        return await asyncio.to_thread(ledger.truncate_log, TRUNCATE_S)
+        self._is_log_truncated = await asyncio.to_thread(ledger.truncate_log, TRUNCATE_S)
+        return self._is_log_truncated
 
     async def _written(self, receipt: WriteReceipt) -> None:
         if not await self._ledger.is_written(receipt):

@@ -59,6 +59,6 @@ class ForgetReport(BaseModel):
     server_problem: str = ""
     """Reason why the server has not deleted all calls; empty if it has."""
     num_unsent: int = 0
-    """Number of groups in the ledger whose calls the server has yet to delete."""
+    """Number of these groups whose calls the server has yet to delete."""
     is_log_truncated: bool = True
     """Whether the ledger's write-ahead log was truncated, so that it has no deleted bytes."""

@@ -13,18 +13,22 @@ from fakevllm.runtime.plurals import counted
 
 async def report_of(ledger: Ledger, forgotten: Forgotten, deleted: Deleted) -> ForgetReport:
     """Return the report about groups that were deleted from the ledger and from the server."""
-    versions = await asyncio.to_thread(ledger.forgotten.versions, forgotten.found)
+    versions = set(await asyncio.to_thread(ledger.forgotten.versions, forgotten.found))
+    versions |= deleted.versions  # the run log may not have reported the newest step yet
     return ForgetReport(
         num_found=len(forgotten.found),
         num_forgotten=len(forgotten.group_ids),
         num_in_flight=forgotten.num_in_flight,
         num_open=forgotten.num_open,
-        versions=[TrainedVersion(run_id=run_id, version=version) for run_id, version in versions],
+        versions=[
+            TrainedVersion(run_id=run_id, version=version)
+            for run_id, version in sorted(versions, key=lambda one: (one[0] or "", one[1]))
+        ],
         num_calls=deleted.num_calls,
         num_dropped=deleted.num_dropped,
         checkpoint_steps=deleted.checkpoint_steps,
         server_problem=deleted.problem,
-        num_unsent=await asyncio.to_thread(lambda: ledger.forgotten.num_unsent),
+        num_unsent=deleted.num_left,
         is_log_truncated=forgotten.is_log_truncated,
     )
 

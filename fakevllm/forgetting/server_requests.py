@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm.errors import LedgerError
@@ -51,8 +51,12 @@ class Deleted:
     num_calls: int = 0
     num_dropped: int = 0
     checkpoint_steps: list[int] = field(default_factory=list[int])
+    versions: set[tuple[str | None, int]] = field(default_factory=set[tuple[str | None, int]])
+    """Versions that were trained on the groups, with the ids of their runs."""
     problem: str = ""
     """Reason why the server has not deleted everything; empty if it has."""
+    num_left: int = 0
+    """Number of groups that the server has not deleted."""
 
 
 class ServerRequests:
@@ -65,27 +69,26 @@ class ServerRequests:
         self._lock = asyncio.Lock()
         self._last_problem = ""
 
-    async def send_unsent(self) -> Deleted:
-        """Let the server delete the calls of all forgotten groups that it has not deleted yet. If
-        the server fails, the result has the reason, and the rest is sent later. Groups of runs that
-        the server does not have open are left."""
+    async def send_unsent(self, among: Sequence[str] | None = None) -> Deleted:
+        """Let the server delete the calls of forgotten groups that it has not deleted yet. `among`
+        has the groups to send; None means all. If the server fails, the result has the reason, and
+        the rest is sent later. Groups of runs that the server does not have open are left."""
         deleted = Deleted()
         async with self._lock:
             try:
-                await self._send_all(deleted)
+                await self._send_all(deleted, among)
             except ServerProblem as problem:
                 deleted.problem = str(problem)
-                return deleted
-        num_left = await asyncio.to_thread(lambda: self._ledger.forgotten.num_unsent)
-        if num_left:
-            deleted.problem = f"has another run open than the run of {num_left} groups"
+            deleted.num_left = await asyncio.to_thread(self._ledger.forgotten.num_unsent, among)
+        if deleted.num_left and not deleted.problem:
+            deleted.problem = "has another run open"
         return deleted
 
     async def run(self) -> None:
         """Send what is left, again and again, until this task is cancelled."""
         while True:
             try:
-                if await asyncio.to_thread(lambda: self._ledger.forgotten.num_unsent):
+                if await asyncio.to_thread(self._ledger.forgotten.num_unsent):
                     self._report(await self.send_unsent())
             except Exception as error:  # isolates: the next attempt may succeed
                 self._report(Deleted(problem=f"could not be asked ({error})"))
@@ -102,12 +105,12 @@ class ServerRequests:
             )
         self._last_problem = deleted.problem
 
-    async def _send_all(self, deleted: Deleted) -> None:
+    async def _send_all(self, deleted: Deleted, among: Sequence[str] | None) -> None:
         rows = self._ledger.forgotten
-        if not await asyncio.to_thread(lambda: rows.num_unsent):
+        if not await asyncio.to_thread(rows.num_unsent, among):
             return
         run_id = await self._find_run()
-        while ids := await asyncio.to_thread(rows.unsent, run_id, GROUPS_PER_REQUEST):
+        while ids := await asyncio.to_thread(rows.unsent, run_id, GROUPS_PER_REQUEST, among):
             feedback = await asyncio.to_thread(rows.feedback_ids, ids)
             names = [*ids, *(sample_name(*one) for one in feedback)]
             for some in in_batches(names, MAX_GROUPS):
@@ -116,6 +119,7 @@ class ServerRequests:
                     raise ServerProblem(f"refused ({reply.failure_reason})")
                 deleted.num_calls += reply.num_calls
                 deleted.num_dropped += reply.num_dropped
+                deleted.versions |= {(run_id, version) for version in reply.versions}
                 if reply.checkpoint_step is not None:
                     deleted.checkpoint_steps.append(reply.checkpoint_step)
             if not await self._ledger.is_written(rows.mark_sent(ids)):

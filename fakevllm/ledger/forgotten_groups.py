@@ -29,7 +29,7 @@ from fakevllm.ledger import counters
 from fakevllm.ledger.records import State
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
-from fakevllm_runtime.contents import content_store, dbapi_connection
+from fakevllm_runtime.contents import Slice, content_store, dbapi_connection
 from fakevllm_runtime.piece_ranges import PieceRanges
 
 ROWS_PER_READ = 5_000
@@ -39,6 +39,9 @@ write-ahead log from being truncated."""
 _IDS = "(SELECT value FROM json_each(?))"
 _SLUG = "substr(reason, 1, instr(reason || ':', ':') - 1)"
 """SQL for a reason without its details, which may quote an error message."""
+_VALID = "CASE WHEN json_valid({0}) THEN {0} ELSE '[]' END"
+"""SQL for the slices of a content. A damaged list counts as empty, because nothing can be read with
+it."""
 
 _NOTE = f"""
     INSERT INTO forgotten_groups SELECT group_id, ?, ?, 0 FROM group_rows WHERE group_id IN {_IDS}
@@ -46,13 +49,14 @@ _NOTE = f"""
 """
 _LOOSEN_REQUESTS = f"""
     INSERT OR IGNORE INTO loose_pieces SELECT json_extract(s.value, '$[0]')
-    FROM group_rows AS g, json_each(g.request_slices) AS s
-    WHERE g.request_slices IS NOT NULL AND g.group_id IN {_IDS}
+    FROM group_rows AS g, json_each({_VALID.format("g.request_slices")}) AS s
+    WHERE g.group_id IN {_IDS} AND json_extract(s.value, '$[0]') IS NOT NULL
 """
 _LOOSEN_PROMPTS = f"""
     INSERT OR IGNORE INTO loose_pieces SELECT json_extract(s.value, '$[0]')
-    FROM prompts AS q, json_each(q.slices) AS s
+    FROM prompts AS q, json_each({_VALID.format("q.slices")}) AS s
     WHERE q.prompt_id IN (SELECT prompt FROM call_rows WHERE group_id IN {_IDS})
+    AND json_extract(s.value, '$[0]') IS NOT NULL
 """
 _LOOSEN_RESPONSES = f"""
     INSERT OR IGNORE INTO loose_pieces SELECT response_piece FROM call_rows
@@ -141,12 +145,16 @@ _VERSIONS = f"""
 """
 _UNSENT = """
     SELECT g.group_id FROM forgotten_groups AS f JOIN group_rows AS g USING (group_id)
-    WHERE NOT f.is_sent AND (?1 IS NULL OR g.run_id IS NULL OR g.run_id = ?1) LIMIT ?2
+    WHERE NOT f.is_sent AND (g.run_id IS NULL OR g.run_id = ?1)
+    AND (?2 IS NULL OR f.group_id IN (SELECT value FROM json_each(?2))) LIMIT ?3
 """
-_NUM_UNSENT = "SELECT COUNT(*) FROM forgotten_groups WHERE NOT is_sent"
+_NUM_UNSENT = """
+    SELECT COUNT(*) FROM forgotten_groups WHERE NOT is_sent
+    AND (?1 IS NULL OR group_id IN (SELECT value FROM json_each(?1)))
+"""
 _SAMPLES = f"SELECT group_id, feedback_id FROM feedback WHERE group_id IN {_IDS}"
 _MARK_SENT = f"UPDATE forgotten_groups SET is_sent = 1 WHERE group_id IN {_IDS}"
-_COUNTS = "SELECT cause, COUNT(*) FROM forgotten_groups GROUP BY cause"
+_COUNTS = "SELECT name, num FROM counters WHERE subject = 'forgotten'"
 
 
 class Cause(StrEnum):
@@ -248,8 +256,7 @@ class ForgottenGroups:
             first = 0
             while rows := self._rows(query, first, last, ROWS_PER_READ):
                 for _, slices_json in rows:
-                    if slices_json is not None:
-                        ranges.add(orjson.loads(slices_json))
+                    ranges.add(_slices(slices_json))
                 first = rows[-1][0]
         for (piece,) in self._rows(_RESPONSE_USES, _json(pieces)):
             ranges.add_whole(piece)
@@ -260,15 +267,16 @@ class ForgottenGroups:
         least these pieces."""
         return self._put(partial(_erase, pieces=list(pieces), used=used))
 
-    def unsent(self, run_id: str | None, limit: int) -> list[str]:
+    def unsent(self, run_id: str, limit: int, among: Sequence[str] | None = None) -> list[str]:
         """Return at most `limit` forgotten groups that the server has not deleted yet. Groups of
-        other runs than `run_id` are left out, unless `run_id` is None."""
-        return [group_id for (group_id,) in self._rows(_UNSENT, run_id, limit)]
+        other runs than `run_id` are left out. `among` has the groups to look at; None means all."""
+        ids = None if among is None else _json(among)
+        return [group_id for (group_id,) in self._rows(_UNSENT, run_id, ids, limit)]
 
-    @property
-    def num_unsent(self) -> int:
-        """Number of forgotten groups that the server has not deleted yet."""
-        return self._rows(_NUM_UNSENT)[0][0]
+    def num_unsent(self, among: Sequence[str] | None = None) -> int:
+        """Return the number of forgotten groups that the server has not deleted yet. `among` has
+        the groups to look at; None means all."""
+        return self._rows(_NUM_UNSENT, None if among is None else _json(among))[0][0]
 
     def feedback_ids(self, group_ids: Sequence[str]) -> list[tuple[str, str]]:
         """Return the group id and the feedback id of all feedback about these groups."""
@@ -297,7 +305,8 @@ def is_forgotten(db: Connection, group_id: str | None) -> bool:
 def _forget(db: Connection, ids: list[str], cause: Cause, now: float) -> None:
     ids_json = _json(ids)
     counters.watch(db, ids)
-    _run(db, _NOTE, cause.value, now, ids_json)
+    noted = dbapi_connection(db).execute(_NOTE, (cause.value, now, ids_json))
+    counters.add(db, "forgotten", cause.value, noted.rowcount)
     for statement in (_LOOSEN_REQUESTS, _LOOSEN_PROMPTS, _LOOSEN_RESPONSES, *_CLEAR):
         _run(db, statement, ids_json)
     _run(db, _CLEAR_RESPONSES, now, ids_json)
@@ -310,7 +319,7 @@ def _erase(db: Connection, pieces: list[int], used: UsedRanges) -> None:
     driver = dbapi_connection(db)
     for query, last in zip(_NEW_USES, used.fence, strict=True):
         for (slices_json,) in driver.execute(query, (last,)):
-            used.pieces.add(orjson.loads(slices_json))
+            used.pieces.add(_slices(slices_json))
     for (piece,) in driver.execute(_RESPONSE_USES, (_json(pieces),)).fetchall():
         used.pieces.add_whole(piece)
     for piece in pieces:
@@ -318,6 +327,16 @@ def _erase(db: Connection, pieces: list[int], used: UsedRanges) -> None:
         if row is not None:
             _erase_piece(db, piece, row[0], used.pieces.kept(piece, row[0]))
         _run(db, _TIGHTEN, piece)
+
+
+def _slices(slices_json: str | None) -> list[Slice]:
+    """Return the slices of a content. A damaged list counts as empty, because no content can be
+    read with it."""
+    try:
+        found = orjson.loads(slices_json or "[]")
+        return [(piece, start, size) for piece, start, size in found]
+    except (ValueError, TypeError):  # translated
+        return []
 
 
 def _erase_piece(db: Connection, piece: int, data: bytes, kept: bytes | None) -> None:

@@ -247,7 +247,8 @@ META = Table(
 
 # The counters: see counters.py, which keeps them. `subject` is `state` (number of groups by state),
 # `untrained` (groups by the slug of their reason), `failure` (siblings by failure), `feedback`
-# (feedback by state) or `tokens` (number of sampled tokens).
+# (feedback by state), `forgotten` (groups without contents by the cause) or `tokens` (number of
+# sampled tokens).
 COUNTERS = Table(
     "counters",
     METADATA,

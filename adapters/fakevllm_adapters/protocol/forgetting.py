@@ -37,3 +37,6 @@ class ForgetGroupsReply(BaseModel):
     checkpoint_step: int | None = None
     """Step of the checkpoint that was saved first, because a restart would otherwise have trained
     the groups again. None if no checkpoint was needed."""
+    versions: list[int] = []
+    """Versions of the weights whose training steps used the groups, oldest first. The run log may
+    report such a step to the proxy only later."""

@@ -25,7 +25,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         targets = [message.target() for message in request.targets]
         try:
             forgotten = await proxy.forgetter.forget(targets)
-            deleted = await proxy.forget_requests.send_unsent()
+            deleted = await proxy.forget_requests.send_unsent(forgotten.found)
         except LedgerError as error:
             return ForgetReport(refusal=str(error))
         return await report_of(proxy.ledger, forgotten, deleted)

@@ -357,7 +357,11 @@ class Pool:
 
     def forget(self, group_ids: Sequence[str]) -> dict[str, str]:
         """Remove groups and their calls from memory. Return the reason for each group that was open
-        or waited to be trained, and will not be trained."""
+        or waited to be trained, and will not be trained.
+
+        Unknown groups are refused from now on, because a request that a client has sent before may
+        still arrive.
+        """
         dropped: dict[str, str] = {}
         for group_id in group_ids:
             self._served.forget(group_id)
@@ -366,6 +370,8 @@ class Pool:
                 self._finished.remove(group_id)
                 self.quotas.dropped(group_id)
             elif not is_open:
+                if self._ended.is_new(group_id):
+                    self._ended.remember(group_id, FORGOTTEN)
                 continue
             self._ended.remember(group_id, FORGOTTEN)
             dropped[group_id] = FORGOTTEN

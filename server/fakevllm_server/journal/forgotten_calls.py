@@ -47,6 +47,11 @@ _NEW_USES = "SELECT slices FROM prompts WHERE id > ?"
 _OVERWRITE = "UPDATE pieces SET data = ? WHERE piece_id = ?"
 _TIGHTEN = "DELETE FROM loose_pieces WHERE piece_id = ? AND num_deleted = ?"
 _NUM_CALLS = f"SELECT COUNT(*) FROM calls WHERE {_OF_GROUPS}"
+_VERSIONS = """
+    SELECT MAX(version) FROM entries WHERE kind = 'step' AND step IN
+    (SELECT step FROM groups WHERE state = ?2 AND group_id IN (SELECT value FROM json_each(?1)))
+    GROUP BY step ORDER BY 1
+"""
 _BATCHED = """
     SELECT state, step FROM groups WHERE state IN (?2, ?3)
     AND group_id IN (SELECT value FROM json_each(?1))
@@ -130,6 +135,12 @@ def _prompt_slices(db: Connection, after: int, last: int) -> list[tuple[int, str
 def num_calls(db: Connection, group_ids: Sequence[str]) -> int:
     """Return the number of captured calls of these groups."""
     return execute(db, _NUM_CALLS, (json.dumps(list(group_ids)),)).fetchone()[0]
+
+
+def trained_versions(db: Connection, group_ids: Sequence[str]) -> list[int]:
+    """Return the versions of the weights whose steps trained these groups, oldest first."""
+    values = (json.dumps(list(group_ids)), GroupState.CONSUMED)
+    return [version for (version,) in execute(db, _VERSIONS, values)]
 
 
 def last_batched_step(db: Connection, group_ids: Sequence[str]) -> tuple[int, bool]:

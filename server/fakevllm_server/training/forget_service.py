@@ -128,6 +128,7 @@ class ForgetService:
             num_calls=num_calls,
             num_dropped=len(dropped),
             checkpoint_step=saved_step,
+            versions=self._journal.read(forgotten_calls.trained_versions, group_ids),
         )
 
     async def _erase_unused_bytes(self) -> None:

@@ -63,6 +63,7 @@ async def test_a_checkpoint_is_saved_first_and_a_killed_server_trains_nothing_ag
     assert run.saved_steps == []
     reply = await forget(run, "a")
     assert (reply.success, reply.num_calls, reply.checkpoint_step) == (True, 2, 1)
+    assert reply.versions == [run.log.version]
     assert run.journal.read(num_calls, ["a"]) == 0
     theta = run.backend.served_theta
     await kill(run)
@@ -144,4 +145,17 @@ async def test_a_repeated_request_changes_nothing(tmp_path: Path) -> None:
     reply = await forget(run, "a")
     assert (reply.success, reply.num_calls, reply.num_dropped) == (True, 0, 0)
     assert run.log.entries_after(0) == entries and run.saved_steps == [1]
+    await run.stop()
+
+
+async def test_a_request_that_arrives_after_its_group_was_forgotten_is_refused(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await forget(run, "late", "feedback:a/f")
+    await run.capture("late", call())
+    assert (await run.end_group("late", 1.0, 0.0)).failure_reason == "forgotten"
+    sample = run.pool.add_sample("feedback:a/f", [call()], 1.0, 1)
+    assert (sample.success, sample.failure_reason) == (False, "forgotten")
+    assert run.journal.read(num_calls, ["late"]) == 0
     await run.stop()
