@@ -67,7 +67,8 @@ class ServerRequests:
         self._send = send
         self._find_run = find_run
         self._lock = asyncio.Lock()
-        self._last_problem = ""
+        self.problem = ""
+        """Reason why the last repeated attempt failed; empty if it did not."""
 
     async def send_unsent(self, among: Sequence[str] | None = None) -> Deleted:
         """Let the server delete the calls of forgotten groups that it has not deleted yet. `among`
@@ -98,12 +99,12 @@ class ServerRequests:
         """Log each problem once."""
         if deleted.num_calls or deleted.num_dropped:
             log.info("the server deleted %d calls of forgotten groups", deleted.num_calls)
-        if deleted.problem and deleted.problem != self._last_problem:
+        if deleted.problem and deleted.problem != self.problem:
             log.warning(
                 "calls of forgotten groups are still in the journal: the server %s; trying again",
                 deleted.problem,
             )
-        self._last_problem = deleted.problem
+        self.problem = deleted.problem
 
     async def _send_all(self, deleted: Deleted, among: Sequence[str] | None) -> None:
         rows = self._ledger.forgotten

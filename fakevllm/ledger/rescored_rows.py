@@ -83,6 +83,8 @@ def _write(db: Connection, row: RescoredRow) -> None:
     reason = row.reason if is_kept or row.reason is None else row.reason.partition(":")[0]
     db.exec_driver_sql(_DELETE, (row.group_id, row.hook_hash))
     for sibling in row.siblings:
-        notes = orjson.dumps(sibling.annotations).decode() if sibling.annotations and is_kept else None
+        notes = (
+            orjson.dumps(sibling.annotations).decode() if sibling.annotations and is_kept else None
+        )
         values = (sibling.index, sibling.reward, notes, reason, row.scored_at)
         db.exec_driver_sql(_INSERT, (row.group_id, row.hook_hash, *values))

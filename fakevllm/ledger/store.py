@@ -49,6 +49,7 @@ from fakevllm.ledger.records import (
 )
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.stored_groups import StoredGroups
 from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
@@ -71,9 +72,9 @@ class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
     connections. Stop everything that writes to the ledger before you close the ledger.
 
-    The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
-    `kept_answers`, `responses`, `feedback` and `rescored` read and write the tables of their
-    subjects. The attribute `forgotten` deletes contents of groups.
+    The attributes `sessions`, `calls`, `arms` and `stored_groups` read the tables of their
+    subjects. The attributes `kept_answers`, `responses`, `feedback` and `rescored` read and write
+    the tables of their subjects. The attribute `forgotten` deletes contents of groups.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -85,6 +86,7 @@ class Ledger:
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
+        self.stored_groups = StoredGroups(read_engine)
         self.kept_answers = KeptAnswers(read_engine, self._writer.put)
         self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)

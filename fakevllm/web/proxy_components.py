@@ -20,6 +20,8 @@ from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
 from fakevllm.forgetting.forgetter import Forgetter
+from fakevllm.forgetting.retention import Retention
+from fakevllm.forgetting.retention_rules import RetentionRules
 from fakevllm.forgetting.server_requests import REMEDIES, ServerProblem, ServerRequests
 from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
@@ -152,6 +154,7 @@ class ProxyComponents:
     metrics: Metrics
     forgetter: Forgetter
     forget_requests: ServerRequests
+    retention: Retention
     evaluator: Evaluator | None = None
     """Object that samples and scores held-out rows, which are never trained; None without hooks."""
     arms: RequestArms | None = None
@@ -277,8 +280,14 @@ async def open_proxy(
             feedback.restore()
         forgetter = Forgetter(ledger, wait_answered=pipeline.wait_answered)
         forget_requests = _forget_requests(ledger, link)
-        repeating = asyncio.create_task(forget_requests.run())
-        stack.push_async_callback(_cancel, repeating)
+        retention = Retention(
+            RetentionRules(config.privacy),
+            ledger,
+            forgetter,
+            tuple if gate is None else lambda: gate.open_evaluations,
+        )
+        for work in (forget_requests.run(), retention.run()):
+            stack.push_async_callback(_cancel, asyncio.create_task(work))
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         running_hooks = None
@@ -301,6 +310,7 @@ async def open_proxy(
             metrics=metrics,
             forgetter=forgetter,
             forget_requests=forget_requests,
+            retention=retention,
             evaluator=evaluator,
             arms=arms,
             gate=gate,

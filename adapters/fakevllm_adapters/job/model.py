@@ -13,6 +13,7 @@ from fakevllm_adapters.job.yaml_reader import (
     parse_job_yaml,
     resolve_kl_loss,
 )
+from fakevllm_adapters.privacy.settings import PrivacySettings
 
 Aggregation = Literal[
     "token-mean",
@@ -182,6 +183,9 @@ class TrainJob(SwarmSections):
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
+    privacy: PrivacySettings | None = None
+    """How long contents are kept. The server adds its own settings. The section of fakevllm.toml is
+    `[privacy]`."""
 
     @property
     def needs_reference(self) -> bool:
