@@ -148,6 +148,12 @@ def start(
         Path | None,
         typer.Option(help="Folder for weights, shared with the vLLM. Default: in memory."),
     ] = None,
+    retention_days: Annotated[
+        int, typer.Option(help="Days after which calls are pruned; 0: never.", min=0)
+    ] = 0,
+    max_journal_mb: Annotated[
+        int, typer.Option(help="Size in MB above which old calls are pruned; 0: any.", min=0)
+    ] = 0,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -156,6 +162,7 @@ def start(
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server. The engine starts when a client sends a job."""
+    from fakevllm_adapters.privacy.settings import PrivacySettings
     from fakevllm_runtime.engines import check_installed
     from fakevllm_server.config.model import ServerConfig, read_key, read_keys
     from fakevllm_server.web.http_server import serve
@@ -184,6 +191,9 @@ def start(
             engine_args=_parts(engine_arg),
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
+            privacy=PrivacySettings(
+                retention_days=retention_days or None, max_journal_mb=max_journal_mb or None
+            ),
         )
         check_installed(settings.local_engines)
         try:

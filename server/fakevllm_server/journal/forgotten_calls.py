@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_runtime.piece_ranges import PieceRanges
+from fakevllm_server.journal import reads
 from fakevllm_server.journal.compression import compress_numbers, decompress_numbers
 from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.prompts import recent_prompts
@@ -52,6 +53,14 @@ _VERSIONS = """
     (SELECT step FROM groups WHERE state = ?2 AND group_id IN (SELECT value FROM json_each(?1)))
     GROUP BY step ORDER BY 1
 """
+_TRAINED_CALLS = """
+    SELECT g.group_id, COALESCE((SELECT MAX(at) FROM publications AS p WHERE p.step = g.step), 0),
+           SUM(length(c.prompt_ids) + length(c.response_ids) + COALESCE(length(c.logprobs), 0)
+               + length(c.facts_json))
+    FROM groups AS g JOIN samples AS s USING (group_id) JOIN calls AS c ON c.owner = s.owner
+    WHERE g.state = ? AND g.step > ? AND g.step <= (SELECT MAX(step) FROM checkpoints)
+    GROUP BY g.group_id ORDER BY g.step, g.seq LIMIT ?
+"""
 _BATCHED = """
     SELECT state, step FROM groups WHERE state IN (?2, ?3)
     AND group_id IN (SELECT value FROM json_each(?1))
@@ -60,6 +69,17 @@ _BATCHED = """
 
 LoosePiece = tuple[int, int]
 """The id of a loose piece, and the number of its deleted prompts when it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCalls:
+    """A trained group whose calls are still in the journal."""
+
+    group_id: str
+    trained_at: float
+    """Unix time at which the weights of the group's step were published."""
+    num_bytes: int
+    """Approximate size of the calls, without prompts that calls share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,13 @@ def _prompt_slices(db: Connection, after: int, last: int) -> list[tuple[int, str
 def num_calls(db: Connection, group_ids: Sequence[str]) -> int:
     """Return the number of captured calls of these groups."""
     return execute(db, _NUM_CALLS, (json.dumps(list(group_ids)),)).fetchone()[0]
+
+
+def trained_calls(db: Connection, limit: int) -> list[TrainedCalls]:
+    """Return at most `limit` trained groups whose calls are still in the journal, oldest first. A
+    restart from the newest checkpoint does not need these calls."""
+    values = (GroupState.CONSUMED, reads.last_pruned(db), limit)
+    return [TrainedCalls(*row) for row in execute(db, _TRAINED_CALLS, values)]
 
 
 def trained_versions(db: Connection, group_ids: Sequence[str]) -> list[int]:

@@ -402,6 +402,15 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
     return ids + [row[0] for row in _rows(db, planned, step, GroupState.PLANNED)]
 
 
+def num_bytes(db: Connection) -> int:
+    """Return the size of the journal's content, without free pages of the file."""
+    query = (
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+    return db.exec_driver_sql(query).scalar_one()
+
+
 def last_pruned(db: Connection) -> int:
     """Return the number of the last step whose captured calls were deleted, or 0 if no calls were
     deleted."""

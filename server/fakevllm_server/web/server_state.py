@@ -7,11 +7,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -34,6 +37,7 @@ from fakevllm_server.run.model_identity import NO_MODEL, ModelIdentity, identify
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
+from fakevllm_server.training.call_retention import CallRetention
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.forget_service import ForgetService
 from fakevllm_server.training.loop import LoopEnded, TrainLoop
@@ -93,6 +97,8 @@ class ServerState:
     """Object that makes the decisions about versions of the current run."""
     forget_service: ForgetService = field(init=False)
     """Object that forgets groups of the current run."""
+    _pruning: asyncio.Task[None] | None = None
+    """Task that prunes old calls of the current run."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -382,11 +388,32 @@ class ServerState:
 
     async def close(self) -> None:
         """Stop the engine, close the journal and release the run directory."""
+        if self._pruning is not None:
+            self._pruning.cancel()
+            await asyncio.gather(self._pruning, return_exceptions=True)
         await self.stop_engine()
         await self.release_service.close()
         await self.forget_service.close()
         await self.run.close()
         self._lock.close()
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """What the server's flags and its job prune together."""
+        of_job = None if self.job is None else self.job.privacy
+        return self.config.privacy.union(of_job or PrivacySettings())
+
+    def prune_calls(self) -> None:
+        """Prune old calls of the current run until `close`."""
+
+        async def forget(group_ids: Sequence[str]) -> None:
+            request = ForgetGroupsRequest(group_ids=list(group_ids))
+            reply = await self.forget_service.forget(request)
+            if not reply.success:
+                log.warning("old calls are not pruned completely: %s", reply.failure_reason)
+
+        retention = CallRetention(lambda: self.privacy, lambda: self.run.journal, forget)
+        self._pruning = asyncio.create_task(retention.run())
 
     def follow_curves(self) -> None:
         """Write the TensorBoard curves of the current run until `close`. If another run becomes
