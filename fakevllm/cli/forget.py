@@ -22,6 +22,10 @@ def forget(
     group_id: Annotated[
         str | None, typer.Option("--id", help="Id of one request or of its answer.")
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="The proxy's key file. Default: `keys` in the run directory."),
+    ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file. Default: the one in --run-dir.")
     ] = None,
@@ -54,7 +58,10 @@ def forget(
         if len(targets) != 1:
             raise UserError("Name what to forget with one of --session, --key and --id.")
         ((kind, value),) = targets
-        flags = {"proxy": {"run_dir": run_dir}, "swarm": {"url": swarm, "key": swarm_key}}
+        flags = {
+            "proxy": {"run_dir": run_dir, "key_file": key_file},
+            "swarm": {"url": swarm, "key": swarm_key},
+        }
         settings = load(config, flags)
         report = run_forget(
             ForgetSettings(

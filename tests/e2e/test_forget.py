@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from array import array
@@ -35,6 +36,14 @@ def ask(proxy: Process, *texts: str, key: str = "app") -> None:
         )
         assert reply.status_code == 200, reply.text
         messages.append(reply.json()["choices"][0]["message"])
+
+
+def new_key(folder: Path, name: str) -> str:
+    """Add a key to the key file `keys`, and return it."""
+    command = ["-m", "fakevllm", "keys", "add", name, "--key-file", str(folder / "keys")]
+    done = PRELOADED_PYTHON.run(command, folder)
+    assert done.returncode == 0, done.stderr
+    return next(word for word in done.stdout.split() if word.startswith("sk-"))
 
 
 def forget(folder: Path, proxy: Process, server: Process, *arguments: str) -> Any:
@@ -168,3 +177,102 @@ def test_a_user_who_names_nothing_or_something_unknown_reads_one_line(
         done = forget(tmp_path, proxy, server, *arguments)
         assert done.returncode == 2 and message in done.stderr, done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_key_is_forgotten_by_its_name_and_its_answers_cannot_be_used_any_more(
+    processes: Processes, yes_hooks: Path, tmp_path: Path
+) -> None:
+    alice, bob = new_key(tmp_path, "alice"), new_key(tmp_path, "bob")
+    server = processes.server("--backend", "fake")
+    keys = ("--key-file", str(tmp_path / "keys"))
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2", *keys)
+
+    def send(method: str, path: str, key: str = alice, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        json = body or None
+        return httpx.request(method, proxy.url + path, json=json, headers=headers, timeout=60)
+
+    said = send("POST", "/v1/responses", model="fake", input=f"Is it {SECRET}?").json()
+    other = send("POST", "/v1/responses", bob, model="fake", input=f"Is it {KEPT}?").json()
+    comment = f"{SECRET} is wrong"
+    send("POST", "/v1/feedback", id=said["id"], thumbs="down", comment=comment).raise_for_status()
+    wait_for_groups(proxy, 2, states="pooled trained dropped")
+    (group_id,) = rows(proxy, f"SELECT group_id FROM groups WHERE question LIKE '%{SECRET}%'")[0]
+    assert send("GET", f"/v1/responses/{said['id']}").status_code == 200
+
+    arguments = ("--key", "alice", "--key-file", str(tmp_path / "keys"), "--proxy-key", bob)
+    done = forget(tmp_path, proxy, server, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "1 group was forgotten" in done.stdout
+    assert_gone(SECRET, proxy, server)
+    assert send("GET", f"/v1/responses/{said['id']}").status_code == 404
+    follow_up = {"model": "fake", "input": "And now?", "previous_response_id": said["id"]}
+    assert send("POST", "/v1/responses", **follow_up).status_code == 404
+    for name in (said["id"], group_id):
+        assert send("POST", "/v1/feedback", id=name, comment=comment).status_code == 404
+    assert_gone(SECRET, proxy, server)
+    assert send("GET", f"/v1/responses/{other['id']}", bob).status_code == 200
+    stats = send("GET", "/fakevllm/stats", bob).json()
+    assert (stats["privacy"]["forgotten"], stats["privacy"]["unsent"]) == (1, 0)
+
+
+def test_a_server_that_is_killed_after_it_forgot_a_trained_group_trains_it_no_more(
+    processes: Processes, yes_hooks: Path, tmp_path: Path
+) -> None:
+    job = tmp_path / "proxy.toml"
+    job.write_text("[job]\nbatch_size = 1\nlr = 0.1\nsave_freq = 1000\n")
+    server = processes.server("--backend", "fake")
+    flags = ("--hooks", str(yes_hooks), "--n", "4", "--config", str(job))
+    proxy = processes.proxy(server, *flags)
+    trained: list[Any] = []
+    while not trained:
+        ask(proxy, f"Is it {SECRET}?")
+        wait_for_groups(proxy, 1, states="pooled trained dropped")
+        trained = rows(proxy, "SELECT * FROM groups WHERE state = 'trained'")
+    group_id, version = trained[0]["group_id"], trained[0]["trained_version"]
+
+    done = forget(tmp_path, proxy, server, "--id", group_id)
+    assert done.returncode == 0, done.stderr
+    assert "saved a checkpoint first" in done.stdout
+    assert f"): {version}. Later versions" in done.stdout
+    server.kill()
+    server.start()
+    server.wait_until_healthy()
+    ask(proxy, "Is it another?")
+    (again,) = rows(proxy, f"SELECT * FROM groups WHERE group_id = '{group_id}'")
+    assert (again["state"], again["trained_version"]) == ("trained", version)
+    with closing(sqlite3.connect(server.folder / "journal.sqlite")) as db:
+        calls = "SELECT COUNT(*) FROM calls WHERE group_id = ?"
+        assert db.execute(calls, (group_id,)).fetchone() == (0,)
+        entries = "SELECT COUNT(*) FROM entries WHERE kind = 'step' AND entry_json LIKE ?"
+        assert db.execute(entries, (f"%{group_id}%",)).fetchone() == (1,)
+
+
+def test_old_groups_are_pruned_and_the_status_says_so(
+    processes: Processes, yes_hooks: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "proxy.toml"
+    settings.write_text("[job]\nbatch_size = 1\n")
+    server = processes.server("--backend", "fake")
+    flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(settings))
+    proxy = processes.proxy(server, *flags)
+    for number in range(4):
+        ask(proxy, f"Is {number} at {SECRET}?")
+    ended = "SELECT COUNT(*) FROM groups WHERE state IN ('trained', 'dropped')"
+    wait_until(lambda: rows(proxy, ended)[0][0] == 4, 60, lambda: proxy.log)
+    counts = rows(proxy, "SELECT SUM(reward), COUNT(*) FROM siblings")[0]
+    proxy.stop()
+
+    settings.write_text("[job]\nbatch_size = 1\n[privacy]\nretention_days = 0.00001\n")
+    proxy = processes.proxy(server, *flags)
+
+    def privacy() -> dict[str, Any]:
+        return httpx.get(f"{proxy.url}/fakevllm/stats", timeout=20).json()["privacy"]
+
+    wait_until(lambda: (privacy()["pruned"], privacy()["unsent"]) == (4, 0), 60)
+    assert sum(map(int, re.findall(r"pruned (\d+) old group", proxy.log))) == 4
+    assert_gone(SECRET, proxy, server)
+    assert tuple(rows(proxy, "SELECT SUM(reward), COUNT(*) FROM siblings")[0]) == tuple(counts)
+    status = PRELOADED_PYTHON.run(["-m", "fakevllm", "status", "--url", proxy.url], tmp_path)
+    assert "4 pruned" in status.stdout
+    ask(proxy, "Is it still served?")
