@@ -10,6 +10,9 @@ from fakevllm.forgetting.server_requests import Deleted
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
 
+RUN_ID_CHARS = 8
+"""Number of characters of a run's id to print, as in `fakevllm status`."""
+
 
 async def report_of(ledger: Ledger, forgotten: Forgotten, deleted: Deleted) -> ForgetReport:
     """Return the report about groups that were deleted from the ledger and from the server."""
@@ -86,7 +89,7 @@ def _version_lines(report: ForgetReport) -> list[str]:
     for one in report.versions:
         by_run.setdefault(one.run_id, []).append(one.version)
     return [
-        f"Versions trained on them{'' if run_id is None else f' (run {run_id})'}: "
+        f"Versions trained on them{'' if run_id is None else f' (run {run_id[:RUN_ID_CHARS]})'}: "
         f"{', '.join(map(str, versions))}. Later versions descend from version {versions[0]}."
         for run_id, versions in by_run.items()
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from array import array
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +145,26 @@ def test_no_byte_of_a_deleted_call_is_left_in_the_files(journal: Journal, path: 
     journal.put(calls_forgotten(["first", "second"]))
     assert journal.drain() and journal.truncate_log(5.0)
     assert facts not in files() and digest not in files()
+
+
+def test_an_older_journal_loses_the_bytes_of_rows_that_were_deleted_before(path: Path) -> None:
+    journal = Journal(path)
+    put(journal, "first", [*SHARED, *([9] * 200)])
+    assert journal.drain()
+    journal.close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("CREATE TABLE old (data TEXT)")
+        db.execute("INSERT INTO old VALUES (?)", ("an older secret " * 500,))
+        for name in ("TABLE old", "TABLE loose_pieces", "TRIGGER loosen_pieces"):
+            db.execute(f"DROP {name}")
+        db.execute("DROP TRIGGER forget_loose_piece")
+        db.execute("DELETE FROM migrations WHERE name = 'm008_loose_pieces'")
+    assert b"an older secret" in path.read_bytes()
+    journal = Journal(path)
+    assert b"an older secret" not in path.read_bytes()
+    assert prompt_of(journal, "first") == [*SHARED, *([9] * 200)]
+    journal.close()
 
 
 GROUPS = st.lists(st.integers(0, 5), min_size=2, max_size=8)
