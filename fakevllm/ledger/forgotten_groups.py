@@ -27,6 +27,7 @@ from sqlalchemy import Connection, Engine
 
 from fakevllm.ledger import counters
 from fakevllm.ledger.records import State
+from fakevllm.ledger.stored_groups import OPEN_FEEDBACK
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_runtime.contents import Slice, content_store, dbapi_connection
@@ -46,6 +47,11 @@ it."""
 _NOTE = f"""
     INSERT INTO forgotten_groups SELECT group_id, ?, ?, 0 FROM group_rows WHERE group_id IN {_IDS}
     ON CONFLICT (group_id) DO NOTHING
+"""
+_STILL_UNUSED = f"""
+    SELECT group_id FROM group_rows AS g WHERE group_id IN {_IDS}
+    AND state NOT IN ('{State.SCORED}', '{State.POOLED}') AND NOT {OPEN_FEEDBACK}
+    AND NOT EXISTS (SELECT 1 FROM kept_answers AS k WHERE k.group_id = g.group_id AND until > ?)
 """
 _LOOSEN_REQUESTS = f"""
     INSERT OR IGNORE INTO loose_pieces SELECT json_extract(s.value, '$[0]')
@@ -241,7 +247,9 @@ class ForgottenGroups:
         return [(run_id, version) for run_id, version in self._rows(_VERSIONS, ids, ids)]
 
     def forget(self, group_ids: Sequence[str], cause: Cause, now: float) -> WriteReceipt:
-        """Queue the deletion of the contents of a few groups. Their pieces are only noted."""
+        """Queue the deletion of the contents of a few groups. Their pieces are only noted. A group
+        that is to be pruned is left if it has come into use again: if it waits to be trained, or
+        has feedback that waits, or if its answer is kept for a retry."""
         return self._put(partial(_forget, ids=list(group_ids), cause=cause, now=now))
 
     def loose_pieces(self) -> list[int]:
@@ -303,6 +311,10 @@ def is_forgotten(db: Connection, group_id: str | None) -> bool:
 
 
 def _forget(db: Connection, ids: list[str], cause: Cause, now: float) -> None:
+    if cause is Cause.PRUNED:
+        # Since the groups were chosen, one of them may have come into use again.
+        rows = dbapi_connection(db).execute(_STILL_UNUSED, (_json(ids), now)).fetchall()
+        ids = [group_id for (group_id,) in rows]
     ids_json = _json(ids)
     counters.watch(db, ids)
     noted = dbapi_connection(db).execute(_NOTE, (cause.value, now, ids_json))

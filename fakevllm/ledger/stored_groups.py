@@ -13,6 +13,11 @@ ROWS_PER_PAGE = 200
 _Place = tuple[float, str]
 """A group's place in the order of the ledger: the time of the request, and the group's id."""
 OLDEST: _Place = (float("-inf"), "")
+OPEN_FEEDBACK = """
+    EXISTS (SELECT 1 FROM feedback AS f WHERE f.group_id = g.group_id
+    AND f.state IN ('received', 'waiting', 'pooled'))
+"""
+"""SQL that is true if feedback about the answer of the group `g` waits to be trained."""
 _PAGE = f"""
     SELECT g.group_id, g.received_at,
            length(g.request_json) + length(g.question)
@@ -26,8 +31,7 @@ _PAGE = f"""
                + COALESCE(length(logprobs), 0)) FROM call_rows AS c
              WHERE c.group_id = g.group_id), 0),
            g.state, g.eval_id,
-           EXISTS (SELECT 1 FROM feedback AS f WHERE f.group_id = g.group_id
-             AND f.state IN ('received', 'waiting', 'pooled')),
+           {OPEN_FEEDBACK},
            (SELECT MAX(until) FROM kept_answers AS k WHERE k.group_id = g.group_id)
     FROM group_rows AS g
     WHERE (g.received_at, g.group_id) > (?1, ?2)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,26 @@ async def test_whatever_is_still_needed_is_not_pruned(ledger: Ledger) -> None:
     for settings in ({"retention_days": 7.0}, {"max_ledger_mb": 0.000_001}):
         await retention(ledger, **settings).prune()
         assert left(ledger, *needed, *others) == needed
+
+
+async def test_a_group_that_comes_into_use_after_it_was_chosen_is_not_pruned(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pooled", "feedback", "kept", "unused"):
+        put(ledger, name)
+    pruning, forgetter = retention(ledger, retention_days=7), Forgetter(ledger)
+
+    async def prune(group_ids: Sequence[str]) -> None:
+        assert len(group_ids) == 4
+        put(ledger, "pooled", state="pooled")
+        ledger.feedback.record(FeedbackRecord(group_id="feedback", feedback_id="f", received_at=1))
+        ledger.kept_answers.keep(KeptAnswer("kept", b"k", NOW + DAY_S, 200, [], b"{}"))
+        await forgetter.prune(group_ids)
+
+    monkeypatch.setattr(pruning, "_forgetter", SimpleNamespace(prune=prune))
+    await pruning.prune()
+    assert left(ledger, "pooled", "feedback", "kept", "unused") == ["pooled", "feedback", "kept"]
+    assert ledger.forgotten.counts() == {"pruned": 1}
 
 
 async def test_a_group_that_was_needed_is_pruned_later(
