@@ -73,6 +73,12 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
         "replay --dataset tasks.jsonl --url {absent}",
         frozenset({"asyncio", "aiohttp", "rich"}),
     ),
+    "export": (
+        PROXY,
+        "export --as sft --to rows.jsonl --ledger ledger.sqlite",
+        LEDGER | {"rich"},
+    ),
+    "import": (PROXY, "import tasks.jsonl --to rows.jsonl", frozenset({"rich"})),
     "overwatch": (PROXY, "overwatch --once --swarm-url {absent}", HTTPX),
     "train": (PROXY, "train --conf absent.yaml", HTTPX | {"yaml"}),
     "fakevllm-server --help": (SERVER, "--help", frozenset()),

@@ -51,7 +51,8 @@ Slice = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A stored content, such as a prompt. It is a list of slices of stored pieces."""
+    """A stored content, such as a prompt. It is a list of ranges within stored pieces of
+    bytes, because contents share pieces."""
 
     data: bytes
     slices: tuple[Slice, ...]

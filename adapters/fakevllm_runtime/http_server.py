@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
@@ -42,10 +42,19 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class GracefulServer(uvicorn.Server):
     """A uvicorn server that stops on Ctrl-C or SIGTERM and then returns to its caller."""
 
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None] = lambda: None) -> None:
+        """Create the server. `on_stop` is called when the stop begins, while requests are open."""
+        super().__init__(config)
+        self._on_stop = on_stop
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.config.uds is not None:
             os.chmod(self.config.uds, 0o600)  # uvicorn gives every user access
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

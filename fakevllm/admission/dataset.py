@@ -60,6 +60,15 @@ def read_tasks(file: Path, field: str) -> list[Task]:
     return [_task(row, file, field) for row in read_rows(file)]
 
 
+def tasks_by_id(file: Path | None, field: str) -> dict[str, Task]:
+    """Return the tasks of the dataset file by their ids. The dict is empty without a file.
+
+    Raises ConfigError if the file cannot be read or a row is not valid.
+    """
+    tasks = [] if file is None else read_tasks(file, field)
+    return {task.task_id: task for task in tasks}
+
+
 def read_rows(file: Path) -> list[DatasetRow]:
     """Return the rows of a JSON Lines file. Blank lines are left out.
 

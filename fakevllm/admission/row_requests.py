@@ -1,4 +1,4 @@
-"""The requests that sample held-out rows. This module does no I/O.
+"""The requests that sample the rows of a dataset: held-out rows, and the rows of a replay.
 
 If a row has no field `messages`, the row's text is the only message of the request. A row with this
 field contains a whole request as an agent sends it, with system prompt, earlier turns and tools.
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -48,6 +49,28 @@ def request_of(task: Task) -> Json:
     return {name: task.metadata[name] for name in REQUEST_FIELDS if name in task.metadata}
 
 
+def read_held_out_rows(file: Path, field: str) -> HeldOutRows:
+    """Return the rows of the held-out dataset (`release.eval_dataset`). Raises ConfigError if the
+    file cannot be read, if it has no rows, or if its rows cannot be sampled and recognised."""
+    tasks = read_tasks(file, field)
+    if not tasks:
+        raise ConfigError(
+            f"The held-out dataset {file} has no rows: write one JSON object per line, or remove "
+            "release.eval_dataset."
+        )
+    check_requests(tasks, file)
+    return HeldOutRows(tasks)
+
+
+def check_messages(tasks: Iterable[Task], file: Path) -> None:
+    """Check that rows can be sent as requests. Raises ConfigError if the `messages` of a row are
+    not those of a request."""
+    for task in tasks:
+        problem = _request_problem(task)
+        if problem is not None:
+            raise ConfigError(_named(task, file, problem))
+
+
 def check_requests(tasks: Iterable[Task], file: Path) -> None:
     """Check that held-out rows can be sampled and recognised. Raises ConfigError if a row has no
     text. Raises ConfigError as well if a row's `messages` are not a valid request, or do not
@@ -55,21 +78,18 @@ def check_requests(tasks: Iterable[Task], file: Path) -> None:
     for task in tasks:
         problem = _problem(task)
         if problem is not None:
-            raise ConfigError(f"In {file}, the row {task.main_query[:60]!r} {problem}.")
+            raise ConfigError(_named(task, file, problem))
 
 
 def _problem(task: Task) -> str | None:
     if not task.main_query.strip():
         return "has no text, by which requests of your app are recognised: give it one"
+    problem = _request_problem(task)
+    if problem is not None:
+        return problem
     messages = task.metadata.get("messages")
     if messages is None:
         return None
-    problem = _message_problem(messages)
-    if problem is not None:
-        return (
-            f"has `messages` that {problem}: give it the messages of a request to "
-            "/v1/chat/completions, or none"
-        )
     roles = {message.get("role") for message in messages}
     if task.metadata.get("system") and roles.isdisjoint(_SYSTEM_ROLES):
         return "has a field `system`, which is not sent: make it the first one of its `messages`"
@@ -82,12 +102,31 @@ def _problem(task: Task) -> str | None:
     return None
 
 
+def _named(task: Task, file: Path, problem: str) -> str:
+    return f"In {file}, the row {task.main_query[:60]!r} {problem}."
+
+
+def _request_problem(task: Task) -> str | None:
+    """Return why the `messages` of a row are not those of a request; None if they are, or if the
+    row has none."""
+    messages = task.metadata.get("messages")
+    problem = None if messages is None else _message_problem(messages)
+    if problem is None:
+        return None
+    return (
+        f"has `messages` that {problem}: give it the messages of a request to "
+        "/v1/chat/completions, or none"
+    )
+
+
 def _message_problem(messages: object) -> str | None:
-    if not isinstance(messages, list) or not messages:
-        return "are no list"
+    if not isinstance(messages, list):
+        return "are not a list"
+    if not messages:
+        return "are empty"
     each = cast(list[object], messages)
     if not all(isinstance(message, dict) for message in each):
-        return "are no list of objects"
+        return "are not a list of objects"
     if cast(Json, each[-1]).get("role") == "assistant":
         return "end with an answer"
     return None

@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, forget, keys, overwatch, release, rescore, tokens
+from fakevllm.cli import (
+    control,
+    evaluate,
+    export,
+    forget,
+    import_logs,
+    keys,
+    overwatch,
+    release,
+    rescore,
+    tokens,
+)
 from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
@@ -346,9 +357,11 @@ for command in (
     tokens.tokens,
     rescore.rescore,
     forget.forget,
+    export.export,
     overwatch.overwatch,
 ):
     app.command()(command)
+app.command("import")(import_logs.import_logs)
 app.command("eval")(evaluate.evaluate)
 
 

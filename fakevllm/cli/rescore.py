@@ -40,14 +40,13 @@ def rescore(
     """Score logged requests with other hooks, and compare."""
 
     def run() -> None:
-        from fakevllm.admission.dataset import read_tasks
+        from fakevllm.admission.dataset import tasks_by_id
         from fakevllm.config.model import load
         from fakevllm.hooks.sandbox import HookSandbox
         from fakevllm.rescoring.command import RescoreSettings, run_rescore
 
         settings = load(config, {"proxy": {"run_dir": run_dir}, "dataset": {"file": dataset}})
         rows = settings.dataset
-        tasks = [] if rows.file is None else read_tasks(rows.file, rows.field)
         rescore_settings = RescoreSettings(
             ledger=settings.ledger_file if ledger is None else ledger.expanduser(),
             hooks=hooks,
@@ -59,7 +58,7 @@ def rescore(
             failure_floor=settings.reward.failure_floor,
             sandbox=HookSandbox(settings.hooks.environment, settings.hooks.memory_mb),
             json_file=json_file,
-            tasks={task.task_id: task for task in tasks},
+            tasks=tasks_by_id(rows.file, rows.field),
         )
         if not run_rescore(rescore_settings):
             raise typer.Exit(1)

@@ -75,7 +75,7 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     engine: Json = stats["engine"] or {}
     yield "fan-out", _fan_out(stats)
     if (hooks := stats.get("hooks")) is not None:
-        yield from _hook_rows(hooks)
+        yield from _hook_rows(hooks, is_edited=bool(stats.get("hooks_changed")))
     if message := stats.get("hooks_changed"):
         yield "hook files", str(message)
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
@@ -113,12 +113,14 @@ def _privacy_rows(privacy: Json) -> Iterator[tuple[str, str]]:
         yield "pruning", str(trouble)
 
 
-def _hook_rows(hooks: Json) -> Iterator[tuple[str, str]]:
+def _hook_rows(hooks: Json, *, is_edited: bool) -> Iterator[tuple[str, str]]:
     since = datetime.fromtimestamp(hooks["since"]).isoformat(" ", "seconds")
     older = hooks["num_versions"] - 1
     rest = f"; {counted(older, 'older version')} until the groups are done" if older else ""
     yield "hooks", f"{hooks['digest']} since {since}{rest}"
-    if (last := hooks["last_reload"]) is not None and last["state"] != "taken_over":
+    # A refusal is over when the files are again those of the running hooks.
+    last = hooks["last_reload"] if is_edited else None
+    if last is not None and last["state"] != "taken_over":
         yield "last reload", str(last["message"])
 
 

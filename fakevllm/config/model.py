@@ -258,6 +258,7 @@ class Config(Section):
             "policy.sample_fraction below 1": self.policy.sample_fraction < 1,
             "feedback.window_s": self.feedback.window_s > 0,
             "fallback.url": self.fallback.url is not None,
+            "hooks.watch (--watch-hooks)": self.hooks.watch,
         }
         for setting, is_set in timing_settings.items():
             if self.job.lockstep and is_set:

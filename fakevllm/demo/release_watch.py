@@ -11,6 +11,7 @@ from fakevllm.demo.gate_settings import PlantedSteps
 from fakevllm.release.evidence_text import difference
 from fakevllm.replay.row_senders import Player
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
+from fakevllm_adapters.protocol.swarm import Task
 
 MAX_PAUSE_S = 60.0
 """Maximum seconds for which a question waits for the end of an evaluation. After this time, the
@@ -38,12 +39,12 @@ class PausingPlayer:
         self._player = player
         self._no_candidate = no_candidate
 
-    async def play(self, question: str, key: str) -> str:
-        """Send the question with the wrapped Player."""
+    async def play(self, task: Task, key: str) -> str:
+        """Send the row with the wrapped Player."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_PAUSE_S):
                 await self._no_candidate.wait()
-        return await self._player.play(question, key)
+        return await self._player.play(task, key)
 
 
 class ReleaseWatch:

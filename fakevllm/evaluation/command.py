@@ -41,6 +41,10 @@ CONCURRENCY = 4
 has several samples, and the proxy's apps need capacity too."""
 NUM_UNSCORED = 10
 """If none of the first rows gets a reward, the evaluation ends after this number of rows."""
+HOOKS_CHANGED = (
+    "The hooks of the proxy changed while the rows were evaluated, so their rewards cannot be "
+    "compared: run the command again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ async def _run_rows(
 ) -> list[RowResult]:
     results: list[RowResult] = []
     reasons: Counter[str] = Counter()
+    hooks: set[str] = set()
     attempts = (_evaluate_row(settings, proxy, task) for task in tasks)
     with progress_bar() as bar:
         bar_task = bar.add_task("rows", total=len(tasks))
@@ -133,6 +138,9 @@ async def _run_rows(
         async with aclosing(run_bounded(attempts, settings.concurrency)) as ended:
             async for result in ended:
                 results.append(result)
+                hooks |= result.hook_hashes
+                if len(hooks) > 1:
+                    raise UserError(HOOKS_CHANGED)
                 bar.update(bar_task, advance=1)
                 if not result.has_rewards:
                     reasons[result.reason] += 1

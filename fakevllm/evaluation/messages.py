@@ -95,6 +95,8 @@ class RowReply(BaseModel):
     samples: list[Sample]
     reason: str | None
     """Reason why no sample has a reward; None if at least one sample has a reward."""
+    hook_hash: str | None = None
+    """Digest of the hook files that scored the samples; None if it is unknown."""
 
 
 def trained_text(file: Path, texts: Sequence[str]) -> str:

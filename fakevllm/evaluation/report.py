@@ -49,6 +49,11 @@ class RowResult:
         return all(_scores(reply) is not None for reply in self.replies)
 
     @property
+    def hook_hashes(self) -> set[str]:
+        """Digests of the hooks that scored the row."""
+        return {reply.hook_hash for reply in self.replies if reply.hook_hash is not None}
+
+    @property
     def reason(self) -> str:
         """Reason why a version has no reward for the row."""
         reasons = [reply.reason for reply in self.replies if reply.reason is not None]

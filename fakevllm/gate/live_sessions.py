@@ -20,8 +20,8 @@ began before the oldest of these times does not count."""
 
 
 class LiveSessions:
-    """Makes one outcome of each live session. The outcome is the mean reward of the session's first
-    scored group since the latest verdict about a version."""
+    """Makes one outcome of each live session. Only groups that were scored after the latest verdict
+    about a version count. The outcome is the mean reward of the session's first such group."""
 
     def __init__(self) -> None:
         self._comparison = 0

@@ -551,8 +551,8 @@ class ReleaseGate:
         return self._controller.next_action() == due
 
     def _count_refusal(self, candidate: int, error: WireError) -> None:
-        """Count a refusal of the candidate's rows. After MAX_REFUSALS consecutive refusals, give up
-        the evaluation, so that the candidate is undecided."""
+        """Count one refusal by the server to sample a row with the candidate. After MAX_REFUSALS
+        consecutive refusals, give up the evaluation, so that the candidate is undecided."""
         self._num_refused = self._num_refused + 1 if error.status == 400 else 0
         if self._num_refused >= MAX_REFUSALS:
             self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])

@@ -10,6 +10,7 @@ from pathlib import Path
 from watchfiles import Change, awatch  # pyright: ignore[reportUnknownVariableType]
 
 log = logging.getLogger("fakevllm.hooks")
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs each event
 
 RETRY_S = 10.0
 """Seconds after which a folder is watched again that could not be watched."""

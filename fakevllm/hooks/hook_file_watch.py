@@ -21,9 +21,12 @@ from fakevllm.hooks.reload_schedule import SETTLE_S, ReloadSchedule
 
 log = logging.getLogger("fakevllm.hooks")
 
-CHECK_EVERY_S = 2.0
+CHECK_EVERY_S = 1.0
 """Seconds between two checks of the files. A check reads all hook files, which is cheap because
-they are small."""
+they are small. Some changes cause no event, such as a link to another folder."""
+_UNREADABLE_CHECKS = 2
+"""Number of checks after which files that cannot be read are logged. A command such as `git
+checkout` may delete a file for a moment."""
 
 
 class HookFileWatch:
@@ -33,12 +36,12 @@ class HookFileWatch:
         self,
         path: Path,
         running_hash: Callable[[], str],
-        reload: Callable[[], Awaitable[bool]] | None = None,
+        reload: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
-        the hooks that run. `reload` tries the files on disk. It returns False if the files must be
-        tried again later. If `reload` is None, changes are only reported."""
-        self._path = path.expanduser().resolve()
+        the hooks that run. `reload` tries the files on disk, and returns their digest. It returns
+        None if files must be tried again later. If `reload` is None, changes are only reported."""
+        self._path = path.expanduser().absolute()  # a link may get another target
         self._running_hash = running_hash
         self._reload = reload
         self._logged_for: str | None = None
@@ -75,15 +78,18 @@ class HookFileWatch:
         return message
 
     async def _reload_changes(
-        self, events: FileEvents, reload: Callable[[], Awaitable[bool]]
+        self, events: FileEvents, reload: Callable[[], Awaitable[str | None]]
     ) -> None:
         schedule = ReloadSchedule()
+        num_unreadable = 0
         while True:
             files = await asyncio.to_thread(self._digest)
+            num_unreadable = num_unreadable + 1 if files is None else 0
+            if num_unreadable == _UNREADABLE_CHECKS:
+                log.warning("%s", self._message(files))
             if schedule.is_due(files, self._running_hash(), time.monotonic()):
                 try:
-                    if not await reload():
-                        schedule.retry()
+                    schedule.tried(await reload())
                 except Exception:  # isolates: a later change must be tried all the same
                     log.exception("the hooks could not be reloaded")
             await events.wait(SETTLE_S if schedule.is_settling else CHECK_EVERY_S)
@@ -96,11 +102,14 @@ class HookFileWatch:
 
     def _difference(self, running: str) -> str | None:
         files = self._digest()
-        if files == running:
-            return None
+        return None if files == running else self._message(files)
+
+    def _message(self, files: str | None) -> str:
         changed = "changed on disk" if files is not None else "on disk cannot be read"
         advice = "run `fakevllm hooks reload` to use the files on disk"
-        if self._reload is not None:
+        if files is None:
+            advice = "put the files back before the next restart"
+        elif self._reload is not None:
             advice = "the log says why, if the files on disk were refused"
         return (
             f"The hook files {changed} ({self._path}). The proxy still runs the hooks that it "

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any, cast
 
 import orjson
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.loader import HookFiles
-from fakevllm.hooks.process_main import EXIT_GRACE_S, HEADER, frame, run
+from fakevllm.hooks.process_main import EXIT_GRACE_S, HEADER, files_frame, frame, run
 from fakevllm.hooks.results import Json
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
 
@@ -109,7 +108,9 @@ class HookProcess:
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
-        arguments = (child_socket, files, timeout_s, running_call, sandbox)
+        # Without the files: process.start() writes its arguments into a pipe, and would block the
+        # event loop if they did not fit into the pipe's buffer.
+        arguments = (child_socket, timeout_s, running_call, sandbox)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
         reader, writer = await asyncio.open_connection(sock=own_socket)
         with child_socket:
@@ -119,16 +120,19 @@ class HookProcess:
         self = HookProcess(process, running_call, reader, writer)
         atexit.register(self._kill)
         try:
-            await self._load(files.path)
+            await self._load(files)
         except BaseException:
             await self.close()
             raise
         self._listener = asyncio.ensure_future(self._listen())
         return self
 
-    async def _load(self, path: Path) -> None:
+    async def _load(self, files: HookFiles) -> None:
+        path = files.path
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
+                self._writer.write(files_frame(files))
+                await self._writer.drain()
                 loaded = await self._read()
         except TimeoutError:
             message = (

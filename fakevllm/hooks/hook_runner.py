@@ -51,6 +51,8 @@ MAX_BACKOFF_S = 1.0
 """Maximum backoff in seconds before a hook process that keeps ending is started again. A longer
 backoff would delay the answers to apps."""
 
+_STOPPING = "the proxy is stopping"
+
 
 class HookWorker:
     """The owner of the hook process, in which the user's hooks run. Use a worker in one event loop
@@ -64,6 +66,8 @@ class HookWorker:
         self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._process: HookProcess | None = None
+        self._starting: asyncio.Task[HookProcess] | None = None
+        """Start of a process that is not ready yet."""
         self._is_closed = False
         # Guards `_process`, so that only one process is started at a time.
         self._start_lock = asyncio.Lock()
@@ -143,8 +147,11 @@ class HookWorker:
         return FeedbackValue(number, self.info.content_hash)
 
     async def close(self) -> None:
-        """End the hook process. Calls that have no reply yet fail with the reason `hook_closed`."""
+        """End the hook process. Calls that have no reply yet fail with the reason `hook_closed`. A
+        process that still loads the hooks is killed."""
         self._is_closed = True
+        if self._starting is not None:
+            self._starting.cancel()
         async with self._start_lock:
             if self._process is not None:
                 await self._process.close()
@@ -185,8 +192,7 @@ class HookWorker:
 
     async def _running_process(self) -> HookProcess:
         async with self._start_lock:
-            if self._is_closed:
-                raise HookError("the proxy is stopping")
+            self._check_open()
             if self._process is None or self._process.is_dead:
                 before = self._process
                 if before is not None:
@@ -195,11 +201,30 @@ class HookWorker:
                         await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._num_deaths))
                     self._num_deaths += 1
                 assert self._files is not None, "start() must be called first"
-                self._process = await HookProcess.start(self._files, self._timeout_s, self._sandbox)
+                self._check_open()
+                self._process = await self._started(self._files)
                 if before is not None:
                     digest = self.info.content_hash
                     log.warning("hook process %s ended (%s), started again", digest, before.end)
             return self._process
+
+    async def _started(self, files: HookFiles) -> HookProcess:
+        """Start a process that `close` can end while the process loads the hooks."""
+        start = HookProcess.start(files, self._timeout_s, self._sandbox)
+        self._starting = starting = asyncio.ensure_future(start)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise HookError(_STOPPING) from None
+        finally:
+            self._starting = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise HookError(_STOPPING)
 
 
 # A hook can write replies of its own to the connection of the hook process. Therefore the proxy

@@ -81,7 +81,10 @@ class HookVersions:
     async def close(self) -> None:
         """End all hook processes."""
         self._is_closed = True
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
+        closing = (worker.close() for worker in self._workers.values())
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(error, Exception):  # isolates: the other processes must end, too
+                log.error("a hook process could not be closed (%s)", error)
         await self._closing.close(2 * EXIT_TIMEOUT_S)
 
     def _close(self, versions: list[int]) -> None:

@@ -68,7 +68,10 @@ class HookFiles:
     def read(path: Path) -> HookFiles:
         """Read the hook files at `path`. Raises HookError if there is none, or if a file cannot be
         read."""
-        path = path.expanduser().resolve()
+        try:
+            path = path.expanduser().resolve()
+        except (OSError, RuntimeError) as error:  # such as a loop of symbolic links
+            raise HookError(f"{path}: cannot be read ({error}); fix the path") from None
         return HookFiles(path, {file: _read(file) for file in _files(path)})
 
     @property

@@ -6,8 +6,9 @@ second thread. Therefore sync hooks need no lock for data that they share. A thi
 socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
 two threads.
 
-Each message on the socket is a frame: a length, followed by JSON. Python objects of the user's code
-are never sent. The proxy's side of the socket is in hook_process.py.
+Each message on the socket is a frame: a length, followed by JSON. Only the first frame is not JSON:
+it has the hook files, which the proxy has read. Python objects of the user's code are never sent.
+The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import copy
 import ctypes
 import inspect
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -27,7 +29,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Generator
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -67,9 +69,14 @@ def frame(message: Json) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def files_frame(files: HookFiles) -> bytes:
+    """Return the bytes of the first frame, which has the hook files."""
+    body = pickle.dumps(files)
+    return HEADER.pack(len(body)) + body
+
+
 def run(
     sock: socket.socket,
-    files: HookFiles,
     timeout_s: float,
     running_call: ctypes.c_uint64,
     sandbox: HookSandbox,
@@ -87,7 +94,13 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    child = _Child(sock, timeout_s, running_call)
+    stream = sock.makefile("rb")
+    try:
+        (length,) = HEADER.unpack(stream.read(HEADER.size))
+        files: HookFiles = pickle.loads(stream.read(length))
+    except (OSError, struct.error, EOFError, pickle.UnpicklingError):
+        return  # the proxy has ended, or does not need this process any more
+    child = _Child(sock, stream, timeout_s, running_call)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
     # A hook may import other files of the folder during a call.
     with importable(files):
@@ -107,9 +120,15 @@ class _Child:
     that the threads run."""
 
     def __init__(
-        self, sock: socket.socket, timeout_s: float, running_call: ctypes.c_uint64
+        self,
+        sock: socket.socket,
+        stream: IO[bytes],
+        timeout_s: float,
+        running_call: ctypes.c_uint64,
     ) -> None:
+        """Create the state. `stream` reads from `sock`, and has the frames after the first."""
         self._sock = sock
+        self._stream = stream
         self._timeout_s = timeout_s
         self._running_call = running_call
         # Two threads send replies; their frames must not mix.
@@ -149,10 +168,9 @@ class _Child:
         still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
-            stream = self._sock.makefile("rb")
             while True:
-                (length,) = HEADER.unpack(stream.read(HEADER.size))
-                self._dispatch(orjson.loads(stream.read(length)))
+                (length,) = HEADER.unpack(self._stream.read(HEADER.size))
+                self._dispatch(orjson.loads(self._stream.read(length)))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end.set)

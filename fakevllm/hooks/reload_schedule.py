@@ -41,9 +41,11 @@ class ReloadSchedule:
         self._tried = files
         return True
 
-    def retry(self) -> None:
-        """Let the files be tried again, because the cause of the refusal was temporary."""
-        self._tried = None
+    def tried(self, files: str | None) -> None:
+        """Record the digest of the files that were read for the trial. They may have been edited
+        since `is_due`. If the digest is None, the same files may be tried again: the cause of
+        the refusal was temporary."""
+        self._tried = files
 
     @property
     def is_settling(self) -> bool:

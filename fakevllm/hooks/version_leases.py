@@ -70,8 +70,8 @@ class VersionLeases:
         return self.current if lease is None else lease.version
 
     def end(self, group_id: str, use: Use) -> list[int]:
-        """Record that this use by the group is over. Return the versions that ended with it. If the
-        use was not recorded, nothing changes."""
+        """Record that this use by the group is over. If the use was not recorded, nothing changes.
+        Return the versions that no group uses any more."""
         lease = self._leases.get(group_id)
         if lease is None:
             return []

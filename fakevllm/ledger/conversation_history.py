@@ -47,6 +47,16 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
     return exchanges
 
 
+def recorded_chat(route: str, request_json: str, find_request: FindRequest) -> Json | None:
+    """Return the body of a recorded request in the format of chat completions, including the
+    earlier conversation. Return None for a text completion, and if the request cannot be
+    translated."""
+    opened = _open(route, request_json, find_request)
+    if opened is None or opened[0].upstream_path != ADAPTERS["chat"].path:
+        return None
+    return opened[1]
+
+
 def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
     """Return the messages of a recorded request, including the earlier conversation, in the form in
     which the user's hooks get them."""

@@ -18,8 +18,17 @@ from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.store import Ledger
 from fakevllm_runtime.read_only import connect_read_only
 
-_CONTENT = "SELECT COUNT(*), MAX(received_at), COUNT(trained_step) FROM groups"
-"""Query whose result changes when groups are added or trained."""
+_CONTENTS = (
+    "SELECT COUNT(*), MAX(received_at), COUNT(trained_step) FROM groups",
+    "SELECT state, reason, COUNT(*) FROM groups GROUP BY state, reason ORDER BY state, reason",
+    'SELECT COUNT(reward), ROUND(TOTAL(reward * ("index" + 1)), 6), ROUND(TOTAL(reward), 6) '
+    "FROM siblings",
+    "SELECT COUNT(*), MAX(received_at) FROM feedback",
+    "SELECT state, reason, COUNT(*) FROM feedback GROUP BY state, reason ORDER BY state, reason",
+    "SELECT COUNT(edited), COUNT(comment), COUNT(value), ROUND(TOTAL(value), 6) FROM feedback",
+)
+"""Queries of which at least one has another result when groups or feedback are added, trained or
+withdrawn, or get other rewards."""
 _CARRY_OVER = """
     INSERT OR IGNORE INTO rescored SELECT * FROM old.rescored
     WHERE group_id IN (SELECT group_id FROM group_rows)
@@ -30,7 +39,8 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
     """Return a ledger file with the current schema, and a note for the user, or None.
 
     The file is `ledger` itself if it has the current schema. Otherwise the file is a copy beside
-    it. A copy that lacks groups of the ledger is made again, and keeps the rewards of other hooks.
+    it. A copy with other contents than the ledger is made again, and keeps the rewards of other
+    hooks.
 
     Raises LedgerError if the file is no ledger or cannot be copied.
     """
@@ -100,7 +110,19 @@ def _has_same_content(copy: Path, ledger: sqlite3.Connection) -> bool:
     if not _is_complete(copy):
         return False
     with closing(connect_read_only(copy)) as db:
-        return db.execute(_CONTENT).fetchone() == ledger.execute(_CONTENT).fetchone()
+        return all(_is_same(query, db, ledger) for query in _CONTENTS)
+
+
+def _is_same(query: str, copy: sqlite3.Connection, ledger: sqlite3.Connection) -> bool:
+    """Return True if both databases answer a query alike, or if the ledger is so old that it lacks
+    the table or a column."""
+    try:
+        rows = ledger.execute(query).fetchall()
+    except sqlite3.OperationalError as error:
+        if str(error).startswith("no such "):
+            return True
+        raise
+    return rows == copy.execute(query).fetchall()
 
 
 def _is_complete(copy: Path) -> bool:

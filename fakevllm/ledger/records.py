@@ -234,7 +234,8 @@ class FeedbackState(StrEnum):
     LOST = "lost"
 
 
-VOID = ("taken_back", "replaced")
+TAKEN_BACK = "taken_back"
+VOID = (TAKEN_BACK, "replaced")
 """Reasons of feedback that is void: the user took it back or replaced it, so its value no longer
 counts."""
 

@@ -29,7 +29,11 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
 from fakevllm.ledger.arm_reads import ArmReads
-from fakevllm.ledger.conversation_history import recorded_messages, recorded_user_texts
+from fakevllm.ledger.conversation_history import (
+    recorded_chat,
+    recorded_messages,
+    recorded_user_texts,
+)
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
@@ -390,16 +394,19 @@ class Ledger:
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self.recorded(group)
 
-    def user_texts(self, group_id: str) -> list[str]:
+    def user_texts(self, group_id: str, task: Task | None = None) -> list[str]:
         """Return the texts of a group by which its dataset row can be recognised. The texts are the
         group's question, the text of its task, and the first and the last user message of its
-        conversation. The list is empty if the ledger does not have the group."""
+        conversation. The list is empty if the ledger does not have the group.
+
+        `task` is the group's dataset task, if the caller knows it.
+        """
         group = self.group(group_id)
         if group is None:
             return []
         find_request = partial(self.answered_request, app_key=group.app_key)
         messages = recorded_user_texts(group.route, group.request_json, find_request)
-        return [group.question, self._task_of(group).main_query, *messages]
+        return [group.question, (task or self._task_of(group)).main_query, *messages]
 
     def task(self, task_id: str) -> Task | None:
         """Return the dataset task with this id that was registered at the proxy. Return None if
@@ -437,6 +444,13 @@ class Ledger:
             messages=recorded_messages(group.route, group.request_json, find_request),
             indices=[sibling.index for sibling in answers],
         )
+
+    def chat_request(self, group: GroupRecord) -> dict[str, Any] | None:
+        """Return the request of a group in the format of chat completions, including the earlier
+        conversation. Return None for a text completion, and if the request cannot be
+        translated."""
+        find_request = partial(self.answered_request, app_key=group.app_key)
+        return recorded_chat(group.route, group.request_json, find_request)
 
     def _transact(self, batch: Sequence[_Change]) -> bool:
         """Write a batch of changes in one transaction, and return True if any row changed.

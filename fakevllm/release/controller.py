@@ -26,8 +26,8 @@ a cycle. Two tests run during each cycle.
 Suppose that no version is worse than the released version by more than `margin`. Each test then
 rejects a version with a probability of at most alpha / 2, however often the test is looked at. Both
 tests together reject with a probability of at most alpha. The bound covers only one comparison of
-live sessions. A new comparison begins with each GateController, and after each rejection that the
-server has refused.
+live sessions. A new comparison begins with each GateController, after each rejection that the
+server has refused, and with each change of the hooks.
 
 The bounds hold only for rewards in their declared range. After a reward outside of the range,
 nothing is evaluated and no version is released.
@@ -130,9 +130,13 @@ class GateController:
 
     def scorer_changed(self, scorer: str) -> None:
         """Record which hook scores the rows. If the hook has changed, the evaluation begins again
-        with its first row, because the rewards of two hooks cannot be compared."""
+        with its first row, and so does the comparison of live sessions, because the rewards of two
+        hooks cannot be compared. A reward outside of the range does not count any more."""
         if scorer != self._scorer and self._evaluation is not None:
             self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
+        if self._scorer and scorer != self._scorer:
+            self._begin_live_again()
+            self._outside = None
         self._scorer = scorer
 
     def rewards_seen(self, *rewards: float) -> None:
@@ -170,9 +174,7 @@ class GateController:
         """Record that the server has refused a decision. If the decision was a rejection by live
         sessions, the comparison of live sessions begins again. All other decisions stay due."""
         if decision.source == LIVE:
-            candidate = self._live.candidate
-            self._live = _LiveTest(self._rules)
-            self._live.candidate = candidate
+            self._begin_live_again()
 
     def session_scored(self, session: ScoredSession) -> None:
         """Add a session that an app had since the latest verdict (release, rejection or undecided).
@@ -243,6 +245,11 @@ class GateController:
         """The figures of the current evaluation. The dict is empty without a candidate. After a new
         pair, this property computes the confidence interval, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
+
+    def _begin_live_again(self) -> None:
+        candidate = self._live.candidate
+        self._live = _LiveTest(self._rules)
+        self._live.candidate = candidate
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
         """Return the action that is due for the candidate."""

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.row_requests import check_messages
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.progress import Progress as RowProgress
@@ -78,6 +79,8 @@ def run_replay(settings: ReplaySettings) -> bool:
 async def _replay(settings: ReplaySettings) -> Counter[str]:
     concurrency = settings.num_concurrent
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
+    if settings.app_command is None:  # an app gets only the question
+        check_messages(tasks, settings.dataset)
     url = f"{proxy_root(checked_url(settings.url))}/v1"
     settings = replace(settings, url=url)
     if settings.lockstep:

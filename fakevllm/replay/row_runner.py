@@ -64,7 +64,7 @@ async def _play_one(
             await capacity.wait()
             deadline.exclude_wait(time.monotonic() - began_at)
         try:
-            return RowResult(epoch, task, await player.play(task.main_query, key), None)
+            return RowResult(epoch, task, await player.play(task, key), None)
         except RowFailed as error:
             return RowResult(epoch, task, None, str(error))
         except RowInterrupted as error:

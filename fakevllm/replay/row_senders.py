@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fakevllm.admission.row_requests import request_of
 from fakevllm.errors import ConfigError
+from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
     import openai
@@ -29,10 +31,10 @@ class RowInterrupted(Exception):
 
 
 class Player(Protocol):
-    """An object that sends the question of one row to a model and returns the answer."""
+    """An object that sends one row to a model and returns the answer."""
 
-    async def play(self, question: str, key: str) -> str:
-        """Send the question with the API key `key`, and return the text of the answer. Raises
+    async def play(self, task: Task, key: str) -> str:
+        """Send the row with the API key `key`, and return the text of the answer. Raises
         RowInterrupted if the row may be retried after the error. Raises RowFailed if the row must
         not be retried."""
         ...
@@ -40,24 +42,28 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """A Player that sends the question as a user message to /v1/chat/completions."""
+    """A Player that sends the row to /v1/chat/completions. If the row has no field `messages`, its
+    question is the only message of the request."""
 
     url: str
     model: str
     http: openai.DefaultAioHttpClient | None = None
     max_tokens: int | None = None
 
-    async def play(self, question: str, key: str) -> str:
+    async def play(self, task: Task, key: str) -> str:
         import openai  # here, because a replay through an app does not need it
 
         client = openai.AsyncOpenAI(
             base_url=self.url, api_key=key, max_retries=0, http_client=self.http
         )
+        body = request_of(task)
+        messages = body.pop("messages")
+        if self.max_tokens is not None:
+            body.pop("max_completion_tokens", None)
+            body["max_tokens"] = self.max_tokens
         try:
             answer = await client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": question}],
-                max_tokens=self.max_tokens or openai.omit,
+                model=self.model, messages=messages, extra_body=body
             )
         except openai.APIConnectionError as error:
             raise RowInterrupted(str(error.__cause__ or error)) from error
@@ -86,7 +92,8 @@ class AppPlayer:
             raise ConfigError("--app is empty: give the command that runs your app.")
         return AppPlayer(parts, url)
 
-    async def play(self, question: str, key: str) -> str:
+    async def play(self, task: Task, key: str) -> str:
+        question = task.main_query
         in_arguments = any(QUESTION in part for part in self.command)
         arguments = [part.replace(QUESTION, question) for part in self.command]
         try:

@@ -15,7 +15,7 @@ def change_lines(comparison: HookComparison) -> list[str]:
         *_noise(comparison),
         f"two siblings change their order in {share(comparison.num_reordered, num)} groups",
         f"several siblings share the highest reward in {share(comparison.new.num_tied, num)} "
-        f"groups, before in {share(comparison.old.num_tied, num)}",
+        f"groups (old: {comparison.old.num_tied})",
         f"a signal is gained in {share(comparison.num_gained, num)} groups, and lost in "
         f"{share(comparison.num_lost, num)}",
         "another sibling would have been served in "

@@ -147,6 +147,10 @@ class HookComparison:
         """Groups for which the new hooks failed, by the slug of the reason."""
         self.first_failure: str | None = None
         """Reason of the first of these failures, with its detail."""
+        self.num_new_failures = 0
+        """Groups with an old reward for which the new hooks failed."""
+        self.first_new_failure: RescoredGroup | None = None
+        """The first of these groups."""
         self.num_known = 0
         """Groups that an earlier command with the same hooks has scored."""
         self.num_without_task = 0
@@ -198,11 +202,15 @@ class HookComparison:
         self.num_groups += 1
         self.num_known += group.is_known
         self.num_without_task += group.lacks_task
+        has_old = any(reward is not None for reward in group.old)
         if group.new is None:
+            if has_old:
+                self.num_new_failures += 1
+                self.first_new_failure = self.first_new_failure or group
             self.failures[(group.reason or "unknown").partition(":")[0]] += 1
             self.first_failure = self.first_failure or group.reason
             return
-        if all(reward is None for reward in group.old):
+        if not has_old:
             self.num_without_old += 1
             return
         self.num_compared += 1

@@ -17,12 +17,17 @@ from typing import Any
 from fakevllm.errors import HookError, UserError
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import MAX_OPEN, HookVersions
+from fakevllm.hooks.loader import first_line
 from fakevllm.rescoring.change_lines import change_lines
 from fakevllm.rescoring.hook_trial import HookTrial, Trial
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.terminal_text import printable
 
 log = logging.getLogger("fakevllm.hooks")
+
+
+class ReloadsStopped(Exception):
+    """The proxy is stopping, so the hooks are not reloaded."""
 
 
 class ReloadState(Enum):
@@ -48,6 +53,8 @@ class ReloadOutcome:
     """All figures of the comparison; None if no group was tried."""
     at: float = 0.0
     """Unix time at which the reload ended."""
+    digest: str | None = None
+    """Digest of the files that the reload read; None if they cannot be read."""
 
 
 class HookReloader:
@@ -71,42 +78,67 @@ class HookReloader:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[ReloadOutcome]] = set()
+        self._is_stopped = False
         self.last: ReloadOutcome | None = None
         """Outcome of the last reload that found edited files; None if there was none."""
 
     async def reload(self) -> ReloadOutcome:
-        """Try the hook files on disk, and let them take over if they run clean. The reload goes on
-        if the caller is cancelled."""
+        """Try the hook files on disk, and let them take over if the limits allow it. The reload
+        goes on if the caller is cancelled. Raises ReloadsStopped if the proxy is stopping."""
+        if self._is_stopped:
+            raise ReloadsStopped
         task = asyncio.create_task(self._reload())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._is_stopped and task.cancelled():
+                raise ReloadsStopped from None
+            raise
 
-    async def reload_if_changed(self) -> bool:
-        """Run `reload` for edited files. Return False if it must be tried again later."""
-        return (await self.reload()).state is not ReloadState.POSTPONED
+    async def reload_edited(self) -> str | None:
+        """Run `reload` for edited files. Return the digest of the files that were tried. Return
+        None if files must be tried again later."""
+        try:
+            outcome = await self.reload()
+        except ReloadsStopped:
+            return None
+        return None if outcome.state is ReloadState.POSTPONED else outcome.digest
 
-    async def close(self) -> None:
-        """Stop all reloads."""
+    def stop(self) -> None:
+        """End all reloads, and begin no other."""
+        self._is_stopped = True
         for task in self._running:
             task.cancel()
+
+    async def close(self) -> None:
+        """Stop all reloads, and wait until they have ended."""
+        self.stop()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _reload(self) -> ReloadOutcome:
         async with self._lock:
-            worker = self._new_worker()
             try:
-                outcome = await self._try(worker)
-            finally:
-                if self._versions.current is not worker:
-                    await worker.close()
+                outcome = await self._attempt()
+            except Exception as error:  # isolates: a reload never ends with an error
+                old = self._versions.info.content_hash
+                outcome = self._refused("The new hooks", old, first_line(error))
             if outcome.state is not ReloadState.UNCHANGED:
                 self._log(outcome)
                 self.last = outcome
             return outcome
 
+    async def _attempt(self) -> ReloadOutcome:
+        worker = self._new_worker()
+        try:
+            return await self._try(worker)
+        finally:
+            if self._versions.current is not worker:
+                await worker.close()
+
     async def _try(self, worker: HookWorker) -> ReloadOutcome:
-        """Load and try new hooks, and let them take over if they run clean."""
+        """Load and try new hooks, and let them take over if the limits allow it."""
         old = self._versions.info.content_hash
         try:
             new = await worker.read_files()
@@ -115,13 +147,13 @@ class HookReloader:
         name = f"The new hooks {new}"
         if new == old:
             message = f"The hook files did not change, and the hooks {old} stay in use."
-            return ReloadOutcome(ReloadState.UNCHANGED, message, at=self._clock())
+            return ReloadOutcome(ReloadState.UNCHANGED, message, at=self._clock(), digest=new)
         if self._versions.num_open >= MAX_OPEN:
             reason = (
                 f"{MAX_OPEN - 1} older versions of the hooks still have groups to score; try again "
                 "when these groups are done"
             )
-            return self._refused(name, old, reason, ReloadState.POSTPONED)
+            return self._refused(name, old, reason, new, ReloadState.POSTPONED)
         trial, reason = Trial(), None
         is_loaded = False
         try:
@@ -135,11 +167,14 @@ class HookReloader:
             reason = str(error).rstrip(".")
         except OSError as error:  # translates: there may be no memory for another process
             reason = f"their process could not be started ({error})"
+        except Exception as error:  # isolates: whatever fails in a trial refuses the new hooks
+            reason = f"the trial failed with {first_line(error)}"
         if reason is not None:
-            return self._refused(name, old, reason, trial=trial)
-        self._versions.take_over(worker, self._clock())
+            return self._refused(name, old, reason, new, trial=trial)
         message = f"{name} took over from {old}: {_tried(trial)}."
-        return self._outcome(ReloadState.TAKEN_OVER, message, trial)
+        outcome = self._outcome(ReloadState.TAKEN_OVER, message, trial, new)
+        self._versions.take_over(worker, outcome.at)
+        return outcome
 
     def _timeout_reason(self, trial: Trial, is_loaded: bool) -> str:
         limit = f"{self._max_s:g} s (limit hooks.reload.max_s)"
@@ -153,13 +188,16 @@ class HookReloader:
         name: str,
         old: str,
         reason: str,
+        digest: str | None = None,
         state: ReloadState = ReloadState.REFUSED,
         trial: Trial | None = None,
     ) -> ReloadOutcome:
         message = f"{name} were not taken over, and the hooks {old} stay in use: {reason}."
-        return self._outcome(state, message, trial or Trial())
+        return self._outcome(state, message, trial or Trial(), digest)
 
-    def _outcome(self, state: ReloadState, message: str, trial: Trial) -> ReloadOutcome:
+    def _outcome(
+        self, state: ReloadState, message: str, trial: Trial, digest: str | None
+    ) -> ReloadOutcome:
         comparison = trial.comparison
         return ReloadOutcome(
             state,
@@ -167,10 +205,16 @@ class HookReloader:
             change_lines(comparison) if comparison.num_compared else [],
             comparison.as_json() if comparison.num_groups else None,
             self._clock(),
+            digest,
         )
 
     def _log(self, outcome: ReloadOutcome) -> None:
-        if self.last is not None and self.last.message == outcome.message:
+        last = self.last
+        if last is not None and last.message == outcome.message:
+            return
+        # Groups end in any order, so the message may name another group for the same files.
+        is_known = last is not None and (last.state, last.digest) == (outcome.state, outcome.digest)
+        if is_known and outcome.digest is not None:
             return
         is_clean = outcome.state is ReloadState.TAKEN_OVER
         lines = [outcome.message, *(f"  {line}" for line in outcome.changes if is_clean)]

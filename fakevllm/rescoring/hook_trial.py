@@ -74,6 +74,12 @@ class HookTrial:
                     trial.comparison.add(result)
                 if self._rules.is_hopeless(trial.comparison, trial.num_groups):
                     break
+        if group_ids and trial.num_skipped == len(group_ids):
+            return (
+                f"none of the latest {len(group_ids)} groups could be tried, because they cannot "
+                "be read, or because their dataset row is unknown; try again after new requests, "
+                "or restart the proxy, which loads the files without a trial"
+            )
         return self._rules.refusal(trial.comparison)
 
     def _latest(self) -> list[str]:

@@ -12,13 +12,13 @@ fewer groups says little."""
 
 
 class ReloadRules:
-    """The limits of `[hooks.reload]`.
+    """The limits of `[hooks.reload]`. Failures count only for groups that the old hooks scored.
 
     >>> from fakevllm.rescoring.comparison import RescoredGroup
     >>> comparison = HookComparison()
     >>> comparison.add(RescoredGroup("g1", [0.0, 1.0], None, "hook_nan: reward 1 is nan"))
     >>> ReloadRules(ReloadSection()).refusal(comparison).partition(":")[0]
-    'they failed for 1 of 1 tried group (limit hooks.reload.max_failed = 0)'
+    'they failed for 1 of 1 scored group (limit hooks.reload.max_failed = 0), first for g1'
     """
 
     def __init__(self, limits: ReloadSection) -> None:
@@ -27,16 +27,17 @@ class ReloadRules:
     def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
         """Return True if the new hooks will be refused, whatever the rest of the `num_groups`
         groups shows."""
-        return comparison.failures.total() > self._limits.max_failed * num_groups
+        return comparison.num_new_failures > self._limits.max_failed * num_groups
 
     def refusal(self, comparison: HookComparison) -> str | None:
         """Return the reason why the new hooks do not take over, or None if they do."""
-        num, num_failed = comparison.num_groups, comparison.failures.total()
-        if num_failed > self._limits.max_failed * num:
+        num_failed, first = comparison.num_new_failures, comparison.first_new_failure
+        num = comparison.num_compared + num_failed
+        if first is not None and num_failed > self._limits.max_failed * num:
             return (
-                f"they failed for {num_failed} of {counted(num, 'tried group')} (limit "
-                f"hooks.reload.max_failed = {self._limits.max_failed:g}): "
-                f"{comparison.first_failure}"
+                f"they failed for {num_failed} of {counted(num, 'scored group')} (limit "
+                f"hooks.reload.max_failed = {self._limits.max_failed:g}), first for "
+                f"{first.group_id}: {first.reason}"
             )
         had_signal, num_lost = comparison.old.num_with_signal, comparison.num_lost
         is_enough = had_signal >= MIN_WITH_SIGNAL

@@ -32,7 +32,7 @@ class _Variance:
     """Degrees of freedom: the numbers without one of each set."""
 
     def add(self, numbers: Sequence[float]) -> None:
-        """Add one set with its own mean."""
+        """Add one set of numbers. Its deviations are taken from the mean of this set."""
         if len(set(numbers)) > 1:  # otherwise rounding errors would look like noise
             mean = math.fsum(numbers) / len(numbers)
             self._squares += math.fsum((number - mean) ** 2 for number in numbers)

@@ -8,12 +8,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 def progress_bar() -> Progress:
     """Return a progress bar on stderr, which is removed at the end. The output of the command stays
-    alone on stdout."""
+    alone on stdout. If stderr is not a terminal, the bar is not shown, and writes no empty line."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )

@@ -163,7 +163,10 @@ def serve(
 
 async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> None:
     async with open_proxy(config, files) as proxy:
-        server = GracefulServer(public_server_config(create_app(proxy), files.num_connections))
+        server = GracefulServer(
+            public_server_config(create_app(proxy), files.num_connections),
+            on_stop=proxy.hooks.reloader.stop if proxy.hooks is not None else lambda: None,
+        )
         logging.getLogger("fakevllm").info(
             "listening on http://%s:%d/v1, swarm server %s, ledger %s",
             *listener.getsockname()[:2],

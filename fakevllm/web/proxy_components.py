@@ -14,7 +14,7 @@ import aiohttp
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
-from fakevllm.admission.row_requests import check_requests
+from fakevllm.admission.row_requests import read_held_out_rows
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
@@ -508,14 +508,7 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
     file = config.release.eval_dataset
     if file is None:
         return HeldOutRows()
-    tasks = read_tasks(file, config.dataset.field)
-    if not tasks:
-        raise ConfigError(
-            f"The held-out dataset {file} has no rows: write one JSON object per line, or remove "
-            "release.eval_dataset."
-        )
-    check_requests(tasks, file)
-    held_out = HeldOutRows(tasks)
+    held_out = read_held_out_rows(file, config.dataset.field)
     if overlap := held_out.overlapping(rows):
         are, them = ("is", "it") if len(overlap) == 1 else ("are", "them")
         raise ConfigError(
@@ -604,7 +597,7 @@ def _open_reloads(
     files = HookFileWatch(
         config.hooks.path,
         lambda: versions.info.content_hash,
-        reloader.reload_if_changed if config.hooks.watch else None,
+        reloader.reload_edited if config.hooks.watch else None,
     )
     watching = asyncio.create_task(files.run())
     stack.push_async_callback(_cancel, watching)

@@ -271,3 +271,19 @@ def test_a_proxy_without_hooks_says_so(processes: Processes) -> None:
     words = ["-m", "fakevllm", "serve", "--watch-hooks", "--port", "0"]
     done = PRELOADED_PYTHON.run([*words, "--run-dir", "other"], proxy.folder)
     assert done.returncode == 2 and "--watch-hooks) needs hooks" in done.stderr
+
+
+def test_a_stop_of_the_proxy_ends_a_reload_with_a_clear_error(processes: Processes) -> None:
+    folder = processes.folder / "hooks"
+    write(folder, OLD)
+    proxy = start(processes, folder)
+    begun = processes.folder / "begun"
+    write(folder, f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n")
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(httpx.post, f"{proxy.url}/fakevllm/hooks/reload", timeout=60)
+        wait_until(begun.exists, 30, "the reload")
+        proxy.stop()
+        reply = call.result(timeout=60)
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "The proxy is stopping."
+    assert "Traceback" not in proxy.log and "ERROR" not in proxy.log

@@ -1,4 +1,5 @@
-"""The policy loss of a training job, with settings that have the same names as in verl."""
+"""The loss of a training job. The settings of policy losses have the same names as in verl, and
+those of demonstration losses follow TRL."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
-from fakevllm_adapters.job.model import Aggregation, KlType, LossUnit, TrainJob
+from fakevllm_adapters.job.model import (
+    WITH_REFERENCE,
+    Aggregation,
+    KlType,
+    LossUnit,
+    TrainJob,
+)
 from fakevllm_adapters.job.reward_settings import reward_setting_uses
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
@@ -44,6 +51,8 @@ LOSS_DEFAULTS: dict[str, LossDefaults] = {
     "geo_mean": LossDefaults(0.4, 0.4, "seq-mean-token-mean"),
     "gpg": LossDefaults(0.0, 0.0, "token-mean"),
 }
+_NO_POLICY_LOSS = LossDefaults(0.0, 0.0, "token-mean")
+"""Values for a demonstration loss that is trained alone. It uses none of them."""
 COUPLED = frozenset({"gspo", "geo_mean"})
 """Losses in which all tokens of a sequence (a call, a chain of calls or an episode) share one
 probability ratio."""
@@ -51,6 +60,15 @@ WITHOUT_RATIO = frozenset({"gpg"})
 """Losses without a probability ratio."""
 WITHOUT_CLIP = frozenset({"sapo", "gpg"})
 """Losses that do not clip."""
+DEMONSTRATION_LOSSES = ("sft", "dpo", "kto")
+"""Losses of demonstrations (answers to imitate or to avoid). They use neither advantages nor the
+log-probabilities of the rollout engine."""
+POLICY_ONLY = (
+    *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_unit"),
+    *("kl_loss_coef", "kl_loss_type", "entropy_coeff", "bypass_mode", "rollout_is", "rollout_rs"),
+    "max_mismatch_k3",
+)
+"""Settings that only policy losses use."""
 
 
 class Bounds(NamedTuple):
@@ -63,13 +81,15 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A policy loss and its settings, which have the same names as in verl.
+    """The loss of a step and its settings: a policy loss, a demonstration loss, or a policy loss
+    with a demonstration loss as a further term.
 
     The constructor raises ValueError with a one-line message for a malformed setting, and for
     settings that contradict each other.
     """
 
     name: str = "vanilla"
+    """Name of a policy loss, or of a demonstration loss that is trained alone."""
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.28
     clip_ratio_c: float = 3.0
@@ -108,10 +128,17 @@ class LossSpec:
     """One threshold for all rejection rules, or a comma-separated list with one threshold for each
     rule. A threshold for k1 has the form `LOW_HIGH` or `HIGH`. A threshold for k2 and k3 is a
     maximum."""
+    demonstration_loss: str | None = None
+    """Name of the demonstration loss that is added to the policy loss `name`."""
+    demonstration_loss_coef: float = 1.0
+    preference_beta: float = 0.1
+    """Factor of the log-ratios to the reference policy in `dpo` and `kto`."""
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
-        """Return the policy loss that a job's settings describe.
+        """Return the loss that a job's settings describe.
 
         Raises ValueError with a one-line message in two cases. Two settings contradict each other,
         or the job changes a setting that has no effect in this job.
@@ -137,6 +164,11 @@ class LossSpec:
             rollout_is_batch_normalize=job.rollout_is_batch_normalize,
             rollout_rs=job.rollout_rs,
             rollout_rs_threshold=job.rollout_rs_threshold,
+            demonstration_loss=job.demonstration_loss,
+            demonstration_loss_coef=job.demonstration_loss_coef,
+            preference_beta=job.preference_beta,
+            desirable_weight=job.desirable_weight,
+            undesirable_weight=job.undesirable_weight,
         )
 
     def __post_init__(self) -> None:
@@ -148,6 +180,13 @@ class LossSpec:
             self._check_weights()
         if self.loss_scale_factor is not None and self.loss_scale_factor <= 0:
             raise ValueError("loss_scale_factor must be above 0")
+        if self.demonstration_loss is not None:
+            _one_of("demonstration_loss", self.demonstration_loss, DEMONSTRATION_LOSSES)
+            if not self.has_policy_loss:
+                raise ValueError(
+                    f"loss = {self.name} already trains demonstrations: take demonstration_loss "
+                    "out, or choose a policy loss such as vanilla"
+                )
         _ = self.rollout_is_bounds, self.rejection_bounds
 
     def _check_weights(self) -> None:
@@ -158,6 +197,21 @@ class LossSpec:
             )
         if self.name == "geo_mean" and self.rollout_is == "token":
             raise ValueError("geo_mean has one ratio for a sequence: set rollout_is = sequence")
+
+    @property
+    def has_policy_loss(self) -> bool:
+        """Whether the loss has a policy loss, and does not train demonstrations alone."""
+        return self.name not in DEMONSTRATION_LOSSES
+
+    @property
+    def of_demonstrations(self) -> str | None:
+        """Name of the demonstration loss, alone or as a further term; None if there is none."""
+        return self.demonstration_loss if self.has_policy_loss else self.name
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss needs the log-probabilities of the reference policy."""
+        return self.kl_loss_coef != 0 or self.of_demonstrations in WITH_REFERENCE
 
     @property
     def couples_tokens(self) -> bool:
@@ -203,8 +257,8 @@ class LossSpec:
 
 def loss_defaults(name: str) -> LossDefaults:
     """Return the default settings of the loss `name`. Raises ValueError if the loss is unknown."""
-    _one_of("loss", name, LOSS_DEFAULTS)
-    return LOSS_DEFAULTS[name]
+    _one_of("loss", name, (*LOSS_DEFAULTS, *DEMONSTRATION_LOSSES))
+    return LOSS_DEFAULTS.get(name, _NO_POLICY_LOSS)
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
@@ -213,7 +267,16 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")
+    demonstrations = {job.loss, job.demonstration_loss}
+    is_kto = ("kto" in demonstrations, "it is for kto")
     uses = reward_setting_uses(job) | {
+        "demonstration_loss_coef": (
+            job.demonstration_loss is not None,
+            "it is for demonstration_loss",
+        ),
+        "preference_beta": (bool(WITH_REFERENCE & demonstrations), "it is for dpo and kto"),
+        "desirable_weight": is_kto,
+        "undesirable_weight": is_kto,
         "clip_ratio_low": clips,
         "clip_ratio_high": clips,
         "clip_ratio_c": (job.loss == "vanilla", "it is for loss = vanilla"),
@@ -229,6 +292,10 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
         "rollout_is_batch_normalize": (job.rollout_is is not None, "it is for rollout_is"),
         "rollout_rs_threshold": (bool(_parts(job.rollout_rs or "")), "it is for rollout_rs"),
     }
+    if job.loss in DEMONSTRATION_LOSSES:
+        uses |= dict.fromkeys(POLICY_ONLY, (False, f"loss = {job.loss} is no policy loss"))
+        if job.use_kl_in_reward:
+            del uses["bypass_mode"]
     for setting, (is_used, reason) in uses.items():
         value = getattr(job, setting)
         if not is_used and value != TrainJob.model_fields[setting].default:

@@ -26,6 +26,8 @@ MAX_BATCH_SIZE = 10_000
 """Largest `batch_size`. It is also the maximum number of groups that may wait on a server for a
 training step."""
 LossUnit = Literal["call", "timeline", "episode"]
+WITH_REFERENCE = frozenset({"dpo", "kto"})
+"""Demonstration losses that compare the policy with the reference policy."""
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"]
 
 
@@ -109,7 +111,22 @@ class TrainJob(SwarmSections):
     the task."""
     partial_after_s: float = Field(default=3600.0, gt=0)
     """Seconds that a task waits for its next episode before it counts as partial."""
-    loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"] = "vanilla"
+    loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg", "sft", "dpo", "kto"] = (
+        "vanilla"
+    )
+    """Loss of a step. `sft`, `dpo` and `kto` train demonstrations, which are made of the siblings
+    of a group. All others are policy losses."""
+    demonstration_loss: Literal["sft", "dpo", "kto"] | None = None
+    """Loss of demonstrations that is added to the policy loss. None means no such term."""
+    demonstration_loss_coef: float = Field(default=1.0, gt=0)
+    """Weight of the demonstration loss beside the policy loss."""
+    preference_beta: float = Field(default=0.1, gt=0)
+    """Factor of the log-ratios to the starting weights in `dpo` and `kto`. A larger factor keeps
+    the model closer to the starting weights."""
+    desirable_weight: float = Field(default=1.0, gt=0)
+    """Weight of desirable answers in `kto`."""
+    undesirable_weight: float = Field(default=1.0, gt=0)
+    """Weight of undesirable answers in `kto`."""
     loss_agg_mode: Aggregation | None = None
     """Aggregation of the losses of tokens into one number; None means the loss's default."""
     loss_unit: LossUnit = "episode"
@@ -189,9 +206,10 @@ class TrainJob(SwarmSections):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the job penalizes the KL divergence from the reference model. The reference model
-        has the weights with which the run started."""
-        return self.kl_loss_coef > 0 or self.use_kl_in_reward
+        """Whether the job needs the log-probabilities of the reference model, for a KL or for the
+        losses `dpo` and `kto`. The reference model has the weights with which the run started."""
+        compares = bool(WITH_REFERENCE & {self.loss, self.demonstration_loss})
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward or compares
 
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.

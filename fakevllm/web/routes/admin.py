@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
 from fakevllm.ledger.forgotten_groups import Cause
-from fakevllm.rescoring.hook_reloader import ReloadOutcome
+from fakevllm.rescoring.hook_reloader import ReloadOutcome, ReloadsStopped
 from fakevllm.web.arm_views import ArmStats, arm_stats
 from fakevllm.web.proxy_components import ProxyComponents, RunningHooks
 from fakevllm.web.routes.group_receipt import GroupReply, group_reply
@@ -19,7 +19,7 @@ from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
+from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error, unavailable
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 
@@ -237,7 +237,10 @@ def router(proxy: ProxyComponents) -> APIRouter:
         if proxy.hooks is None:
             message = "The proxy has no hooks: start it with `fakevllm serve --hooks FOLDER`."
             return error_response(WireError(409, error_body(message, "ConflictError", 409)))
-        return _reload_reply(await proxy.hooks.reloader.reload())
+        try:
+            return _reload_reply(await proxy.hooks.reloader.reload())
+        except ReloadsStopped:
+            return error_response(unavailable("The proxy is stopping."))
 
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:

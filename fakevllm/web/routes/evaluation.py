@@ -125,6 +125,7 @@ def _reply(row: EvaluatedRow) -> RowReply:
         greedy=greedy,
         samples=samples,
         reason=row.reason,
+        hook_hash=row.group.hook_hash,
     )
 
 

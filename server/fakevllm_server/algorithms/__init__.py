@@ -7,6 +7,8 @@
     reward_penalties.py  KL and overlong penalties, and the check whether all rewards are equal
     staleness.py         removal of calls that were sampled with outdated weights
     loss_sequences.py    grouping of calls into sequences, and the weight of each call in the loss
+    sibling_demonstrations.py, mismatched_pairs.py
+                         answers of a group as demonstrations for the losses sft, dpo and kto
 
 A call is one model call: a prompt with the sampled response. An episode is one run of an agent. It
 has one or more calls and gets one reward. A group is a set of episodes for the same request or

@@ -331,7 +331,7 @@ def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics
     Feedback samples are answers that are trained again after later feedback. Their trained tokens
     are counted separately, as `feedback_tokens`.
     """
-    metrics = coverage(groups, plan.batch.calls)
+    metrics = coverage(groups, plan.calls)
     if "feedback_samples" not in plan.metrics:
         return metrics
     feedback_tokens = plan.metrics["tokens_trained"] - metrics["tokens_trained"]

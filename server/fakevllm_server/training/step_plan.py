@@ -12,15 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome, centred
 from fakevllm_server.algorithms.loss_sequences import token_weight, unit_labels
 from fakevllm_server.algorithms.reward_penalties import is_tied, overlong_penalties, shaped_rewards
+from fakevllm_server.algorithms.sibling_demonstrations import sibling_demonstrations
 from fakevllm_server.run.trained_token_share import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.demonstrations import Demonstration
 from fakevllm_server.types.number_arrays import float_array, repeated
 
 
@@ -34,6 +37,9 @@ class PlannedStep:
     loss. If the job's `control` is `frozen`, no group has such siblings. If `control` is
     `shuffled`, feedback samples have no such siblings."""
     metrics: dict[str, float]
+    calls: Sequence[Call]
+    """The calls of the siblings in the loss. If the job trains demonstrations alone, the batch has
+    these calls as demonstrations only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,9 @@ def plan_step(
     outcomes = [entry.outcome for group, own in pairs if not group.is_sample for entry in own]
     spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
     advantages = iter(ESTIMATORS[job.algorithm](outcomes, spec))
+    loss = LossSpec.of(job)
     calls: list[Call] = []
+    demonstrations: list[Demonstration] = []
     trained: list[TrainedGroup] = []
     for group, group_entries in zip(groups, entries, strict=True):
         by_sibling = {
@@ -93,6 +101,12 @@ def plan_step(
         }
         if not _is_in_loss(group, job):
             by_sibling = {}
+        if loss.of_demonstrations is not None:
+            scores = _scores(group, group_entries)
+            own = sibling_demonstrations(group.group_id, by_sibling, scores, loss.of_demonstrations)
+            demonstrations.extend(chain.from_iterable(own.values()))
+            if not loss.has_policy_loss:
+                by_sibling = {index: by_sibling[index] for index in own}
         trained.append(_trained_group(group.group_id, by_sibling))
         calls.extend(call for own in by_sibling.values() for call in own)
     metrics = _metrics(groups, calls, job)
@@ -101,7 +115,9 @@ def plan_step(
     if penalties is not None:
         means = [_mean(row) for row in penalties if row]
         metrics["reward_kl_penalty"] = _mean(means) / job.kl_coef
-    return PlannedStep(Batch(step, calls), trained, metrics)
+    sampled = calls if loss.has_policy_loss else []
+    batch = Batch(step, sampled, demonstrations=demonstrations)
+    return PlannedStep(batch, trained, metrics, calls)
 
 
 def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> TrainedGroup:
@@ -139,6 +155,19 @@ def _advantages(
     if group.advantage is None:
         return next(estimated)
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
+
+
+def _scores(group: FinishedGroup, entries: Sequence[_Entry]) -> dict[int, float]:
+    """Return the score of each episode for demonstrations, by index: the episode's reward with all
+    penalties, minus the mean of the group. If all rewards of the group are equal, the scores are 0,
+    whatever the KL penalties are. If the group has an advantage of its own (a feedback sample), its
+    score is this advantage."""
+    if group.advantage is not None:
+        return dict.fromkeys((entry.index for entry in entries), group.advantage)
+    if is_tied([entry.outcome.reward for entry in entries]):
+        return dict.fromkeys((entry.index for entry in entries), 0.0)
+    scores = centred([entry.outcome.score for entry in entries])
+    return {entry.index: score for entry, score in zip(entries, scores, strict=True)}
 
 
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:

@@ -23,6 +23,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_server.types.demonstrations import Demonstration
 from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 from fakevllm_server.types.token_masks import TokenMasks
@@ -121,13 +122,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The calls that one step trains on. If several calls share a prefix, a trainer may compute the
-    prefix once for all of them."""
+    """The calls and the demonstrations that one step trains on. If several of them share a prefix,
+    a trainer may compute the prefix once for all of them."""
 
     step: int
     calls: Sequence[Call]
     version: int | None = None
     """Version of the trainer's weights before the step, or None if it is not known."""
+    demonstrations: Sequence[Demonstration] = ()
+    """Answers to imitate or to avoid, for a demonstration loss."""
 
 
 @dataclass(frozen=True, slots=True)

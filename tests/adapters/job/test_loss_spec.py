@@ -6,7 +6,13 @@ from typing import Any, get_args
 
 import pytest
 
-from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS, Bounds, LossSpec, loss_defaults
+from fakevllm_adapters.job.loss_spec import (
+    DEMONSTRATION_LOSSES,
+    LOSS_DEFAULTS,
+    Bounds,
+    LossSpec,
+    loss_defaults,
+)
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 
@@ -189,6 +195,48 @@ def test_an_overlong_buffer_without_a_fitting_maximum_length_is_refused(
 
 def test_the_job_accepts_exactly_the_losses_and_algorithms_that_exist() -> None:
     fields = TrainJob.model_fields
-    assert set(get_args(fields["loss"].annotation)) == set(LOSS_DEFAULTS)
+    assert set(get_args(fields["loss"].annotation)) == {*LOSS_DEFAULTS, *DEMONSTRATION_LOSSES}
     assert set(get_args(fields["algorithm"].annotation)) == set(ESTIMATORS)
     assert set(ESTIMATORS) >= NEEDS_GREEDY
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "sft", "demonstration_loss": "dpo"}, "loss = sft already trains demonstrations"),
+        ({"loss": "sft", "preference_beta": 0.2}, "preference_beta = 0.2 would change nothing"),
+        ({"demonstration_loss": "dpo", "desirable_weight": 2.0}, "desirable_weight = 2.0 would"),
+        ({"demonstration_loss_coef": 0.5}, "demonstration_loss_coef = 0.5 would change nothing"),
+        ({"loss": "kto", "kl_loss_coef": 0.1}, "kl_loss_coef = 0.1 .* loss = kto is no policy"),
+        ({"loss": "dpo", "bypass_mode": False}, "bypass_mode = False would change nothing"),
+        ({"loss": "sft", "loss_agg_mode": "token-sum"}, "loss_agg_mode = token-sum would change"),
+    ],
+)
+def test_settings_that_a_demonstration_loss_does_not_use_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        LossSpec.of(TrainJob(**settings))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "needs_reference"),
+    [
+        ({}, None, False),
+        ({"loss": "sft"}, "sft", False),
+        ({"loss": "dpo", "preference_beta": 0.2}, "dpo", True),
+        ({"demonstration_loss": "kto", "undesirable_weight": 2.0}, "kto", True),
+        ({"demonstration_loss": "sft", "demonstration_loss_coef": 0.1}, "sft", False),
+        ({"loss": "kto", "bypass_mode": False, "use_kl_in_reward": True}, "kto", True),
+    ],
+)
+def test_a_demonstration_loss_is_trained_alone_or_beside_a_policy_loss(
+    settings: dict[str, Any], name: str | None, needs_reference: bool
+) -> None:
+    job = TrainJob(**settings)
+    spec = LossSpec.of(job)
+    assert spec.of_demonstrations == name
+    assert spec.has_policy_loss == (job.loss == "vanilla")
+    assert spec.needs_reference == needs_reference
+    assert job.needs_reference == needs_reference

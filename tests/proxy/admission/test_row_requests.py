@@ -39,9 +39,9 @@ def test_messages_tools_and_limits_are_sent_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        ([], "are no list"),
-        ("2 plus 3?", "are no list"),
-        (["2 plus 3?"], "are no list of objects"),
+        ([], "are empty"),
+        ("2 plus 3?", "are not a list"),
+        (["2 plus 3?"], "are not a list of objects"),
         ([USER, {"role": "assistant", "content": "5"}], "end with an answer"),
     ],
 )

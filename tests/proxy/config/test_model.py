@@ -336,6 +336,10 @@ GATED = '[release]\nmode = "gated"\neval_dataset = "held_out.jsonl"\n'
         (GATED + "alpha = 0.5", r"less than 0.5"),
         (GATED + "evaluate_every = 0", r"greater than or equal to 1"),
         (GATED + "[job]\nlockstep = true", r'release.mode "gated" does not go with job.lockstep'),
+        (
+            '[hooks]\npath = "hooks"\nwatch = true\n[job]\nlockstep = true',
+            r"hooks.watch \(--watch-hooks\) does not go with job.lockstep",
+        ),
         ('[release]\nmode = "canary"', r"'continuous' or 'gated'"),
     ],
 )

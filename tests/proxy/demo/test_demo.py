@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.panel import Panel
 
-from fakevllm.demo.command import live, probe_once, run_demo
+from fakevllm.demo.command import probe_once, run_demo, shown
 from fakevllm.demo.plot import points_of
 from fakevllm.demo.run_state import DemoSettings, Run, ready
+from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.runtime.local_engines import ENGINE_PAIRS, EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
@@ -93,14 +93,21 @@ async def test_a_probe_the_model_refuses_ends_the_demo_with_a_line(tmp_path: Pat
     assert not (tmp_path / "probe_before.json").exists()
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_output_after_the_live_display_starts_on_a_new_line(is_terminal: bool) -> None:
+async def test_the_output_after_the_live_display_starts_on_a_new_line() -> None:
     written = StringIO()
-    console = Console(file=written, width=40, force_terminal=is_terminal)
-    with live(console, lambda: Panel("step 1")):
+    console = Console(file=written, width=100, force_terminal=True)
+    async with shown(console, lambda: Snapshot("training", 2, 3)):
         pass
     console.print("Right answers")
     assert "╯\nRight answers" in re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue())
+
+
+async def test_without_a_terminal_phases_and_steps_are_printed_as_lines() -> None:
+    written = StringIO()
+    console = Console(file=written, width=100, force_terminal=False)
+    async with shown(console, lambda: Snapshot("training", 2, 3)):
+        pass
+    assert written.getvalue() == "training\nstep 1 of 3\n"
 
 
 def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ class Recorder:
     def __init__(self) -> None:
         self.questions: list[str] = []
 
-    async def play(self, question: str, key: str) -> str:
-        self.questions.append(question)
+    async def play(self, task: Task, key: str) -> str:
+        self.questions.append(task.main_query)
         return key
 
 
@@ -226,7 +226,7 @@ async def test_questions_wait_while_a_version_is_evaluated() -> None:
     evaluating = history(*GOOD[:1], released=0, rejected=[]).model_copy(update={"candidate": 20})
     watch.history_read(evaluating)
     assert watch.line() == "version 0 answers the app, version 20 is evaluated"
-    waiting = asyncio.create_task(player.play("What is 1 plus 1?", "key"))
+    waiting = asyncio.create_task(player.play(Task(main_query="What is 1 plus 1?"), "key"))
     await asyncio.sleep(0)
     assert recorder.questions == []
     watch.history_read(history(*GOOD[:2], released=20, rejected=[]))

@@ -89,6 +89,42 @@ async def test_one_version_without_rewards_does_not_hide_the_others_and_fails_th
     )
 
 
+class EditedProxy(ScriptedSwarm):
+    """A proxy whose hooks change before the fourth row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers |= {CHECK_PATH: {"has_hooks": True, "trained": []}, END_PATH: {}}
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path != ROW_PATH:
+            return response
+        sample = Sample(text="", reward=1.0, failure=None)
+        reply = RowReply(
+            group_id="g",
+            first_version=0,
+            last_version=0,
+            greedy=sample,
+            samples=[sample],
+            reason=None,
+            hook_hash="old" if self.calls[ROW_PATH] < 4 else "new",
+        )
+        return web.json_response(reply.model_dump(mode="json"))
+
+
+async def test_a_change_of_the_hooks_during_the_rows_ends_the_command_in_one_line(
+    tmp_path: Path,
+) -> None:
+    settings = EvalSettings(write_rows(tmp_path, 12), "question", "", num_samples=1)
+    async with EditedProxy() as proxy:
+        with pytest.raises(UserError, match=r"The hooks of the proxy changed .*: run the command"):
+            await asyncio.to_thread(run_eval, replace(settings, url=proxy.url), Console())
+        same = replace(settings, url=proxy.url, limit=3)
+        proxy.calls.clear()
+        assert await asyncio.to_thread(run_eval, same, Console(file=StringIO()))
+
+
 class LoadingProxy(ScriptedSwarm):
     """A proxy that does not answer the check until the evaluation has ended."""
 

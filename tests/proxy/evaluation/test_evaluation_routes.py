@@ -537,7 +537,7 @@ async def test_a_request_with_the_key_of_a_held_out_row_is_not_trained(tmp_path:
         ('{"text": "1 plus 1?"}', "no text field 'question'"),
         (
             '{"question": "3 plus 4?", "messages": []}',
-            "has `messages` that are no list",
+            "has `messages` that are empty",
         ),
         (
             '{"question": "3 plus 4?", "messages": [{"role": "assistant", "content": "7"}]}',

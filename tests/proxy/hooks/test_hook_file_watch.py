@@ -66,15 +66,15 @@ async def test_edited_files_are_reloaded_and_tried_again_if_that_was_postponed(
     running = content_hash(folder)
     tried: list[str] = []
 
-    async def reload() -> bool:
+    async def reload() -> str | None:
         nonlocal running
         tried.append(content_hash(folder))
         if len(tried) == 1:
             raise RuntimeError("a bug")
         if len(tried) == 2:
-            return False
+            return None
         running = tried[-1]
-        return True
+        return running
 
     watch = HookFileWatch(folder, lambda: running, reload)
     task = asyncio.create_task(watch.run())
@@ -131,3 +131,40 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def test_files_that_vanish_are_logged_once_and_a_new_link_target_is_reloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_hooks(tmp_path / "first", PREFER_YES)
+    second = write_hooks(tmp_path / "second", MENDED)
+    link = tmp_path / "hooks"
+    link.symlink_to("first")
+    running = content_hash(link)
+
+    async def reload() -> str | None:
+        nonlocal running
+        running = content_hash(link)
+        return running
+
+    task = asyncio.create_task(HookFileWatch(link, lambda: running, reload).run())
+    try:
+        await asyncio.sleep(0.5)
+        link.unlink()
+        await until(lambda: "cannot be read" in caplog.text)
+        link.symlink_to(link)
+        await asyncio.sleep(2.5)
+        assert caplog.text.count("cannot be read") == 1
+        link.unlink()
+        link.symlink_to("second")
+        await until(lambda: running == content_hash(second))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_the_library_that_watches_files_does_not_log_each_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):  # as in the proxy
+        assert not logging.getLogger("watchfiles.main").isEnabledFor(logging.INFO)

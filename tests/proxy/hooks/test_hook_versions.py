@@ -6,6 +6,8 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.version_leases import Use
@@ -78,3 +80,24 @@ async def test_all_processes_end_when_the_versions_are_closed(tmp_path: Path) ->
     pids.append(await process_id(versions.current))
     await versions.close()
     assert not any(map(is_running, pids))
+
+
+async def test_a_process_that_cannot_be_closed_does_not_keep_the_others_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(HookWorker):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("broken")
+
+    (tmp_path / "hook.py").write_text(PID)
+    broken = Broken(tmp_path, 20.0)
+    await broken.start()
+    versions = HookVersions(broken)
+    versions.begin("g1", Use.REQUEST)
+    new = await started(tmp_path, PID + "# edited\n")
+    pid = await process_id(new)
+    versions.take_over(new, now=5.0)
+    await versions.close()
+    await until_ended(pid)
+    assert "could not be closed (broken)" in caplog.text

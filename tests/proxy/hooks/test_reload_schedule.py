@@ -22,7 +22,7 @@ def test_refused_files_are_not_tried_again_until_they_change() -> None:
     schedule = ReloadSchedule(settle_s=0.0)
     steps = ((0.0, "bad"), (1.0, "bad"), (2.0, "worse"), (3.0, "old"), (4.0, "bad"), (5.0, "bad"))
     assert due(schedule, *steps) == [0.0, 2.0, 4.0]
-    schedule.retry()
+    schedule.tried(None)
     assert due(schedule, (6.0, "bad"), (7.0, "bad")) == [6.0]
 
 
@@ -36,3 +36,10 @@ def test_nothing_is_due_once_the_files_run() -> None:
     assert schedule.is_due("new", "old", 0.0)
     assert not schedule.is_due("new", "new", 1.0)
     assert not schedule.is_settling
+
+
+def test_files_that_were_edited_before_the_trial_read_them_are_not_tried_twice() -> None:
+    schedule = ReloadSchedule(settle_s=0.0)
+    assert schedule.is_due("a", "old", 0.0)
+    schedule.tried("b")
+    assert due(schedule, (1.0, "b"), (2.0, "a")) == [2.0]

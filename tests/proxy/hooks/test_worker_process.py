@@ -7,9 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
+
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.loader import content_hash
+from tests.proxy.hooks.hook_calls import reward, until_exists
 
 
 def is_gone(pid: int) -> bool:
@@ -110,3 +116,54 @@ async def first_child(parent: int) -> int:
                 if "spawn_main" in command:
                     return int(pid)
             await asyncio.sleep(0)
+
+
+async def test_large_hook_files_do_not_block_the_event_loop_while_the_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_python = tmp_path / "python"
+    slow_python.write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
+    slow_python.chmod(0o755)
+    monkeypatch.setattr(spawn, "_python_exe", os.fsencode(slow_python))
+    (tmp_path / "hook.py").write_text(PRINTING + "# " + "x" * 300 * 1024)
+    worker = HookWorker(tmp_path / "hook.py", 20.0)
+    longest_s = 0.0
+
+    async def measure() -> None:
+        nonlocal longest_s
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.02)
+            longest_s = max(longest_s, time.monotonic() - began)
+
+    measuring = asyncio.create_task(measure())
+    try:
+        info = await worker.start()
+        assert info.content_hash == content_hash(tmp_path / "hook.py")
+    finally:
+        measuring.cancel()
+        await worker.close()
+    assert longest_s < 2
+
+
+async def test_close_kills_a_process_that_hangs_while_it_starts_again(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    (tmp_path / "hook.py").write_text(f"""
+import os, pathlib, time
+first = pathlib.Path({str(tmp_path / "first")!r})
+if first.exists():
+    pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))
+    time.sleep(600)
+def on_compute_relative_reward(v, a):
+    first.touch()
+    os._exit(1)
+""")
+    worker = HookWorker(tmp_path / "hook.py", 20.0)
+    await worker.start()
+    await reward(worker, "a")  # the process ends
+    call = asyncio.create_task(reward(worker, "a"))
+    await until_exists(pid_file)
+    async with asyncio.timeout(15):
+        await worker.close()
+        assert "the proxy is stopping" in ((await call).reason or "")
+    await until_gone(int(pid_file.read_text()))

@@ -198,6 +198,25 @@ def test_another_hook_begins_the_evaluation_again() -> None:
     assert gate.controller.progress["pairs"] == 0
 
 
+def test_another_hook_begins_the_comparison_of_live_sessions_again() -> None:
+    gate = evaluating()
+    gate.controller.scorer_changed("one")
+    live(gate, training=0.2, released=0.9, num=60)
+    assert isinstance(gate.next, Decide)
+    gate.controller.scorer_changed("other")
+    assert gate.next == Evaluate(20, 0, draw=0)
+
+
+def test_a_reward_outside_of_the_range_does_not_count_against_another_hook() -> None:
+    gate = evaluating()
+    gate.controller.scorer_changed("one")
+    gate.controller.rewards_seen(7.0)
+    gate.controller.scorer_changed("one")
+    assert gate.next == Wait()
+    gate.controller.scorer_changed("other")
+    assert gate.controller.trouble is None and gate.next == Evaluate(20, 0, draw=0)
+
+
 def test_a_candidate_that_cannot_be_sampled_becomes_undecided_with_the_reason() -> None:
     gate = evaluating()
     gate.score(BETTER, most=3)

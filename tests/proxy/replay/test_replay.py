@@ -1,4 +1,5 @@
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
+from fakevllm.replay.command import ReplaySettings, run_replay
 from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy_queries import first_model, register_tasks, training_notice
 from fakevllm.replay.retry_deadline import FIRST_PAUSE_S, MAX_PAUSE_S, RetryDeadline
@@ -16,6 +18,46 @@ from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]
 URL = "http://127.0.0.1:9/v1"
+
+
+def replay_settings(dataset: Path, app_command: str | None) -> ReplaySettings:
+    return ReplaySettings(
+        dataset=dataset,
+        field="question",
+        url=URL,
+        app_command=app_command,
+        model="m",
+        concurrency=None,
+        limit=None,
+        epochs=1,
+        max_tokens=None,
+        state=dataset.with_name("state"),
+        fresh=False,
+    )
+
+
+USER = {"role": "user", "content": "2 plus 3?"}
+NO_REQUESTS: list[tuple[object, str]] = [
+    ([USER, {"role": "assistant", "content": "5"}], "end with an answer"),
+    ([], "are empty"),
+    ("2 plus 3?", "are not a list"),
+]
+
+
+@pytest.mark.parametrize(("messages", "problem"), NO_REQUESTS)
+def test_a_row_whose_messages_are_no_request_is_named_before_anything_is_sent(
+    tmp_path: Path, messages: object, problem: str
+) -> None:
+    dataset = tmp_path / "rows.jsonl"
+    rows = [{"question": "fine", "messages": [USER]}, {"question": "wrong", "messages": messages}]
+    dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(
+        ConfigError, match=f"rows.jsonl, the row 'wrong' .*messages` that {problem}"
+    ):
+        run_replay(replay_settings(dataset, None))
+    # An app gets only the question, so the row is fine, and the proxy is contacted.
+    with pytest.raises(ConfigError, match=re.escape(URL.removesuffix("/v1"))):
+        run_replay(replay_settings(dataset, "cat"))
 
 
 def test_finished_rows_are_skipped_after_a_restart(tmp_path: Path) -> None:
@@ -67,7 +109,8 @@ class FlakyPlayer:
     def __init__(self) -> None:
         self.num_attempts: dict[str, int] = {}
 
-    async def play(self, question: str, key: str) -> str:
+    async def play(self, task: Task, key: str) -> str:
+        question = task.main_query
         self.num_attempts[question] = self.num_attempts.get(question, 0) + 1
         if self.num_attempts[question] < 3:
             raise RowInterrupted("connection refused")
@@ -98,7 +141,7 @@ async def test_a_row_whose_connection_stays_broken_is_not_done() -> None:
 
 async def test_a_row_that_failed_is_done() -> None:
     class Refusing:
-        async def play(self, question: str, key: str) -> str:
+        async def play(self, task: Task, key: str) -> str:
             raise RowFailed("too long")
 
     (end,) = [result async for result in play([(0, TASKS[0])], Refusing(), lambda _: "", 1)]
@@ -221,7 +264,7 @@ async def test_at_most_the_given_number_of_rows_run_at_once() -> None:
     gate = asyncio.Event()
 
     class Counting:
-        async def play(self, question: str, key: str) -> str:
+        async def play(self, task: Task, key: str) -> str:
             nonlocal running, most
             running += 1
             most = max(most, running)
@@ -238,24 +281,24 @@ async def test_at_most_the_given_number_of_rows_run_at_once() -> None:
 
 async def test_the_question_replaces_the_placeholder_in_the_arguments() -> None:
     player = AppPlayer.from_command("printf %s 'Q: {question}'", URL)
-    assert await player.play("what; rm -rf", "key") == "Q: what; rm -rf"
+    assert await player.play(Task(main_query="what; rm -rf"), "key") == "Q: what; rm -rf"
 
 
 async def test_without_a_placeholder_the_question_goes_to_standard_input() -> None:
-    assert await AppPlayer.from_command("cat", URL).play("hello", "key") == "hello"
+    assert await AppPlayer.from_command("cat", URL).play(Task(main_query="hello"), "key") == "hello"
 
 
 async def test_the_app_gets_the_base_url_and_its_key_in_the_environment() -> None:
     player = AppPlayer.from_command("sh -c 'echo $OPENAI_BASE_URL $OPENAI_API_KEY'", URL)
-    assert await player.play("", "sk-task-7") == f"{URL} sk-task-7\n"
+    assert await player.play(Task(main_query=""), "sk-task-7") == f"{URL} sk-task-7\n"
 
 
 async def test_a_failed_app_fails_its_row_with_the_last_line_of_its_errors() -> None:
     player = AppPlayer.from_command("sh -c 'echo first >&2; echo last words >&2; exit 3'", URL)
     with pytest.raises(RowFailed, match="exited with 3: last words"):
-        await player.play("", "key")
+        await player.play(Task(main_query=""), "key")
 
 
 async def test_an_app_that_does_not_exist_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="'no-such-app' cannot be run"):
-        await AppPlayer.from_command("no-such-app", URL).play("", "key")
+        await AppPlayer.from_command("no-such-app", URL).play(Task(main_query=""), "key")

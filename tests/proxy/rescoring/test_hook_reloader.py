@@ -1,4 +1,4 @@
-"""Edited hooks are tried on the ledger's groups, and take over if they run clean."""
+"""Edited hooks are tried on the ledger's groups, and take over within the limits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest_asyncio
 from fakevllm.config.hook_reload import ReloadSection
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import MAX_OPEN, HookVersions
+from fakevllm.hooks.loader import content_hash
 from fakevllm.hooks.version_leases import Use
 from fakevllm.ledger.store import Ledger
-from fakevllm.rescoring.hook_reloader import HookReloader, ReloadState
-from fakevllm.rescoring.hook_trial import HookTrial
+from fakevllm.rescoring.hook_reloader import HookReloader, ReloadsStopped, ReloadState
+from fakevllm.rescoring.hook_trial import HookTrial, Trial
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.hooks.hook_calls import reward
 from tests.proxy.hooks.test_worker_trouble import until_exists
@@ -164,10 +165,10 @@ async def test_hooks_wait_while_many_older_versions_have_groups(rig: Rig) -> Non
         outcome = await rig.reloader(f"{LAST}# {number}\n").reload()
         assert outcome.state is ReloadState.TAKEN_OVER
     reloader = rig.reloader(LAST)
-    assert not await reloader.reload_if_changed()
+    assert await reloader.reload_edited() is None
     assert reloader.last is not None and "3 older versions" in reloader.last.message
     rig.versions.end("g1", Use.SIBLINGS)
-    assert await reloader.reload_if_changed()
+    assert await reloader.reload_edited() == content_hash(rig.code)
     assert rig.versions.num_open == 3
 
 
@@ -189,6 +190,45 @@ async def on_compute_relative_reward(v, a):
     assert not second.done()
     async with asyncio.timeout(20):
         await reloader.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(ReloadsStopped):
         await second
+    with pytest.raises(ReloadsStopped):
+        await reloader.reload()
+    assert await reloader.reload_edited() is None
     assert (await reward(rig.versions.current, "a", "b")).rewards == [0.0, -1.0]
+
+
+async def test_an_unexpected_error_refuses_the_hooks_in_one_line(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    class BrokenTrial(HookTrial):
+        async def run(self, worker: HookWorker, trial: Trial) -> str | None:
+            raise RuntimeError("a bug\nin two lines")
+
+    rig.code.write_text(LAST)
+    trial = BrokenTrial(rig.ledger, rig.file, rig.tasks.get, ReloadSection())
+    reloader = HookReloader(rig.versions, rig.worker, trial, 60.0)
+    outcome = await reloader.reload()
+    assert outcome.state is ReloadState.REFUSED and reloader.last == outcome
+    assert "the trial failed with RuntimeError: a bug." in outcome.message
+    rig.code.unlink()
+    rig.code.symlink_to(rig.code)
+    outcome = await reloader.reload()
+    assert outcome.state is ReloadState.REFUSED and reloader.last == outcome
+    assert "Symlink loop" in outcome.message
+    assert caplog.messages == [line for line in caplog.messages if "\n" not in line]
+
+    def broken_worker() -> HookWorker:
+        raise OSError("no memory")
+
+    outcome = await HookReloader(rig.versions, broken_worker, trial, 60.0).reload()
+    assert outcome.state is ReloadState.REFUSED and "OSError: no memory" in outcome.message
+
+
+async def test_hooks_are_refused_if_no_group_of_the_ledger_can_be_tried(rig: Rig) -> None:
+    for number in range(NUM_GROUPS):
+        rig.ledger.record(group(f"g{number:02}", [1.0, 0.0], task_id="unknown"))
+    await rig.ledger.flush()
+    outcome = await rig.reloader(LAST).reload()
+    assert outcome.state is ReloadState.REFUSED
+    assert "none of the latest 12 groups could be tried" in outcome.message

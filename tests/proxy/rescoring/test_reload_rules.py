@@ -26,8 +26,8 @@ def compared(
 
 def test_a_failure_is_refused_by_default_with_its_reason() -> None:
     refusal = ReloadRules(ReloadSection()).refusal(compared(good=49, failed=1))
-    assert refusal is not None and refusal.startswith("they failed for 1 of 50 tried groups")
-    assert refusal.endswith("hook_raised: number 0")
+    assert refusal is not None and refusal.startswith("they failed for 1 of 50 scored groups")
+    assert refusal.endswith("first for g: hook_raised: number 0")
 
 
 @pytest.mark.parametrize(("failed", "is_refused"), [(5, False), (6, True)])
@@ -66,3 +66,13 @@ def test_the_share_of_groups_that_lose_their_signal_has_a_limit(
 def test_hooks_that_were_tried_on_no_group_take_over() -> None:
     assert ReloadRules(ReloadSection()).refusal(compared()) is None
     assert ReloadRules(ReloadSection(max_lost_signal=0)).refusal(compared(good=20)) is None
+
+
+def test_a_failure_on_a_group_that_the_old_hooks_did_not_score_does_not_count() -> None:
+    rules, comparison = ReloadRules(ReloadSection()), compared(good=1)
+    comparison.add(RescoredGroup("g", [None, None], None, "hook_timeout: 5 s"))
+    assert not rules.is_hopeless(comparison, 2) and rules.refusal(comparison) is None
+    comparison.add(RescoredGroup("new", [0, 1], None, "hook_raised: X"))
+    refusal = rules.refusal(comparison)
+    assert refusal is not None and refusal.startswith("they failed for 1 of 2 scored groups")
+    assert refusal.endswith("first for new: hook_raised: X")

@@ -187,3 +187,14 @@ def test_text_that_resembles_markup_is_shown_unchanged() -> None:
     console.print(as_table("here", [("engine detail", "take lr out of [job], and [/] too")]))
     assert isinstance(console.file, StringIO)
     assert "take lr out of [job], and [/] too" in console.file.getvalue()
+
+
+async def test_the_status_shows_a_refusal_only_while_the_hook_files_differ(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (_, client):
+        stats = (await client.get("/fakevllm/stats")).json()
+    refused = {"state": "refused", "message": "they were not taken over"}
+    stats["hooks"] = {"digest": "d", "since": 0.0, "num_versions": 1, "last_reload": refused}
+    stats["hooks_changed"] = "The hook files changed on disk."
+    assert dict(status_rows(stats))["last reload"] == "they were not taken over"
+    stats["hooks_changed"] = None
+    assert "last reload" not in dict(status_rows(stats))

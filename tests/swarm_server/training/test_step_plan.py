@@ -8,6 +8,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
@@ -224,3 +225,91 @@ def test_tie_rate_includes_ties_that_were_kept_out_of_the_step() -> None:
     metrics_with_counts = with_excluded_counts(metrics, {"stale_calls": 0, "tied_groups": 5})
     assert metrics_with_counts["tie_rate"] == pytest.approx(6 / 8)
     assert metrics_with_counts["tied_groups"] == 5
+
+
+def test_a_demonstration_loss_alone_trains_only_the_answers_that_it_takes() -> None:
+    plan = planned([0.5, 1.0, 0.0], loss="sft")
+    assert plan.batch.calls == []
+    assert [row.kind for row in plan.batch.demonstrations] == ["plain"]
+    assert plan.trained[0].siblings == [1]
+    assert len(plan.calls) == 1
+    assert plan.metrics["tokens_trained"] == plan.calls[0].num_trained > 0
+
+    pair = planned([0.5, 1.0, 0.0], loss="dpo")
+    assert [row.kind for row in pair.batch.demonstrations] == ["chosen", "rejected"]
+    assert pair.trained[0].siblings == [1, 2]
+
+
+def test_beside_a_policy_loss_all_answers_train_and_the_best_is_a_demonstration_too() -> None:
+    plan = planned([0.5, 1.0, 0.0], demonstration_loss="sft")
+    assert plan.trained[0].siblings == [0, 1, 2]
+    assert plan.batch.calls == plan.calls
+    assert len(plan.batch.demonstrations) == 1
+    assert not planned([0.5, 1.0, 0.0]).batch.demonstrations
+
+
+@pytest.mark.parametrize("loss", ["sft", "dpo", "kto"])
+def test_a_tied_group_and_a_frozen_run_give_no_demonstrations(loss: str) -> None:
+    tied = planned([1.0, 1.0], loss=loss)
+    assert tied.batch.demonstrations == [] and tied.trained[0].siblings == []
+    frozen = planned([1.0, 0.0], loss=loss, control="frozen")
+    assert frozen.batch.demonstrations == [] and frozen.trained[0].siblings == []
+    beside = planned([1.0, 0.0], demonstration_loss=loss, control="frozen")
+    assert beside.batch.demonstrations == []
+
+
+@pytest.mark.parametrize(("loss", "kind"), [("sft", None), ("dpo", None), ("kto", "undesirable")])
+def test_late_negative_feedback_trains_only_with_kto(loss: str, kind: str | None) -> None:
+    sample = FinishedGroup("feedback:g/1", [ScoredEpisode(0, 0.0, [call()])], advantage=-0.5)
+    plan = plan_step(1, [sample], TrainJob.model_validate({"loss": loss}))
+    assert [row.kind for row in plan.batch.demonstrations] == ([] if kind is None else [kind])
+    assert plan.trained[0].siblings == ([] if kind is None else [0])
+
+
+def kinds_of(rewards: list[float], **settings: object) -> dict[int, str]:
+    """Return the kind of each demonstration by the index of its answer, for answers of different
+    lengths."""
+    lengths = (10, 3, 7, 5)
+    episodes = [
+        ScoredEpisode(index, reward, [call(ids=tuple(range(index, index + lengths[index])))])
+        for index, reward in enumerate(rewards)
+    ]
+    other = [ScoredEpisode(index, float(index), [call()]) for index in range(2)]
+    if settings.get("algorithm") in NEEDS_GREEDY:
+        greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
+        for own in (episodes, other):
+            mean = statistics.fmean(one.reward or 0.0 for one in own)
+            own.append(ScoredEpisode(len(own), mean, [greedy]))
+    groups = [FinishedGroup("g", episodes), FinishedGroup("b", other)]
+    plan = plan_step(1, groups, TrainJob.model_validate(settings))
+    rows = [row for row in plan.batch.demonstrations if row.group_id == "g"]
+    return {row.response_ids[0]: row.kind for row in rows}
+
+
+@pytest.mark.parametrize("algorithm", ESTIMATORS)
+def test_no_algorithm_changes_which_answers_are_demonstrated(algorithm: str) -> None:
+    def kinds(loss: str, *rewards: float) -> dict[int, str]:
+        return kinds_of([*rewards], loss=loss, algorithm=algorithm)
+
+    assert kinds("sft", 0.0, 1.0, 1.0, 1.0) == {1: "plain"}
+    assert kinds("dpo", 0.5, 0.9, 0.0, 0.2) == {1: "chosen", 2: "rejected"}
+    assert kinds("dpo", 0.0, 1.0, 1.0, 0.0) == {1: "chosen", 0: "rejected"}
+    assert kinds("kto", 0.1, 0.2, 0.3) == {0: "undesirable", 2: "desirable"}
+    assert kinds("kto", 0.7, 0.8, 0.9) == {0: "undesirable", 2: "desirable"}
+    for loss in ("sft", "dpo", "kto"):
+        assert kinds(loss, 0.7, 0.7, 0.7) == {}
+
+
+def test_penalties_of_tokens_order_the_answers_unless_all_rewards_are_equal() -> None:
+    def pair(*rewards: float) -> list[tuple[int, str]]:
+        episodes = [
+            ScoredEpisode(index, reward, [call(ids=(index, 9))])
+            for index, reward in enumerate(rewards)
+        ]
+        job = TrainJob(loss="dpo", use_kl_in_reward=True, bypass_mode=False)
+        penalties = [[0.3, 0.3], [0.0, 0.0], [0.0, 0.0]]
+        plan = plan_step(1, [FinishedGroup("g", episodes)], job, penalties)
+        return [(row.response_ids[0], row.kind) for row in plan.batch.demonstrations]
+
+    assert pair(0.9, 0.8, 0.5) == [(1, "chosen"), (0, "rejected")]
+    assert pair(0.5, 0.5, 0.5) == []

@@ -25,6 +25,7 @@ from fakevllm_server.types.backend import (
     TokenEngine,
     TrainEngine,
 )
+from fakevllm_server.types.demonstrations import Demonstration
 
 Json = dict[str, Any]
 
@@ -92,8 +93,7 @@ class ControlRoutes:
             case "boot":
                 return {"told": await self._trainer.boot(TrainJob.model_validate(body["job"]))}
             case "step":
-                calls = await asyncio.to_thread(_calls_in, body)
-                batch = Batch(body["step"], calls, body["version"])
+                batch = await asyncio.to_thread(_batch_in, body)
                 return jsonable_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
             case "log_probs":
                 calls = await asyncio.to_thread(_calls_in, body)
@@ -137,6 +137,13 @@ class ControlRoutes:
         if self._policies is None:
             raise ValueError("this process holds no policies")
         return self._policies
+
+
+def _batch_in(body: Json) -> Batch:
+    """Parse the batch of a step in a request body. Call this function on a worker thread, as
+    `_calls_in`."""
+    demonstrations = [Demonstration.from_wire(one) for one in body["demonstrations"]]
+    return Batch(body["step"], _calls_in(body), body["version"], demonstrations)
 
 
 def _calls_in(body: Json) -> list[Call]:

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ from fakevllm_server.types.backend import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.types.demonstrations import Demonstration
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.number_arrays import FloatArray, float_array
 from fakevllm_server.types.weight_versions import WeightGate
 
 Json = dict[str, Any]
+_Row = Call | Demonstration
 
 log = logging.getLogger("fakevllm.server")
 
@@ -113,11 +115,12 @@ class ChildEngine:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         body = {"step": batch.step, "version": batch.version, "loss": asdict(loss)}
-        metrics = await self._call("POST", "step", body, batch.calls)
+        rows = {"calls": batch.calls, "demonstrations": batch.demonstrations}
+        metrics = await self._call("POST", "step", body, rows)
         return {name: float(value) for name, value in metrics.items()}
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[FloatArray]:
-        reply = await self._call("POST", "log_probs", {"policy": policy}, calls)
+        reply = await self._call("POST", "log_probs", {"policy": policy}, {"calls": calls})
         return await asyncio.to_thread(_unpack_rows, reply["log_probs"])
 
     async def publish(self, version: int) -> None:
@@ -225,10 +228,10 @@ class ChildEngine:
         method: str,
         action: str,
         body: Json | None = None,
-        calls: Sequence[Call] | None = None,
+        rows: Mapping[str, Sequence[_Row]] | None = None,
     ) -> Json:
-        """Send a control request to the engine, and return the reply. If `calls` is not None, the
-        calls are sent as the field `calls` of the body.
+        """Send a control request to the engine, and return the reply. `rows` has long lists of
+        calls and demonstrations, which are sent as further fields of the body.
 
         The calls of a step may be hundreds of megabytes. Therefore a worker thread serialises one
         call at a time, and the event loop sends one call at a time.
@@ -237,7 +240,7 @@ class ChildEngine:
         action. Raises BackendRefused if the user must correct something. Raises BackendError for
         all other failures. An example is a step that failed after it had changed some weights.
         """
-        parts = None if calls is None else await asyncio.to_thread(_json_parts, body, calls)
+        parts = None if rows is None else await asyncio.to_thread(_json_parts, body or {}, rows)
         if self._http is None:
             raise BackendError(f"{self._process.name} is not running")
         try:
@@ -268,15 +271,18 @@ class ChildEngine:
         return reply
 
 
-def _json_parts(body: Json | None, calls: Sequence[Call]) -> list[bytes]:
-    """Return the JSON object `body` with the additional field `calls`, in parts. Each call is a
-    part of its own. Serialising a part holds the interpreter's lock (GIL), so other threads wait
-    only for the time of one part."""
-    head = json.dumps(body or {}).removesuffix("}")
-    parts = [f'{head}{", " if body else ""}"calls": ['.encode()]
-    for number, call in enumerate(calls):
-        parts.append((", " if number else "").encode() + json.dumps(call.to_wire()).encode())
-    return [*parts, b"]}"]
+def _json_parts(body: Json, rows: Mapping[str, Sequence[_Row]]) -> list[bytes]:
+    """Return the JSON object `body` with the lists `rows` as additional fields, in parts. Each
+    element of a list is a part of its own. Serialising a part holds the interpreter's lock (GIL),
+    so other threads wait only for the time of one part."""
+    assert body, "a step and a request for log-probabilities have fields of their own"
+    parts = [json.dumps(body).removesuffix("}").encode()]
+    for name, row_list in rows.items():
+        parts.append(f", {json.dumps(name)}: [".encode())
+        for number, row in enumerate(row_list):
+            parts.append((", " if number else "").encode() + json.dumps(row.to_wire()).encode())
+        parts.append(b"]")
+    return [*parts, b"}"]
 
 
 async def _iterate(parts: Sequence[bytes]) -> AsyncIterator[bytes]:

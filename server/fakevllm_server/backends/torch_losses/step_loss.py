@@ -1,11 +1,13 @@
 """The loss that a trainer computes for one micro-batch. It is a part of the step's loss.
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
+      + demonstration_loss_coef · D
 
 For each token t, policy_t is the policy loss, kl_t is the KL estimate, and H_t is the entropy.
 weight_t is the importance weight that corrects the difference between rollout engine and trainer.
 kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is the token's factor in the mean or
-sum that `loss_agg_mode` selects.
+sum that `loss_agg_mode` selects. D is the loss of the demonstrations (`sft`, `dpo` or `kto`). If
+the job trains demonstrations alone, the loss is D.
 
 The function `call_shares` computes scale_t from the whole step. Therefore the losses and gradients
 of the micro-batches add up to those of the step. A rejected token adds nothing to the loss, but
@@ -16,10 +18,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import LossSpec
-from fakevllm_server.backends.torch_losses import LOSSES
+from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
+from fakevllm_server.backends.torch_losses.demonstration_rows import DemonstrationRows
 from fakevllm_server.backends.torch_losses.importance_correction import (
     importance_weights,
     is_kept,
@@ -51,8 +55,37 @@ def step_loss(
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
     Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
-    step, but `tokens` contains only a part of the coupled tokens.
+    step, but `tokens` contains only a part of the coupled tokens. The same holds for the
+    demonstrations that a demonstration loss couples.
     """
+    parts: list[StepLoss] = []
+    if spec.has_policy_loss:
+        parts.append(_policy_term(log_prob, tokens, spec, entropy))
+    if tokens.demonstrations is not None:
+        parts.append(_demonstration_term(log_prob, tokens, tokens.demonstrations, spec))
+    loss = torch.stack([part.loss for part in parts]).sum() if parts else log_prob.new_zeros(())
+    return StepLoss(loss, {name: value for part in parts for name, value in part.metrics.items()})
+
+
+def _demonstration_term(
+    log_prob: Tensor, tokens: TrainedTokens, rows: DemonstrationRows, spec: LossSpec
+) -> StepLoss:
+    name = spec.of_demonstrations
+    assert name is not None, "demonstrations need a demonstration loss"
+    if not rows.is_whole:
+        raise SplitUnit(f"loss {name} needs all demonstrations that it couples in one micro-batch")
+    reference = tokens.reference_log_prob
+    loss, metrics = DEMONSTRATION_LOSSES[name](
+        rows.sums(log_prob), None if reference is None else rows.sums(reference), rows, spec
+    )
+    coef = spec.demonstration_loss_coef if spec.has_policy_loss else 1.0
+    return StepLoss(coef * loss, {"demonstration_loss": loss.detach(), **metrics})
+
+
+def _policy_term(
+    log_prob: Tensor, tokens: TrainedTokens, spec: LossSpec, entropy: Tensor | None
+) -> StepLoss:
+    """Return the policy loss of the sampled calls, with its KL term and its entropy bonus."""
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.
     counted = tokens.counted
@@ -72,7 +105,8 @@ def step_loss(
         measured["rollout_is_weight"] = weights
     if spec.rollout_rs is not None:
         measured["rollout_rs_rejected"] = 1 - kept
-    if tokens.reference_log_prob is not None:
+    if spec.kl_loss_coef != 0:
+        assert tokens.reference_log_prob is not None, "kl_loss_coef needs the reference policy"
         measured["kl"] = kl_loss(log_prob, tokens.reference_log_prob, spec.kl_loss_type)
         per_token = per_token + spec.kl_loss_coef * measured["kl"]
     if spec.entropy_coeff != 0:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.algorithms.loss_sequences import CallShare
+from fakevllm_server.backends.torch_losses.demonstration_rows import DemonstrationRows
 
 
 class TrainedCall(Protocol):
@@ -52,13 +53,17 @@ class TrainedTokens:
     """The trainer's log-probabilities before the step's first update. If None, the current
     log-probabilities are used, without their gradient."""
     reference_log_prob: Tensor | None = None
+    demonstrations: DemonstrationRows | None = None
+    """The demonstrations of the micro-batch. Their tokens are trained tokens too, but have the
+    scale 0, because they do not count in the policy loss. None if there are no demonstrations."""
 
     @property
     def counted(self) -> Tensor:
         return self.scale != 0
 
     def only(self, chosen: Tensor) -> TrainedTokens:
-        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True."""
+        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True, and
+        without demonstrations."""
         old, reference = self.old_log_prob, self.reference_log_prob
         return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],

@@ -18,6 +18,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from fakevllm_adapters.job.loss_spec import DEMONSTRATION_LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 from fakevllm_server.backends.verl.batch_split import token_weights, total_weight
@@ -28,7 +29,7 @@ METRIC_NAMES = {
     "actor/pg_clipfrac_lower": "clip_fraction_lower",
 }
 """Maps verl's name of a metric to this project's name of the metric."""
-UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean")
+UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean", *DEMONSTRATION_LOSSES)
 SUPPORTED_SETTINGS = {
     *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
     *("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg"),

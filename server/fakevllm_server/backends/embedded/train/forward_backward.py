@@ -68,7 +68,7 @@ class Passes:
             self.model,
             piece.plan,
             self.attention_for(piece),
-            with_entropy=is_first or spec.entropy_coeff != 0,
+            with_entropy=spec.has_policy_loss and (is_first or spec.entropy_coeff != 0),
             entropy_trains=spec.entropy_coeff != 0,
             max_logits=MAX_LOGITS,
         )

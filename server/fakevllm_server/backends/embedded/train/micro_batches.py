@@ -13,9 +13,11 @@ from torch import Tensor
 from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.prefix_sharing import unshare_small_prefixes
+from fakevllm_server.backends.torch_losses.demonstration_rows import DemonstrationRows
 from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 from fakevllm_server.forest import CallTokens, pack
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
+from fakevllm_server.types.demonstrations import Demonstration
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def cut_into_pieces(
     *,
     shares_prefixes: bool,
     version: int | None = None,
+    demonstrations: Sequence[Demonstration] = (),
 ) -> StepPieces:
     """Cut the calls of a step into pieces of at most `max_tokens` computed tokens, and return all
     pieces. A token that several calls of a piece share is computed once.
@@ -112,6 +115,8 @@ def cut_into_pieces(
     of a unit stay in one piece if they fit into it. Otherwise, the calls of a group do. `version`
     is the version of the trainer's weights, or None if it is unknown. Raises ValueError for calls
     with temperature 0, because greedy sampling has no log-probability to train on.
+
+    `demonstrations` are those of the last calls. Their calls come from `demonstration_calls`.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -122,9 +127,22 @@ def cut_into_pieces(
         max_tokens += longest
     packed = pack(call_tokens, max_tokens, keys)
 
+    num_sampled = len(calls) - len(demonstrations)
+    own = [*repeat(None, num_sampled), *demonstrations]
+
     def tokens(indices: Sequence[int]) -> TrainedTokens:
         chosen = [_Trained(calls[index]) for index in indices]
-        return TrainedTokens.of(chosen, [shares[index] for index in indices], device=device)
+        flat = TrainedTokens.of(chosen, [shares[index] for index in indices], device=device)
+        if spec.of_demonstrations is None:
+            return flat
+        rows = DemonstrationRows.of(
+            [calls[index].num_trained for index in indices],
+            [own[index] for index in indices],
+            demonstrations,
+            spec.of_demonstrations,
+            device=device,
+        )
+        return replace(flat, demonstrations=rows)
 
     def is_equal(indices: Sequence[int]) -> Tensor:
         number = torch.tensor([calls[index].num_trained for index in indices], dtype=torch.long)
@@ -139,12 +157,34 @@ def cut_into_pieces(
     return StepPieces(pieces, tokens(order) if _splits(pieces, spec) else None)
 
 
+def demonstration_calls(demonstrations: Sequence[Demonstration]) -> list[Call]:
+    """Return the demonstrations as calls, which go through the model together with the sampled
+    calls. The calls have the weight 0, because they do not count in the policy loss."""
+    return [
+        Call(
+            group_id=one.group_id,
+            prompt_ids=one.prompt_ids,
+            response_ids=one.response_ids,
+            logprobs=[0.0] * len(one.response_ids),
+            version=0,
+            temperature=1.0,
+            advantage=0.0,
+            weight=0.0,
+            unit=one.group_id if one.pair is None else one.pair,
+        )
+        for one in demonstrations
+    ]
+
+
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
     """Return True if the loss couples tokens of different pieces (sets of calls that go through the
     model together)."""
     parts = [piece.tokens for piece in pieces]
-    return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
-        spec.couples_step and not all(part.has_whole_step for part in parts)
+    rows = [part.demonstrations for part in parts if part.demonstrations is not None]
+    return (
+        (spec.couples_tokens and not all(part.has_whole_units for part in parts))
+        or (spec.couples_step and not all(part.has_whole_step for part in parts))
+        or not all(one.is_whole for one in rows)
     )
 
 

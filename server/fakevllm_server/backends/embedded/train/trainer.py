@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.algorithms.mismatched_pairs import mismatched_pairs
 from fakevllm_server.backends.embedded.lora import (
     LoraSettings,
     describe_settings,
@@ -30,7 +31,11 @@ from fakevllm_server.backends.embedded.train.forward_backward import Passes
 from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )
-from fakevllm_server.backends.embedded.train.micro_batches import StepPieces, cut_into_pieces
+from fakevllm_server.backends.embedded.train.micro_batches import (
+    StepPieces,
+    cut_into_pieces,
+    demonstration_calls,
+)
 from fakevllm_server.backends.embedded.train.prefix_sharing_speedup import SharingSpeedup
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
@@ -45,6 +50,7 @@ from fakevllm_server.types.backend import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.types.demonstrations import Demonstration
 
 
 class PolicyTrainer:
@@ -132,19 +138,27 @@ class PolicyTrainer:
         raised. Raises PartialStep if the step fails after the weights have begun to change.
         """
         started = time.perf_counter()
-        step, passes = self._plan(batch.calls, spec, batch.version)
-        metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, batch.calls)}
+        demonstrations = list(batch.demonstrations)
+        if spec.of_demonstrations == "kto":
+            demonstrations += mismatched_pairs(demonstrations)
+        calls = [*batch.calls, *demonstration_calls(demonstrations)]
+        step, passes = self._plan(calls, spec, batch.version, demonstrations)
+        metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, calls)}
         try:
             if step.pieces:
                 with partial_step_guard() as updates:
                     metrics |= yield from self._update(step, passes, spec, updates)
             metrics["seconds"] = time.perf_counter() - started
             max_tokens = self._job.micro_batch_tokens
-            yield from self._sharing_speedup.measure(step, batch.calls, passes, max_tokens)
+            yield from self._sharing_speedup.measure(step, calls, passes, max_tokens)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         metrics |= self._sharing_speedup.metrics
         metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
+        if spec.of_demonstrations is not None:
+            lengths = [len(one.response_ids) for one in batch.demonstrations]
+            metrics["demonstrations"] = float(len(lengths))
+            metrics["demonstration_tokens"] = float(sum(lengths))
         metrics["lr"] = self._job.lr
         return metrics | step.metrics
 
@@ -164,7 +178,11 @@ class PolicyTrainer:
         return step.per_call(log_probs)
 
     def _plan(
-        self, calls: Sequence[Call], spec: LossSpec, version: int | None = None
+        self,
+        calls: Sequence[Call],
+        spec: LossSpec,
+        version: int | None = None,
+        demonstrations: Sequence[Demonstration] = (),
     ) -> tuple[StepPieces, Passes]:
         attention = self._attention()
         step = cut_into_pieces(
@@ -174,6 +192,7 @@ class PolicyTrainer:
             self.model.device,
             shares_prefixes=attention != ROWS,
             version=version,
+            demonstrations=demonstrations,
         )
         return step, Passes(self.model, attention)
 
@@ -204,14 +223,14 @@ class PolicyTrainer:
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
         """Return copies of the step's pieces that also have the log-probabilities of other
-        policies, as far as the loss needs them. A KL term needs the log-probabilities of the
-        reference policy. If `bypass_mode` is off, the loss also needs the log-probabilities of the
-        trainer's policy before the step's first update."""
+        policies, as far as the loss needs them. A KL term, `dpo` and `kto` need the
+        log-probabilities of the reference policy. If `bypass_mode` is off, the policy loss also
+        needs the log-probabilities of the trainer's policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
-        if spec.kl_loss_coef != 0:
+        if spec.needs_reference:
             reference = yield from self._reference_log_probs(step, passes)
-        if not spec.bypass_mode:
+        if spec.has_policy_loss and not spec.bypass_mode:
             old = yield from passes.log_probs(step)
         return step.with_log_probs(old, reference)
 

@@ -1,0 +1,69 @@
+"""The types of the columns of a dataset file. This module does no I/O."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any
+
+
+class ColumnType(StrEnum):
+    """The type of a column. A value may be None."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    FLAG = "flag"
+    OBJECT = "object"
+    """A JSON object whose keys differ from row to row."""
+    OBJECTS = "objects"
+    """A list of JSON objects whose keys differ from object to object."""
+
+
+Columns = dict[str, ColumnType]
+"""The columns of a file, by name, in their order."""
+_PYTHON_TYPES: dict[ColumnType, type] = {
+    ColumnType.TEXT: str,
+    ColumnType.INTEGER: int,
+    ColumnType.FLAG: bool,
+    ColumnType.OBJECT: dict,
+    ColumnType.OBJECTS: list,
+}
+
+
+def typed_row(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
+    """Return the row with the values of its columns in their types, in the order of the columns.
+
+    Raises TypeError for a value of another type. SQLite stores values of any type in a column, and
+    one such value would make the whole file unreadable.
+
+    >>> typed_row({"reward": 1}, {"reward": ColumnType.NUMBER})
+    {'reward': 1.0}
+    """
+    return {name: _typed(row[name], name, column_type) for name, column_type in columns.items()}
+
+
+def _typed(value: Any, name: str, column_type: ColumnType) -> Any:
+    if value is None:
+        return None
+    if column_type is ColumnType.NUMBER:
+        return number(name, value)
+    if not isinstance(value, _PYTHON_TYPES[column_type]):
+        raise TypeError(f"{name} is {type(value).__name__}, and not {column_type}")
+    return value
+
+
+def number(name: str, value: object) -> float | None:
+    """Return a number, or None for None. Raises TypeError for a value that is no number or is not
+    finite, because JSON has no such numbers.
+
+    >>> number("reward", 1)
+    1.0
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {type(value).__name__}, and not {ColumnType.NUMBER}")
+    if not math.isfinite(value):
+        raise TypeError(f"{name} is {value}, and not a finite number")
+    return float(value)

@@ -1,0 +1,91 @@
+"""A group of the ledger as the formats need it: a request with its siblings (the answers that were
+sampled for it), and the feedback of the user. This module does no I/O by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from fakevllm.export.columns import number
+from fakevllm.export.conversation import Conversation, NotExported, chat_message, conversation_of
+from fakevllm.export.user_feedback import edited_text, feedback_value
+from fakevllm.ledger.records import BROKEN_OFF, FeedbackRecord, GroupRecord, SiblingRecord
+from fakevllm_adapters.protocol.swarm import Task
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedGroup:
+    """A group with the feedback about its served sibling."""
+
+    record: GroupRecord
+    feedback: Sequence[FeedbackRecord]
+    """All feedback about the served sibling, oldest first."""
+    read_chat_request: Callable[[], Json | None]
+    """A function that returns the request in the format of chat completions, or None if it has no
+    such form. A format calls it only if the group has an answer for the row."""
+    task: Task | None = None
+    """The dataset task of the group; None if there is none, or if it is unknown."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation before the answer. Raises NotExported if it has no form that chat
+        templates accept."""
+        request = self.read_chat_request()
+        if request is None:
+            raise NotExported("no_messages")
+        return conversation_of(request)
+
+    @property
+    def served(self) -> SiblingRecord:
+        """The sibling that the app got. Raises NotExported if the app got no whole answer."""
+        for sibling in self.record.siblings:
+            if sibling.served and sibling.message_json is not None:
+                if sibling.failure == BROKEN_OFF:
+                    break
+                return sibling
+        raise NotExported("no_answer")
+
+    @property
+    def scored(self) -> list[tuple[float, SiblingRecord]]:
+        """The siblings with their rewards. Siblings without a reward are left out. Raises TypeError
+        for a reward that is not a finite number."""
+        return [
+            (reward, sibling)
+            for sibling in self.record.siblings
+            if (reward := number("reward", sibling.reward)) is not None
+            and sibling.message_json is not None
+        ]
+
+    @property
+    def best(self) -> tuple[float, SiblingRecord]:
+        """The usable sibling with the highest reward. If several siblings have this reward, it is
+        the served one, or else the first of them. Raises NotExported without such a sibling."""
+        if not self.scored:
+            raise NotExported("no_reward")
+        usable = [pair for pair in self.scored if pair[1].failure is None]
+        if not usable:
+            raise NotExported("unusable_answer")
+        return max(usable, key=lambda pair: (pair[0], pair[1].served, -pair[1].index))
+
+    @property
+    def edit(self) -> Json | None:
+        """The user's corrected answer as a message; None if the user has corrected nothing."""
+        text = edited_text(self.feedback)
+        return None if text is None else {"role": "assistant", "content": text}
+
+    @property
+    def feedback_value(self) -> float | None:
+        """The value of the user's feedback about the served sibling; None without feedback."""
+        return feedback_value(self.feedback)
+
+
+def message_of(sibling: SiblingRecord) -> Json:
+    """Return a sibling's message in the form that chat templates expect. Raises NotExported if the
+    message has no such form."""
+    assert sibling.message_json is not None, "a sibling without an answer has no message"
+    return chat_message({"role": "assistant"} | orjson.loads(sibling.message_json))

@@ -1,0 +1,100 @@
+"""Read groups from the ledger, and refuse those that quote a held-out row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, cast
+
+import orjson
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.export.conversation import NotExported
+from fakevllm.export.exported_group import ExportedGroup
+from fakevllm.hooks.recorded_group import messages_of
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.settlement.held_out_groups import HELD_OUT
+from fakevllm_adapters.formats.chat import text_of
+from fakevllm_adapters.protocol.swarm import Task
+
+Json = dict[str, Any]
+
+
+class GroupReader:
+    """Reads the groups of one ledger. Groups that quote a held-out row are never returned.
+
+    The reason in the ledger does not suffice to find these groups. A group may have another reason,
+    such as `paused`, and its row may have been held out after it was recorded. Therefore all texts
+    that the model did not write are searched, including what the user wrote as feedback.
+    """
+
+    def __init__(self, ledger: Ledger, held_out: HeldOutRows, tasks: Mapping[str, Task]) -> None:
+        """Create the reader. `tasks` has the rows of the dataset file by the ids of their tasks,
+        because the ledger does not have them."""
+        self._ledger = ledger
+        self._held_out = held_out
+        self._tasks = tasks
+
+    def read(self, group_id: str) -> ExportedGroup:
+        """Return a group with its feedback. Raises NotExported if it quotes a held-out row. Raises
+        one of READ_ERRORS if its rows are damaged."""
+        record = self._ledger.group(group_id)
+        if record is None:
+            raise KeyError("the group is not in the ledger any more")
+        feedback = self._ledger.feedback.of_group(group_id)
+        if any(_has_held_out_reason(row) for row in (record, *feedback)):
+            raise NotExported(HELD_OUT)
+        task = self._task(record.task_id)
+        read_chat_request = cache(partial(self._ledger.chat_request, record))
+        if self._held_out:
+            texts = self._ledger.user_texts(group_id, task)
+            request = read_chat_request()
+            raw: object = orjson.loads(record.request_json) if request is None else None
+            texts += _texts_of(raw) if request is None else _message_texts(request)
+            texts += [text for row in feedback for text in (row.edited, row.comment) if text]
+            if self._held_out.are_quoted(*texts):
+                raise NotExported(HELD_OUT)
+        return ExportedGroup(record, feedback, read_chat_request, task)
+
+    def _task(self, task_id: str | None) -> Task | None:
+        """Return a dataset task from the dataset file or from the ledger. Return None if neither
+        has it."""
+        if not task_id:
+            return None
+        return self._tasks.get(task_id) or self._ledger.task(task_id)
+
+
+def _has_held_out_reason(row: GroupRecord | FeedbackRecord) -> bool:
+    return (row.reason or "").partition(":")[0] == HELD_OUT
+
+
+def _message_texts(request: Json) -> list[str]:
+    """Return the texts of all messages that the model did not write. The proxy searches only the
+    first and the last user message, because it trains the last answer alone. A row has the whole
+    conversation."""
+    return [
+        text_of(message.get("content"))
+        for message in messages_of(request)
+        if message.get("role") != "assistant"
+    ]
+
+
+def _texts_of(value: object) -> list[str]:
+    """Return all texts in a JSON value, however deep. A request that cannot be translated may have
+    its texts anywhere.
+
+    >>> _texts_of({"input": ["a", {"b": "c", "d": 1}]})
+    ['a', 'c']
+    """
+    texts: list[str] = []
+    open_values = [value]
+    while open_values:
+        one = open_values.pop()
+        if isinstance(one, str):
+            texts.append(one)
+        elif isinstance(one, dict):
+            open_values += reversed(cast(Json, one).values())
+        elif isinstance(one, list):
+            open_values += reversed(cast(list[object], one))
+    return texts
