@@ -295,6 +295,10 @@ class ForgottenGroups:
         ids = _json(group_ids)
         return self._put(lambda db: _run(db, _MARK_SENT, ids))
 
+    def contains(self, group_id: str) -> bool:
+        """Return True if the contents of a group were deleted."""
+        return bool(self._rows(_IS_FORGOTTEN, group_id))
+
     def counts(self) -> dict[str, int]:
         """Return the number of groups without contents, by cause."""
         return {cause: num for cause, num in self._rows(_COUNTS)}

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.export.conversation import NotExported
+from fakevllm.export.group_reader import GroupReader
 from fakevllm.forgetting import retention as retention_module
 from fakevllm.forgetting.forgetter import Forgetter
 from fakevllm.forgetting.retention import Retention
@@ -52,6 +55,15 @@ def retention(ledger: Ledger, **settings: float) -> Retention:
 def left(ledger: Ledger, *names: str) -> list[str]:
     groups = {name: ledger.group(name) for name in names}
     return [name for name, one in groups.items() if one is not None and one.request_json != "{}"]
+
+
+async def test_a_pruned_group_is_not_exported(ledger: Ledger) -> None:
+    put(ledger, "old")
+    reader = GroupReader(ledger, HeldOutRows([]), {})
+    assert reader.read("old").record.group_id == "old"
+    await retention(ledger, retention_days=7).prune()
+    with pytest.raises(NotExported, match="forgotten"):
+        reader.read("old")
 
 
 async def test_groups_that_are_too_old_are_pruned_and_their_numbers_stay(
