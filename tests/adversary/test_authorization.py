@@ -115,6 +115,7 @@ PROXY_ROUTES: dict[str, Access] = {
     "/fakevllm/stats": CLIENT,
     "/fakevllm/pause": ADMIN,
     "/fakevllm/resume": ADMIN,
+    "/fakevllm/hooks/reload": ADMIN,
 }
 
 PARAMETER = re.compile(r"\{[^}]+\}")

@@ -405,7 +405,11 @@ def test_a_signal_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None
         "with new_file(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(b'private'); file.flush(); time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "rows.jsonl")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "rows.jsonl")],
+        # Under nohup, the tests ignore SIGHUP, and so would the process.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
