@@ -12,6 +12,7 @@ from fakevllm.cli import (
     control,
     evaluate,
     export,
+    forget,
     import_logs,
     keys,
     overwatch,
@@ -355,6 +356,7 @@ for command in (
     control.resume,
     tokens.tokens,
     rescore.rescore,
+    forget.forget,
     export.export,
     overwatch.overwatch,
 ):

@@ -196,15 +196,16 @@ class Config(Section):
     limits: LimitsSection = LimitsSection()
     release: ReleaseSection = ReleaseSection()
     privacy: PrivacySettings = PrivacySettings()
-    """What is redacted before it is written. The job has these settings too, for the server."""
+    """What is redacted before it is written, and how long contents are kept. The job has these
+    settings too, for the server."""
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """
 
     @model_validator(mode="after")
     def _give_privacy_to_job(self) -> Self:
-        both = self.privacy.union(self.job.redacted)
-        if both != self.job.redacted:
+        both = self.privacy.union(self.job.privacy_or_default)
+        if both != self.job.privacy_or_default:
             # The section is frozen for its users. Here it is not complete yet.
             object.__setattr__(self, "job", self.job.model_copy(update={"privacy": both}))
         return self

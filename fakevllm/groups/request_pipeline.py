@@ -60,6 +60,8 @@ CLOSE_GRACE_S = 2.0
 """Maximum number of seconds for which a stopping proxy sends errors to the apps whose requests are
 still open."""
 
+WAIT_POLL_S = 0.05
+
 
 class Pipeline:
     """The handler of all inference requests. It handles a request until the app has its answer."""
@@ -122,6 +124,19 @@ class Pipeline:
     def num_open(self) -> int:
         """Number of requests that are being answered."""
         return len(self._request_tasks)
+
+    async def wait_answered(self, timeout_s: float) -> int:
+        """Wait until the requests that are open now are answered and their groups are recorded, at
+        most `timeout_s` seconds. Return the number of requests for which this did not happen."""
+        deadline = time.monotonic() + timeout_s
+        tasks, executors = set(self._request_tasks), set(self._executors)
+        while tasks or executors:
+            tasks &= self._request_tasks
+            executors &= self._executors
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(WAIT_POLL_S)
+        return max(len(tasks), len(executors))
 
     async def handle(self, draft: GroupDraft, receive: Receive, send: Send) -> None:
         """Handle one request. The app gets an answer, or an error if no answer is possible."""

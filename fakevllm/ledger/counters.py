@@ -330,6 +330,12 @@ def counted(db: Connection) -> Generator[None]:
         del db.info[_KEY]
 
 
+def add(db: Connection, subject: str, name: str, num: int) -> None:
+    """Add to a number that no row of a group has."""
+    if num:
+        dbapi_connection(db).execute(_ADD, (subject, name, num))
+
+
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
     """Remember how much these groups now add to each counter. Call this function before the groups
     are changed. The counters can then be corrected by the difference."""

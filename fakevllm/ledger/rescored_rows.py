@@ -13,6 +13,7 @@ from functools import partial
 import orjson
 from sqlalchemy import Connection, Engine
 
+from fakevllm.ledger.forgotten_groups import is_forgotten
 from fakevllm.ledger.writer import WriteReceipt
 
 _READ = """
@@ -76,8 +77,14 @@ class RescoredRows:
 
 
 def _write(db: Connection, row: RescoredRow) -> None:
+    """Write the result for one group. Only the rewards of a forgotten group are written, because
+    annotations and reasons may quote its texts."""
+    is_kept = not is_forgotten(db, row.group_id)
+    reason = row.reason if is_kept or row.reason is None else row.reason.partition(":")[0]
     db.exec_driver_sql(_DELETE, (row.group_id, row.hook_hash))
     for sibling in row.siblings:
-        notes = orjson.dumps(sibling.annotations).decode() if sibling.annotations else None
-        values = (sibling.index, sibling.reward, notes, row.reason, row.scored_at)
+        notes = (
+            orjson.dumps(sibling.annotations).decode() if sibling.annotations and is_kept else None
+        )
+        values = (sibling.index, sibling.reward, notes, reason, row.scored_at)
         db.exec_driver_sql(_INSERT, (row.group_id, row.hook_hash, *values))

@@ -37,6 +37,7 @@ from fakevllm.ledger.conversation_history import (
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
+from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
@@ -53,6 +54,7 @@ from fakevllm.ledger.records import (
 from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.stored_groups import StoredGroups
 from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
@@ -61,6 +63,7 @@ from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.contents import content_store, dbapi_connection
+from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -76,9 +79,9 @@ class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
     connections. Stop everything that writes to the ledger before you close the ledger.
 
-    The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
-    `kept_answers`, `responses`, `feedback` and `rescored` read and write the tables of their
-    subjects.
+    The attributes `sessions`, `calls`, `arms` and `stored_groups` read the tables of their
+    subjects. The attributes `kept_answers`, `responses`, `feedback` and `rescored` read and write
+    the tables of their subjects. The attribute `forgotten` deletes contents of groups.
     """
 
     def __init__(
@@ -96,10 +99,12 @@ class Ledger:
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
+        self.stored_groups = StoredGroups(read_engine)
         self.kept_answers = KeptAnswers(read_engine, self._writer.put, self._redactor)
         self.responses = StoredResponses(read_engine, self._writer.put, self._redactor)
         self.feedback = FeedbackRows(read_engine, self._writer.put, self._redactor)
         self.rescored = RescoredRows(read_engine, self._writer.put)
+        self.forgotten = ForgottenGroups(read_engine, self._writer.put)
 
     @staticmethod
     def open(
@@ -237,6 +242,12 @@ class Ledger:
         """Block the calling thread until every change that was queued before this call is written
         or dropped. Return True when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
+
+    def truncate_log(self, timeout_s: float) -> bool:
+        """Truncate the write-ahead log, so that it has no bytes of deleted contents. Return False
+        if other processes still read an old state of the ledger at the timeout. The method blocks
+        the thread."""
+        return truncate_log(Path(str(self._read_engine.url.database)), timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last entry of this training run's log that was applied to the
@@ -524,6 +535,7 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
             "journal_mode = WAL",
             "synchronous = NORMAL",
             "foreign_keys = ON",
+            SECURE_DELETE,
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

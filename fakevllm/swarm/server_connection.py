@@ -30,6 +30,7 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings, usable_part
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
@@ -211,8 +212,8 @@ class SwarmLink:
     def server_redacts(self) -> bool:
         """Whether the server redacts whatever this proxy redacts by its own settings. The value is
         False while the server's settings are unknown. It is True if this proxy redacts nothing."""
-        own = self._job.redacted
-        if own == PrivacySettings():
+        own = self._job.privacy_or_default
+        if not own.redacts:
             return True
         return self._status is not None and self._server_privacy.covers(own)
 
@@ -345,6 +346,13 @@ class SwarmLink:
             log.debug(
                 "group %s could not be aborted: the server %s", group_id, describe_error(error)
             )
+
+    async def forget_groups(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        """Ask the server to delete the captured calls of groups. Raises one of NETWORK_ERRORS if
+        the request fails. Raises ValueError if the reply is not valid."""
+        return await self._post(
+            "/forget_groups", request, ForgetGroupsReply, timeout_s=RELEASE_TIMEOUT_S
+        )
 
     async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
         """Ask the server to make a version of the weights available for sampling. Return the

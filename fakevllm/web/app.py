@@ -19,6 +19,7 @@ from fakevllm.web.routes import (
     admin,
     evaluation,
     feedback,
+    forgetting,
     inference,
     passthrough,
     stored_responses,
@@ -77,7 +78,7 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
     app.add_exception_handler(DatabaseError, refuse_unread)
     app.add_exception_handler(Exception, report_failure)
-    for module in (passthrough, stored_responses, admin, feedback, evaluation):
+    for module in (passthrough, stored_responses, admin, feedback, evaluation, forgetting):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))

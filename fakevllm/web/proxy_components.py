@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+import aiohttp
+
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
@@ -17,6 +19,10 @@ from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
+from fakevllm.forgetting.forgetter import Forgetter
+from fakevllm.forgetting.retention import Retention
+from fakevllm.forgetting.retention_rules import RetentionRules
+from fakevllm.forgetting.server_requests import REMEDIES, ServerProblem, ServerRequests
 from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
 from fakevllm.gate.release_gate import NO_RELEASED_ARM, ReleasedArm, ReleaseGate
@@ -49,6 +55,7 @@ from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
@@ -61,6 +68,7 @@ from fakevllm.web.release_gauges import add_release_gauges
 from fakevllm.web.trained_rows import trained_rows
 from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import Task
@@ -147,6 +155,9 @@ class ProxyComponents:
     metrics: Metrics
     redaction: RedactionInUse
     """The redaction of what the ledger and the log store."""
+    forgetter: Forgetter
+    forget_requests: ServerRequests
+    retention: Retention
     evaluator: Evaluator | None = None
     """Object that samples and scores held-out rows, which are never trained; None without hooks."""
     arms: RequestArms | None = None
@@ -173,7 +184,7 @@ async def open_proxy(
         rows = _dataset_rows(config.dataset)
         held_out = _held_out_rows(config, rows)
         stack.callback(LedgerLock(config.ledger_file).close)
-        redaction = RedactionInUse(config.job.redacted)
+        redaction = RedactionInUse(config.job.privacy_or_default)
         ledger = Ledger.open(config.ledger_file, redaction=redaction)
         stack.callback(ledger.close)
         keys = config.keys()
@@ -273,6 +284,16 @@ async def open_proxy(
             # is sent.
             delivery.resend(ledger.scored_groups())
             feedback.restore()
+        forgetter = Forgetter(ledger, wait_answered=pipeline.wait_answered)
+        forget_requests = _forget_requests(ledger, link)
+        retention = Retention(
+            RetentionRules(config.job.privacy_or_default),
+            ledger,
+            forgetter,
+            tuple if gate is None else lambda: gate.open_evaluations,
+        )
+        for work in (forget_requests.run(), retention.run()):
+            stack.push_async_callback(_cancel, asyncio.create_task(work))
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         running_hooks = None
@@ -294,6 +315,9 @@ async def open_proxy(
             feedback=feedback,
             metrics=metrics,
             redaction=redaction,
+            forgetter=forgetter,
+            forget_requests=forget_requests,
+            retention=retention,
             evaluator=evaluator,
             arms=arms,
             gate=gate,
@@ -352,6 +376,23 @@ def _open_arms(
     stack.push_async_callback(arms.close, running)
     add_arm_gauges(metrics, arms)
     return arms
+
+
+def _forget_requests(ledger: Ledger, link: SwarmLink) -> ServerRequests:
+    async def send(request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        try:
+            return await link.forget_groups(request)
+        except (*NETWORK_ERRORS, ValueError) as error:  # translated
+            if isinstance(error, aiohttp.ClientResponseError) and error.status in REMEDIES:
+                raise ServerProblem(REMEDIES[error.status]) from None
+            raise ServerProblem(describe_error(error)) from None
+
+    async def find_run() -> str:
+        if link.status is None:
+            raise ServerProblem("is out of reach")
+        return link.status.run_id
+
+    return ServerRequests(ledger, send, find_run)
 
 
 async def _open_gate(

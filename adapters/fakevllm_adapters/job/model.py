@@ -201,12 +201,12 @@ class TrainJob(SwarmSections):
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
     privacy: PrivacySettings | None = None
-    """What is redacted before it is written. The server adds its own settings. The section of
-    fakevllm.toml is `[privacy]`."""
+    """What is redacted before it is written, and how long contents are kept. The server adds its own
+    settings. The section of fakevllm.toml is `[privacy]`."""
 
     @property
-    def redacted(self) -> PrivacySettings:
-        """What is redacted. Without the setting `privacy`, nothing is."""
+    def privacy_or_default(self) -> PrivacySettings:
+        """The setting `privacy`. Without it, nothing is redacted and everything is kept."""
         return self.privacy or PrivacySettings()
 
     @property

@@ -1,4 +1,5 @@
-"""The settings `[privacy]`, which say what is redacted. A job carries them to the server."""
+"""The settings `[privacy]`, which say what is redacted, and how long contents are kept. A job
+carries them to the server."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from functools import cache
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fakevllm_adapters.privacy.patterns import BUILT_IN, MAX_PATTERNS, compile_expression
 from fakevllm_adapters.privacy.redactor import TOKENS, UNREADABLE, Redactor
@@ -42,7 +43,8 @@ def usable_part(values: dict[str, Any]) -> PrivacySettings:
 
 
 class PrivacySettings(BaseModel):
-    """Settings for the redaction of texts before they are written."""
+    """Settings for the redaction of texts before they are written, for how long contents are kept,
+    and for how much space they may take."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,9 +53,23 @@ class PrivacySettings(BaseModel):
     patterns: Annotated[dict[str, str], AfterValidator(_checked_patterns)] = {}
     """Regular expressions in RE2's syntax whose matches are redacted, by name."""
 
+    retention_days: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Days after which the contents of a group are pruned. None means never. A group is a request
+    with the answers that were sampled for it."""
+    max_ledger_mb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Megabytes of the ledger's content above which the contents of the oldest groups are pruned.
+    None means no limit."""
+    max_journal_mb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The same for the server's journal."""
+
+    @property
+    def redacts(self) -> bool:
+        """Whether any text is redacted."""
+        return bool(self.redact or self.patterns)
+
     def union(self, other: PrivacySettings) -> PrivacySettings:
-        """Return settings that redact whatever `self` or `other` redacts. If both have different
-        expressions with one name, the name of the second one gets a number."""
+        """Return settings that redact and prune whatever `self` or `other` redacts or prunes. If
+        both have different expressions with one name, the name of the second one gets a number."""
         if other == self or other == PrivacySettings():
             return self
         patterns = dict(self.patterns)
@@ -61,7 +77,13 @@ class PrivacySettings(BaseModel):
             if expression not in patterns.values():
                 patterns[_free_name(name, patterns)] = expression
         names = dict.fromkeys((*self.redact, *other.redact))
-        return self.model_construct(redact=tuple(sorted(names)), patterns=patterns)
+        return self.model_construct(
+            redact=tuple(sorted(names)),
+            patterns=patterns,
+            retention_days=_smaller(self.retention_days, other.retention_days),
+            max_ledger_mb=_smaller(self.max_ledger_mb, other.max_ledger_mb),
+            max_journal_mb=_smaller(self.max_journal_mb, other.max_journal_mb),
+        )
 
     def covers(self, other: PrivacySettings) -> bool:
         """Return True if these settings redact whatever `other` redacts. Names of regular
@@ -75,6 +97,10 @@ class PrivacySettings(BaseModel):
     def redactor(self) -> Redactor:
         """The redactor with these patterns."""
         return _redactor(self.redact, tuple(self.patterns.items()))
+
+
+def _smaller(first: float | None, second: float | None) -> float | None:
+    return min((one for one in (first, second) if one is not None), default=None)
 
 
 def _free_name(name: str, used: dict[str, str]) -> str:

@@ -156,6 +156,12 @@ def start(
         list[str] | None,
         typer.Option(help="Redact matches of a regular expression of RE2, as NAME=EXPRESSION."),
     ] = None,
+    retention_days: Annotated[
+        int, typer.Option(help="Days after which calls are pruned; 0: never.", min=0)
+    ] = 0,
+    max_journal_mb: Annotated[
+        int, typer.Option(help="Size in MB above which old calls are pruned; 0: any.", min=0)
+    ] = 0,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -193,7 +199,12 @@ def start(
             engine_args=_parts(engine_arg),
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
-            privacy=read_privacy(redact or [], redact_pattern or []),
+            privacy=read_privacy(
+                redact or [],
+                redact_pattern or [],
+                retention_days=retention_days,
+                max_journal_mb=max_journal_mb,
+            ),
         )
         check_installed(settings.local_engines)
         try:

@@ -76,7 +76,7 @@ class ServerConfig:
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
-    """What the server redacts, in addition to what its job redacts."""
+    """What the server redacts, and how long calls are kept, in addition to what its job says."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
 
