@@ -88,27 +88,39 @@ def _lock(ledger: Path) -> LedgerLock | None:
 def _targets(settings: ForgetSettings) -> list[Target]:
     match settings.kind:
         case TargetKind.SESSION:
-            values = [_session(settings.ledger, settings.value)]
+            values = _sessions(settings.ledger, settings.value)
         case TargetKind.KEY:
             values = _fingerprints(settings.key_file, settings.value)
         case TargetKind.ID:
-            values = [settings.value]
+            values = _ids(settings.ledger, settings.value)
     return [Target(settings.kind, value) for value in values]
 
 
-def _session(file: Path, prefix: str) -> str:
-    """Return the id of the session that begins with `prefix`."""
+def _ids(file: Path, value: str) -> list[str]:
+    """Return the forms in which the ledger may have the id of an answer."""
     ledger = Ledger.open(file)
     try:
-        with ledger.reading():
-            ids = ledger.sessions.ids_with_prefix(prefix)
+        return [*ledger.stored_ids(value)]
     finally:
         ledger.close()
-    if not ids:
+
+
+def _sessions(file: Path, prefix: str) -> list[str]:
+    """Return the id of the session that begins with `prefix`. If the ledger has a session whose id
+    is the hash of `prefix`, because the id was redacted, return the hash too."""
+    ledger = Ledger.open(file)
+    try:
+        _, hidden = ledger.stored_ids(prefix)
+        with ledger.reading():
+            ids = ledger.sessions.ids_with_prefix(prefix)
+            hidden_ids = ledger.sessions.ids_with_prefix(hidden)
+    finally:
+        ledger.close()
+    if not ids and not hidden_ids:
         raise UserError(f"No session id begins with {prefix!r}: `fakevllm sessions` lists them.")
     if len(ids) > 1 and ids[0] != prefix:
         raise UserError(f"Several session ids begin with {prefix!r}: write more of the id.")
-    return ids[0]
+    return [*ids[:1], *hidden_ids]
 
 
 def _fingerprints(key_file: Path, value: str) -> list[str]:

@@ -139,7 +139,7 @@ class RecordRedactor:
         redactor = self._redaction.redactor
         if not redactor or _WELL_FORMED.fullmatch(value) or not redactor.finds(value):
             return value
-        return f"{REDACTED}-{hmac.digest(self._id_secret, value.encode(), 'sha256').hex()[:32]}"
+        return hashed_id(self._id_secret, value)
 
     def calls(
         self, db: Connection, group_id: str, calls: Sequence[Sequence[CapturedCall]]
@@ -164,6 +164,10 @@ class RecordRedactor:
     def text(self, text: str) -> str:
         """Return a text, redacted."""
         return self._redaction.redactor.text(text)
+
+    def json_text(self, text: str) -> str:
+        """Return the text of a JSON document, redacted."""
+        return self._redaction.redactor.json_text(text)
 
     def feedback(self, row: FeedbackRecord) -> FeedbackRecord:
         """Return a row of feedback with its comment and its edit redacted."""
@@ -203,6 +207,11 @@ class RecordRedactor:
         if any(self._is_redacted(db, query, answer.group_id) for query in queries):
             return False
         return not self._redaction.redactor.finds_in_body(answer.body)
+
+
+def hashed_id(secret: bytes, value: str) -> str:
+    """Return the keyed hash that replaces an id with redacted text."""
+    return f"{REDACTED}-{hmac.digest(secret, value.encode(), 'sha256').hex()[:32]}"
 
 
 def _parsed(text: str) -> Any:

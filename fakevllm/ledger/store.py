@@ -51,7 +51,7 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
-from fakevllm.ledger.redacted_records import RecordRedactor
+from fakevllm.ledger.redacted_records import RecordRedactor, hashed_id
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_groups import StoredGroups
@@ -103,7 +103,7 @@ class Ledger:
         self.kept_answers = KeptAnswers(read_engine, self._writer.put, self._redactor)
         self.responses = StoredResponses(read_engine, self._writer.put, self._redactor)
         self.feedback = FeedbackRows(read_engine, self._writer.put, self._redactor)
-        self.rescored = RescoredRows(read_engine, self._writer.put)
+        self.rescored = RescoredRows(read_engine, self._writer.put, self._redactor)
         self.forgotten = ForgottenGroups(read_engine, self._writer.put)
 
     @staticmethod
@@ -367,6 +367,12 @@ class Ledger:
         """Return an id that an app has chosen, as the ledger stores it. An id with redacted text is
         a keyed hash there."""
         return self._redactor.id(value)
+
+    def stored_ids(self, value: str) -> tuple[str, str]:
+        """Return the forms in which the ledger may have an id that an app has chosen: the id as it
+        is, and the hash that replaces an id with redacted text. Raises LedgerError if the ledger
+        cannot be read."""
+        return value, hashed_id(self._random_bytes(row_changes.id_secret), value)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
         """Return the app's latest request whose answer has this response id, or None.

@@ -201,8 +201,8 @@ class TrainJob(SwarmSections):
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
     privacy: PrivacySettings | None = None
-    """What is redacted before it is written, and how long contents are kept. The server adds its own
-    settings. The section of fakevllm.toml is `[privacy]`."""
+    """What is redacted before it is written, and how long contents are kept. The server adds its
+    own settings. The section of fakevllm.toml is `[privacy]`."""
 
     @property
     def privacy_or_default(self) -> PrivacySettings:

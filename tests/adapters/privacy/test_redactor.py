@@ -420,6 +420,22 @@ def test_the_union_of_two_settings_redacts_what_one_of_them_redacts() -> None:
     assert PrivacySettings().union(one) == one
 
 
+def test_the_union_of_patterns_and_limits_has_both() -> None:
+    patterns = PrivacySettings(redact=("email",), retention_days=30, max_journal_mb=5)
+    limits = PrivacySettings(patterns={"own": "K-1"}, retention_days=7, max_ledger_mb=2)
+    expected = PrivacySettings(
+        redact=("email",),
+        patterns={"own": "K-1"},
+        retention_days=7,
+        max_ledger_mb=2,
+        max_journal_mb=5,
+    )
+    assert patterns.union(limits) == limits.union(patterns) == expected
+    assert patterns.redacts
+    assert limits.redacts
+    assert not PrivacySettings(retention_days=7).redacts
+
+
 def test_nothing_is_changed_without_patterns() -> None:
     off = PrivacySettings().redactor
     assert not off

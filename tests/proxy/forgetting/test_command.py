@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.offline_copy import current_schema
 from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from tests.proxy.forgetting.test_retention import put
+from tests.proxy.ledger.ledger_cases import group, rows
 
 SECRET = b"secret of a"
 
@@ -67,6 +71,26 @@ def test_copies_of_an_older_ledger_forget_with_it(path: Path) -> None:
     assert not part.exists()
     for file in (path, copy):
         assert b"secret of b" in file.read_bytes()
+
+
+@pytest.mark.parametrize("kind", [TargetKind.SESSION, TargetKind.ID])
+def test_a_group_is_found_by_an_id_that_was_redacted(kind: TargetKind, path: Path) -> None:
+    redaction = RedactionInUse(PrivacySettings(redact=("email",)))
+    ledger = Ledger.open(path, redaction=redaction)
+    for name in ("ann", "bob"):
+        own_id = f"{name}@example.org"
+        record = group(name, state="dropped")
+        ledger.record(replace(record, session_id=own_id, answer_id=own_id))
+    ledger.close()
+    assert b"ann@example.org" not in path.read_bytes()
+    report = run_forget(replace(settings(path), kind=kind, value="ann@example.org"))
+    assert (report.num_found, report.num_forgotten) == (1, 1)
+    assert rows(path, "SELECT group_id FROM forgotten_groups") == [("ann",)]
+
+
+def test_an_unknown_session_is_refused(path: Path) -> None:
+    with pytest.raises(UserError, match="No session id begins with 'zoe'"):
+        run_forget(replace(settings(path), value="zoe"))
 
 
 def test_bytes_that_an_older_version_deleted_do_not_stay(path: Path) -> None:

@@ -132,6 +132,6 @@ def test_of_two_settings_the_stricter_one_holds(
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "soon"])
 def test_a_limit_that_is_no_positive_number_is_refused(value: object) -> None:
-    for name in PrivacySettings.model_fields:
+    for name in ("retention_days", "max_ledger_mb", "max_journal_mb"):
         with pytest.raises(ValidationError):
             PrivacySettings.model_validate({name: value})

@@ -381,6 +381,20 @@ async def test_a_server_that_redacts_less_than_the_proxy_is_logged_once(
     assert "start both again" in lines[0]
 
 
+async def test_a_proxy_that_only_prunes_does_not_need_a_server_that_redacts(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob().model_dump()
+        swarm.answers["/get_engine_status"] = ROLLING
+        job = TrainJob(privacy=PrivacySettings(retention_days=1))
+        async with following(swarm, ledger, job=job) as link:
+            assert link.server_redacts  # also before the first status
+            await until(lambda: link.status is not None)
+            assert link.server_redacts
+    assert not [line for line in link_messages(caplog) if "server_does_not_redact" in line]
+
+
 async def test_settings_that_the_proxy_cannot_use_are_used_in_part_and_logged_once(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
