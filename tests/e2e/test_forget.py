@@ -136,6 +136,35 @@ def test_a_running_proxy_forgets_a_session_and_serves_meanwhile(
     assert_gone(KEPT, proxy, server)
 
 
+def test_a_session_with_a_redacted_id_is_forgotten_also_in_answers_for_retries(
+    processes: Processes, yes_hooks: Path, tmp_path: Path
+) -> None:
+    own_id = "ann@mail.example"
+    settings = tmp_path / "own.toml"
+    settings.write_text('[privacy]\nredact = ["email"]\n')
+    server = processes.server("--backend", "fake")
+    flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(settings))
+    proxy = processes.proxy(server, *flags)
+
+    def answer_id() -> str:
+        reply = httpx.post(
+            f"{proxy.url}/v1/chat/completions",
+            json={"model": "fake", "messages": [{"role": "user", "content": f"{SECRET}?"}]},
+            headers={"X-Session-Id": own_id, "Idempotency-Key": "k"},
+            timeout=60,
+        )
+        return reply.json()["id"]
+
+    first = answer_id()
+    assert answer_id() == first
+    wait_for_groups(proxy, 1, states="pooled trained dropped")
+    assert session_of(proxy, SECRET) != own_id
+    done = forget(tmp_path, proxy, server, "--session", own_id)
+    assert done.returncode == 0, done.stderr
+    assert_gone(SECRET, proxy, server)
+    assert answer_id() != first
+
+
 def test_a_stopped_proxy_leaves_no_byte_and_the_server_is_asked_later(
     processes: Processes, yes_hooks: Path, tmp_path: Path
 ) -> None:

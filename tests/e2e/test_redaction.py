@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.ledgers import ledger_file, rows, wait_for_groups
 from tests.e2e.planted_secrets import HOOK, REDACTING, found, secrets, send
+from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -56,7 +57,17 @@ def _plant(
     assert not (shown and redacting), "a page shows a secret"
     proxy.stop()
     server.stop()
+    _export(proxy, processes.folder)
     return proxy, planted
+
+
+def _export(proxy: Process, folder: Path) -> None:
+    for name in ("groups", "messages", "preference"):
+        target = folder / f"{name}.jsonl"
+        command = ["-m", "fakevllm", "export", "--as", name, "--ledger", str(ledger_file(proxy))]
+        done = PRELOADED_PYTHON.run([*command, "--to", str(target)], folder)
+        assert done.returncode == 0, done.stderr
+        assert target.stat().st_size
 
 
 def _claim(http: httpx.Client, timeout_s: int = 60) -> dict[str, Any]:

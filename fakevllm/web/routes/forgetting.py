@@ -25,6 +25,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         targets = [message.target() for message in request.targets]
         try:
             forgotten = await proxy.forgetter.forget(targets)
+            proxy.resends.forget(*forgotten.found)
             deleted = await proxy.forget_requests.send_unsent(forgotten.found)
         except LedgerError as error:
             return ForgetReport(refusal=str(error))
