@@ -14,13 +14,12 @@ from fakevllm.forgetting.command import ForgetSettings, run_forget
 from fakevllm.forgetting.report import problems
 from fakevllm.ledger.forgotten_groups import TargetKind
 from fakevllm.ledger.lock import LedgerLock
-from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.offline_copy import current_schema
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from tests.proxy.forgetting.test_retention import put
-from tests.proxy.ledger.ledger_cases import group, rows
+from tests.proxy.ledger.ledger_cases import group, make_older, rows
 
 SECRET = b"secret of a"
 
@@ -48,17 +47,8 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def age(file: Path) -> None:
-    """Take the tables of the newest version of the schema out of a ledger."""
-    with closing(sqlite3.connect(file)) as db, db:
-        db.execute("DROP TABLE forgotten_groups")
-        db.execute("DROP TABLE loose_pieces")
-        db.execute("DROP INDEX ix_calls_response_piece")
-        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
-
-
 def test_copies_of_an_older_ledger_forget_with_it(path: Path) -> None:
-    age(path)
+    make_older(path)
     copy, note = current_schema(path)
     assert note is not None and copy != path
     part = copy.with_name(f"{copy.name}.part")

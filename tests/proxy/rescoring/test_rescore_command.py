@@ -20,7 +20,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.command import RescoreSettings, run_rescore
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import Task
-from tests.proxy.ledger.ledger_cases import group, rows, sibling
+from tests.proxy.ledger.ledger_cases import group, make_older, rows, sibling
 
 PREFER_LAST = """
 def on_compute_relative_reward(valid_results, all_answers):
@@ -225,16 +225,6 @@ def test_an_interrupted_copy_is_made_again(settings: RescoreSettings, remnant: s
     else:
         copy.write_bytes(settings.ledger.read_bytes())
     assert rescore(settings)[1]["num_compared"] == NUM_GROUPS
-
-
-def make_older(ledger: Path) -> None:
-    """Change a ledger to the schema before the table `rescored`."""
-    with sqlite3.connect(ledger) as db:
-        for table in ("rescored", "forgotten_groups", "loose_pieces"):
-            db.execute(f"DROP TABLE {table}")
-        db.execute("DROP INDEX ix_calls_response_piece")
-        db.execute("DELETE FROM migrations WHERE name >= 'm016'")
-    db.close()
 
 
 def test_hooks_get_the_rows_of_the_dataset_file(settings: RescoreSettings) -> None:
