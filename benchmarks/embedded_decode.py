@@ -2,12 +2,13 @@
 `transformers.generate`.
 
     python -m benchmarks.embedded_decode [--models demo,4M,25M] [--batches 1,8,32] [--write]
+    python -m benchmarks.embedded_decode --device cuda --models 0.5B     # with random weights
 
 All three sample the same number of tokens for the same number of prompts of equal length, on one
-torch thread. The hand loop is the least that a program can do with the model class of transformers:
-a cache whose tensors are allocated once, no attention mask, one random draw per step, and no
-log-probabilities. The engine is the whole class EmbeddedEngine, with its thread, its streams and
-the log-probability of each token.
+torch thread, in float32 on a CPU and in bfloat16 on a GPU. The hand loop is the least that a
+program can do with the model class of transformers: a cache whose tensors are allocated once, no
+attention mask, one random draw per step, and no log-probabilities. The engine is the whole class
+EmbeddedEngine, with its thread, its streams and the log-probability of each token.
 
 The three take turns in each round, and the first round is not counted. Figures are medians over the
 rounds. CPU time is that of the process. It varies less than wall time on a machine that does other
@@ -34,12 +35,22 @@ from benchmarks.rollout import make_model
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.types.sampling import Sampling
 
-TITLE = "embedded_decode"
+TITLES = {"cpu": "embedded_decode", "cuda": "embedded_decode, on a GPU"}
 PROMPT_TOKENS = 128
 COMPLETION_TOKENS = 64
 ROUNDS = 5
 SMALL_SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
 """Sizes of the model of 4 million parameters. Its other sizes are those of the larger model."""
+LARGE_SIZES = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
+"""Sizes of the model of 0.5 billion parameters."""
+SIZES = {"25M": {}, "4M": SMALL_SIZES, "0.5B": LARGE_SIZES}
 HAND_LOOP = "hand loop"
 
 
@@ -60,6 +71,7 @@ def main() -> None:
     parser.add_argument("--models", default="demo,4M,25M", help="models to measure")
     parser.add_argument("--batches", default="1,8,32", help="numbers of prompts to sample at once")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute")
     parser.add_argument("--greedy", action="store_true", help="take the likeliest token, no draw")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
@@ -69,11 +81,11 @@ def main() -> None:
         for name in args.models.split(","):
             path = model_folder(name, Path(folder) / name)
             for batch in map(int, args.batches.split(",")):
-                rows += _measure(name, path, batch, args.rounds, args.greedy)
+                rows += _measure(name, path, batch, args)
     header = ["model", "rows", "way", "CPU tokens/s", "x hand loop", "wall tokens/s", "x hand loop"]
     print_table(header, rows, "decoding with the embedded engine")
     if args.write:
-        replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
+        replace_section(TITLES[args.device], f"{text}\n{markdown_table(header, rows)}")
 
 
 def model_folder(name: str, folder: Path) -> Path:
@@ -81,20 +93,21 @@ def model_folder(name: str, folder: Path) -> Path:
     `folder`."""
     if name == "demo":
         return DEMO_MODEL_DIR
-    return make_model(folder, **(SMALL_SIZES if name == "4M" else {}))
+    return make_model(folder, **SIZES[name])
 
 
-def _measure(name: str, path: Path, batch: int, num_rounds: int, greedy: bool) -> list[list[str]]:
+def _measure(name: str, path: Path, batch: int, args: argparse.Namespace) -> list[list[str]]:
     engines: Any = import_module("fakevllm_server.backends.embedded.engine")
-    engine: Any = engines.EmbeddedEngine(engines.EngineConfig(path, "model"))
+    engine: Any = engines.EmbeddedEngine(engines.EngineConfig(path, "model", device=args.device))
+    greedy: bool = args.greedy
     try:
-        model = _load(path)
+        model = _load(path, args.device)
         ways: dict[str, Sample] = {
             HAND_LOOP: lambda prompts: sample_by_hand(model, prompts, greedy),
             "embedded": lambda prompts: asyncio.run(_sample_in_engine(engine, prompts, greedy)),
             "generate": lambda prompts: _generate(model, prompts, greedy),
         }
-        return _rows(name, batch, _run_rounds(ways, batch, num_rounds))
+        return _rows(name, batch, _run_rounds(ways, batch, args.rounds))
     finally:
         engine.close()
 
@@ -148,11 +161,13 @@ async def _sample_in_engine(engine: Any, prompts: list[list[int]], greedy: bool)
     assert nums == [COMPLETION_TOKENS] * len(prompts), nums
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, device: str) -> Any:
     transformers: Any = import_module("transformers")
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model.to(device).eval()
 
 
 def sample_by_hand(model: Any, prompts: list[list[int]], greedy: bool) -> list[list[int]]:
@@ -161,8 +176,8 @@ def sample_by_hand(model: Any, prompts: list[list[int]], greedy: bool) -> list[l
     caches: Any = import_module("benchmarks.hand_loop_cache")
     with torch.inference_mode():
         cache = caches.make_cache(model.config, len(prompts[0]) + COMPLETION_TOKENS)
-        ids = torch.tensor(prompts)
-        position = torch.arange(ids.shape[1])[None]
+        ids = torch.tensor(prompts, device=model.device)
+        position = torch.arange(ids.shape[1], device=model.device)[None]
         chosen: list[Any] = []
         for _ in range(COMPLETION_TOKENS):
             output = model(
@@ -185,7 +200,7 @@ def sample_by_hand(model: Any, prompts: list[list[int]], greedy: bool) -> list[l
 def _generate(model: Any, prompts: list[list[int]], greedy: bool) -> None:
     torch: Any = import_module("torch")
     with torch.inference_mode():
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=model.device)
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -28,8 +28,9 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, heads, _, key_dim = key_states.shape
-        self._keys = torch.zeros(rows, heads, self._max_length, key_dim)
-        self._values = torch.zeros(rows, heads, self._max_length, value_states.shape[-1])
+        # New tensors of the same dtype, on the same device.
+        self._keys = key_states.new_zeros(rows, heads, self._max_length, key_dim)
+        self._values = value_states.new_zeros(rows, heads, self._max_length, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -49,5 +50,8 @@ class _Layer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self._length
 
-    def get_max_cache_shape(self) -> int:
+    def get_max_length(self) -> int:
         return self._max_length
+
+    get_max_cache_shape = get_max_length
+    """The name of the same method in older versions of transformers."""

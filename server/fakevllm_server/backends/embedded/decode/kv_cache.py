@@ -325,5 +325,8 @@ class _KvCacheLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self._cache.width - 1
 
-    def get_max_cache_shape(self) -> int:
+    def get_max_length(self) -> int:
         return self._cache.max_length
+
+    get_max_cache_shape = get_max_length
+    """The name of the same method in older versions of transformers."""
