@@ -48,7 +48,7 @@ def put(ledger: Ledger, name: str, received_at: float = OLD, **changes: Any) -> 
 
 
 def retention(ledger: Ledger, **settings: float) -> Retention:
-    rules = RetentionRules(PrivacySettings(**settings))
+    rules = RetentionRules(PrivacySettings.model_validate(settings))
     return Retention(rules, ledger, Forgetter(ledger), lambda: {"gate-7"}, lambda: NOW)
 
 

@@ -102,7 +102,7 @@ def test_what_the_hooks_write_and_print_is_redacted(
         settings.ledger, "SELECT annotations_json, reason FROM rescored ORDER BY rowid"
     )
     assert noted == ('{"note":"written by [redacted: email]"}', None)
-    assert "no answer for [redacted: email]" in failed[1]
+    assert "no answer for [redacted: email]" in str(failed[1])
     assert "printed to [redacted: email]" in capfd.readouterr().err
     assert b"ann@example.org" not in settings.ledger.read_bytes()
 
