@@ -88,7 +88,7 @@ def _lock(ledger: Path) -> LedgerLock | None:
 def _targets(settings: ForgetSettings) -> list[Target]:
     match settings.kind:
         case TargetKind.SESSION:
-            values = _sessions(settings.ledger, settings.value)
+            values = [_session(settings.ledger, settings.value)]
         case TargetKind.KEY:
             values = _fingerprints(settings.key_file, settings.value)
         case TargetKind.ID:
@@ -97,7 +97,7 @@ def _targets(settings: ForgetSettings) -> list[Target]:
 
 
 def _ids(file: Path, value: str) -> list[str]:
-    """Return the forms in which the ledger may have the id of an answer."""
+    """Return the forms in which the ledger may have an id."""
     ledger = Ledger.open(file)
     try:
         return [*ledger.stored_ids(value)]
@@ -105,22 +105,19 @@ def _ids(file: Path, value: str) -> list[str]:
         ledger.close()
 
 
-def _sessions(file: Path, prefix: str) -> list[str]:
-    """Return the id of the session that begins with `prefix`. If the ledger has a session whose id
-    is the hash of `prefix`, because the id was redacted, return the hash too."""
+def _session(file: Path, prefix: str) -> str:
+    """Return the id of the session that begins with `prefix`."""
     ledger = Ledger.open(file)
     try:
-        _, hidden = ledger.stored_ids(prefix)
         with ledger.reading():
             ids = ledger.sessions.ids_with_prefix(prefix)
-            hidden_ids = ledger.sessions.ids_with_prefix(hidden)
     finally:
         ledger.close()
-    if not ids and not hidden_ids:
+    if not ids:
         raise UserError(f"No session id begins with {prefix!r}: `fakevllm sessions` lists them.")
     if len(ids) > 1 and ids[0] != prefix:
         raise UserError(f"Several session ids begin with {prefix!r}: write more of the id.")
-    return [*ids[:1], *hidden_ids]
+    return ids[0]
 
 
 def _fingerprints(key_file: Path, value: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import random
 import sqlite3
@@ -16,6 +17,8 @@ from fakevllm_adapters.privacy.patterns import has_check_digit
 from fakevllm_server.journal.compression import decompress_facts, decompress_numbers
 
 Json = dict[str, Any]
+MAX_PATTERN_BYTES = 2**31
+"""Maximum size of the automaton with which RE2 searches 10,000 secrets."""
 
 REDACTING = """
 [job]
@@ -193,14 +196,22 @@ def _forms(value: object) -> Iterator[bytes]:
 
 
 def found(folder: Path, planted: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the places below a folder that have a secret, each with the secret."""
-    searched = [(place, raw) for place, raw in contents(folder) if raw]
-    everything = b"\x00\x00\x00\x00\xff".join(raw for _, raw in searched)
+    """Return the places below a folder that have a secret, each with the secret. RE2 searches all
+    spellings at once, which takes seconds for 10,000 secrets; a search for each takes half an hour.
+    """
+    secret_of = {spelling: secret for secret in planted for spelling in spellings(secret)}
+    pattern = _pattern(list(secret_of))
     return [
-        (place, secret)
-        for secret in planted
-        for spelling in spellings(secret)
-        if spelling in everything
-        for place, raw in searched
-        if spelling in raw
+        (place, secret_of[match.group()])
+        for place, raw in contents(folder)
+        for match in pattern.finditer(raw)
     ]
+
+
+def _pattern(texts: Iterable[bytes]) -> Any:
+    """Return a pattern that finds each of the texts."""
+    re2: Any = importlib.import_module("re2")  # it has no type hints
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = MAX_PATTERN_BYTES
+    return re2.compile(b"|".join(re2.escape(text) for text in texts), options)

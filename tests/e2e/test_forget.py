@@ -136,7 +136,7 @@ def test_a_running_proxy_forgets_a_session_and_serves_meanwhile(
     assert_gone(KEPT, proxy, server)
 
 
-def test_a_session_with_a_redacted_id_is_forgotten_also_in_answers_for_retries(
+def test_an_answer_with_a_redacted_id_is_forgotten_and_a_retry_does_not_get_it(
     processes: Processes, yes_hooks: Path, tmp_path: Path
 ) -> None:
     own_id = "ann@mail.example"
@@ -146,23 +146,25 @@ def test_a_session_with_a_redacted_id_is_forgotten_also_in_answers_for_retries(
     flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(settings))
     proxy = processes.proxy(server, *flags)
 
-    def answer_id() -> str:
+    def group_of_answer() -> str:
         reply = httpx.post(
             f"{proxy.url}/v1/chat/completions",
             json={"model": "fake", "messages": [{"role": "user", "content": f"{SECRET}?"}]},
-            headers={"X-Session-Id": own_id, "Idempotency-Key": "k"},
+            headers={"X-Request-Id": own_id, "Idempotency-Key": "k"},
             timeout=60,
         )
-        return reply.json()["id"]
+        assert own_id in reply.json()["id"]
+        return reply.headers["x-fakevllm-group"]
 
-    first = answer_id()
-    assert answer_id() == first
+    first = group_of_answer()
+    assert group_of_answer() == first
     wait_for_groups(proxy, 1, states="pooled trained dropped")
-    assert session_of(proxy, SECRET) != own_id
-    done = forget(tmp_path, proxy, server, "--session", own_id)
+    assert_gone(own_id, proxy, server)
+    done = forget(tmp_path, proxy, server, "--id", f"chatcmpl-{own_id}")
     assert done.returncode == 0, done.stderr
+    assert "1 group was forgotten" in done.stdout
     assert_gone(SECRET, proxy, server)
-    assert answer_id() != first
+    assert group_of_answer() != first
 
 
 def test_a_stopped_proxy_leaves_no_byte_and_the_server_is_asked_later(
