@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -107,7 +108,9 @@ def _measure(name: str, path: Path, batch: int, args: argparse.Namespace) -> lis
             "embedded": lambda prompts: asyncio.run(_sample_in_engine(engine, prompts, greedy)),
             "generate": lambda prompts: _generate(model, prompts, greedy),
         }
-        return _rows(name, batch, _run_rounds(ways, batch, args.rounds))
+        rows = _rows(name, batch, _run_rounds(ways, batch, args.rounds))
+        print(*(" | ".join(row) for row in rows), sep="\n", file=sys.stderr, flush=True)
+        return rows
     finally:
         engine.close()
 

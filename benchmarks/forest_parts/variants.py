@@ -65,11 +65,6 @@ def naive(model: Any, case: Case) -> Iterator[PieceResult]:
     return _rows(model, case.calls, case.budget)
 
 
-def one_by_one(model: Any, case: Case) -> Iterator[PieceResult]:
-    """Compute one call after the other. Naive rows differ from this only by rounding."""
-    return _rows(model, case.calls, 0)
-
-
 def flat_merge(model: Any, case: Case) -> Iterator[PieceResult]:
     """Compute naive rows of merged calls, like AgentJet's merging where that is exact."""
     return _rows(model, merge_extending_calls(case.calls), case.budget)

@@ -18,11 +18,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import Forest
 from fakevllm_server.forest.consecutive_nodes import Slices
+
+KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Kernels that torch may choose. On an H200 with torch 2.11, cuDNN's kernel fails in the backward
+pass of segments with ancestors: an illegal memory access, after which the process cannot use the
+GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +111,15 @@ def _attend(
         )
 
     plain = num_ancestors == 0 and (window is None or length <= window)
-    attended = F.scaled_dot_product_attention(
-        select_segments(query),
-        with_ancestors(key),
-        with_ancestors(value),
-        attn_mask=None if plain else _mask(length, num_ancestors, window, query.device),
-        is_causal=plain,
-        scale=scale,
-    )
+    with sdpa_kernel(KERNELS):
+        attended = F.scaled_dot_product_attention(
+            select_segments(query),
+            with_ancestors(key),
+            with_ancestors(value),
+            attn_mask=None if plain else _mask(length, num_ancestors, window, query.device),
+            is_causal=plain,
+            scale=scale,
+        )
     return attended.transpose(0, 1).flatten(1, 2)
 
 

@@ -225,14 +225,17 @@ def one_by_one(model: Any, call: CallTokens) -> Tensor:
     return torch.cat([log_probs[start - 1 : end - 1] for start, end in call.trained])
 
 
-CUDA = pytest.param("flex", "cuda", None, marks=pytest.mark.gpu)
+CUDA = [
+    pytest.param(attention, "cuda", None, marks=pytest.mark.gpu)
+    for attention in ("flex", "segments", "dense")
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, WINDOW])
 @pytest.mark.parametrize(
     ("attention", "device", "kernel"),
-    [("segments", "cpu", None), ("flex", "cpu", None), ("flex", "cpu", by_blocks), CUDA],
+    [("segments", "cpu", None), ("flex", "cpu", None), ("flex", "cpu", by_blocks), *CUDA],
 )
 def test_log_probs_of_long_calls_are_as_close_to_float64_as_the_model_itself(
     attention: str,
