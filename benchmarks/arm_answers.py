@@ -13,8 +13,9 @@ _ANSWERS = """
 
 
 def count_answers(ledger: Path, since: float, until: float) -> tuple[int, int]:
-    """Return the number of answers of all arms between two Unix times, and how many of them came
-    from the training arm."""
+    """Return two numbers of answers between two Unix times: the answers of all arms, and the
+    answers of the training arm. An arm is a group of sessions that one version of the weights
+    answers."""
     with contextlib.closing(sqlite3.connect(ledger)) as db:
         total, training = db.execute(_ANSWERS, (since, until)).fetchone()
     return total, training or 0

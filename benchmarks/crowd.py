@@ -40,7 +40,7 @@ HEADER = ("apps", "N", "whole", "5xx", "429", "other", "p50 s", "p99 s", "all s"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one app received."""
+    """The answer that one app received."""
 
     status: int
     """HTTP status; 0 if the connection failed."""
@@ -94,7 +94,8 @@ async def observe(http: aiohttp.ClientSession, proxy: Process, peak: Peak) -> No
 
 
 async def crowd(proxy: Process, num_apps: int) -> tuple[list[Answer], float, Peak]:
-    """Return the answers of all apps, the seconds until the last one, and the proxy's peak."""
+    """Return the answers of all apps, the seconds until the last answer, and the highest values
+    that the proxy's metrics had meanwhile."""
     peak = Peak()
     url = f"{proxy.url}/v1/chat/completions"
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -2,12 +2,13 @@
 
     python -m benchmarks.demo_kills [--seeds 3] [--steps 300] [--each 5]
 
-It checks that no group is lost or trained twice, that the app sees at most a broken connection, and
-that the model learns as well as without kills.
+The benchmark checks that no group is lost or trained twice, that an app sees at most a broken
+connection, and that the model learns as well as without kills.
 
-Every seed runs twice, with kills and without. In both runs an app sends requests beside the replay.
-Each of the three processes gets `--each` SIGKILLs at seeded moments. The exit code is 1 if a check
-fails. Needs Linux.
+The demo runs twice with every seed: once with kills, and once without kills. In both runs, an app
+sends requests while the demo replays its dataset. Each of the three processes gets `--each`
+SIGKILLs at moments that the seed decides. The exit code is 1 if a check fails. The benchmark needs
+Linux.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ Json = dict[str, Any]
 
 TITLE = "demo_kills"
 TOLERANCE = 0.05
-"""Largest difference between the final probes of the run with kills and of the run without. Near
-.98 the standard error of one probe is .01, and that of a difference is .014."""
+"""Largest difference between the final probes of the run with kills and of the run without. If the
+share of right answers is about .98, the standard error of one probe is .01, and the standard error
+of the difference is .014."""
 DEMO_TIMEOUT_S = 1800.0
 
 
@@ -59,7 +61,7 @@ class DemoRun:
     seed: int
     kills: Sequence[CompletedKill]
     requests: Sequence[AppRequest]
-    """The requests of the app that ran beside the replay."""
+    """The requests of the app that ran at the same time as the demo."""
     outcome: Json
     """The content of the file that the demo writes for `--json`."""
 
@@ -82,7 +84,8 @@ async def run_demo(
 ) -> DemoRun:
     """Run the demo in a new folder, with an app beside it, and carry out the kills.
 
-    Raises AssertionError with the demo's log if the demo fails, and TimeoutError.
+    Raises AssertionError with the demo's log if the demo fails. Raises TimeoutError if the demo
+    does not end within `timeout_s` seconds.
     """
     folder.mkdir(parents=True)
     run_dir, result, log = folder / "run", folder / "outcome.json", folder / "demo.log"
@@ -144,7 +147,7 @@ def standard_error(success: float) -> float:
 
 
 def run_cells(run: DemoRun) -> dict[str, str]:
-    """Return the cells of the run's row by column."""
+    """Return the cells of the run's table row, by column."""
     victims = Counter(kill.victim for kill in run.kills)
     answered = [request for request in run.requests if request.answered_at is not None]
     groups = run.outcome["groups"]

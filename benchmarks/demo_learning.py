@@ -1,8 +1,9 @@
-"""Run `fakevllm demo` with several seeds, each beside a frozen control.
+"""Run `fakevllm demo` with several seeds, each with a control run whose weights are frozen.
 
     python -m benchmarks.demo_learning [--seeds 3] [--parallel 1] [--keep FOLDER] [--write]
 
-The table shows how far the demo's learning rate takes the model, and how steady the last steps are.
+The table shows how much the model improves with the demo's learning rate, and how steady the last
+steps are.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from benchmarks.results import conditions
 NUM_SEEDS = 3
 TITLE = "demo_learning"
 LAST_STEPS = 50
-"""Number of steps at the end whose lowest policy mean is shown. A learning rate that is too high
-makes single steps at the end fall."""
+"""The table shows the lowest policy mean (mean reward of all siblings of a step) among this number
+of last steps. If the learning rate is too high, the reward falls in single steps at the end of a
+run."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRun(learning_runs.LearningRun):
-    """One run of the demo, or its frozen control."""
+    """One run of the demo with training, or one control run with frozen weights."""
 
     WINDOW = 10
 
@@ -37,7 +39,7 @@ class DemoRun(learning_runs.LearningRun):
     after: float
     """Share of right answers in the probe after training."""
     groups: dict[str, int]
-    """Number of groups by state."""
+    """Number of groups in each state, by state."""
 
     @classmethod
     def from_json(cls, numbers: dict[str, Any]) -> DemoRun:

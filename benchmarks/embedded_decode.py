@@ -1,4 +1,4 @@
-"""Measure the decoding of the embedded engine beside a hand-written loop and
+"""Measure decoding with the embedded engine, with a hand-written loop, and with
 `transformers.generate`.
 
     python -m benchmarks.embedded_decode [--models demo,4M,25M] [--batches 1,8,32] [--write]
@@ -10,9 +10,9 @@ program can do with the model class of transformers: a cache whose tensors are a
 attention mask, one random draw per step, and no log-probabilities. The engine is the whole class
 EmbeddedEngine, with its thread, its streams and the log-probability of each token.
 
-The three take turns in each round, and the first round is not counted. Figures are medians over the
-rounds. CPU time is that of the process. It varies less than wall time on a machine that does other
-work too.
+The three ways take turns in each round, and the first round is not counted. Figures are medians
+over the rounds. CPU time is the CPU time of the process. On a machine that also does other work,
+CPU time varies less than wall time.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _measure(name: str, path: Path, batch: int, args: argparse.Namespace) -> lis
 
 
 def _run_rounds(ways: dict[str, Sample], batch: int, num_rounds: int) -> dict[str, Times]:
-    """Run all ways in turns. Each round has new prompts, so that no way finds one in a cache."""
+    """In each round, sample once in every way. Each round has new prompts, so that no prompt is in
+    a cache."""
     times = {way: Times() for way in ways}
     chance = random.Random(0)
     for number in range(num_rounds + 1):
@@ -131,7 +132,8 @@ def _run_rounds(ways: dict[str, Sample], batch: int, num_rounds: int) -> dict[st
 
 
 def _rows(name: str, batch: int, times: dict[str, Times]) -> list[list[str]]:
-    """Return one row of the table per way. A ratio is the median of the rounds' ratios."""
+    """Return one row of the table for each way of sampling. A ratio is the median over the rounds
+    of the ratio in each round."""
     num_tokens = batch * COMPLETION_TOKENS
     floor = times[HAND_LOOP]
     return [

@@ -59,8 +59,9 @@ EVALUATE_EVERY = 10
 LEARNING_RATES = (0.2, 1.0)
 """Range from which the learning rate of a run with bad updates is drawn."""
 FIRST_PLANTED = 12
-"""The first evaluation is due at version 10, and the app still makes one or two versions. The next
-one is due ten versions later, when the planted steps have just ended."""
+"""Version from which the first planted step starts. The first evaluation is due at version 10.
+While it is due, the app still causes one or two further versions. The next evaluation is due ten
+versions later, just after the last planted step."""
 NUM_USERS = 6
 POLL_EVERY_S = 0.04
 VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
@@ -89,17 +90,18 @@ IsOver = Callable[[ReleasesReply], bool]
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """One run of the stack."""
+    """The figures of one run of server, proxy and engine."""
 
     fall: float
-    """How much lower the true mean reward of the worst candidate is than that of the version that
-    was released when the gate judged it. It is 0 for a null update."""
+    """True mean reward of the version that was released when the gate judged the worst candidate,
+    minus the true mean reward of this candidate. It is 0 for a null update."""
     is_rejected: bool
-    """Whether the gate rejected this candidate."""
+    """Whether the gate rejected the worst candidate."""
     num_sessions: int
     """Number of sessions from the first planted step until training went back."""
     num_training: int
-    """How many of them the training arm answered."""
+    """Number of these sessions that the training arm (the sessions with the newest version)
+    answered."""
 
     @property
     def must_go_back(self) -> bool:
@@ -145,20 +147,21 @@ def _first_return(releases: ReleasesReply) -> ReleaseRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """What a run of the stack has left."""
+    """The data of a run of server and proxy after its end."""
 
     releases: ReleasesReply
     """The last reply of `GET /releases`."""
     steps: list[dict[str, Any]]
     """The steps of the run log."""
     planted_at: float
-    """Unix time from which on the steps were planted; infinite before that."""
+    """Unix time at which the first planted step began; infinite if no planted step has begun."""
     ledger: Path
 
 
 def _worst_candidate(ended: EndedRun) -> tuple[float, bool]:
-    """Return how much lower the true mean reward of the worst candidate is than that of the version
-    that was released when the gate judged it, and whether the gate rejected the candidate."""
+    """Return (fall, rejected) of the worst candidate. The fall is the true mean reward of the
+    version that was released when the gate judged the candidate, minus that of the candidate. The
+    second value is True if the gate rejected the candidate."""
     thetas = {0: START_THETA}
     thetas |= {one["version"]: one["metrics"]["theta"] for one in ended.steps}
     released, judged = 0, list[tuple[float, bool]]()
@@ -171,7 +174,8 @@ def _worst_candidate(ended: EndedRun) -> tuple[float, bool]:
 
 
 def _mean(theta: float) -> float:
-    """Return the mean reward of a weight: the hook wants the answer "yes"."""
+    """Return the true mean reward of the fake engine with the weight `theta`. The hook rewards
+    "yes"."""
     return 1 / (1 + math.exp(-theta))
 
 
@@ -196,8 +200,8 @@ def _run(folder: Path, seed: int, training: str, is_over: IsOver) -> EndedRun:
 async def _ask_until(
     server: Process, proxy: Process, is_over: IsOver
 ) -> tuple[ReleasesReply, float]:
-    """Let users ask, each question in a session of its own, until the run is over. Return the
-    releases, and the time from which on the steps were planted."""
+    """Let users ask questions until the run is over. Each question is a session of its own. Return
+    the last reply with the releases, and the time at which the first planted step began."""
     may_ask, watch = asyncio.Event(), ReleaseWatch()
 
     async def user(number: int) -> None:
@@ -268,7 +272,7 @@ def _start(folder: Path, run: Callable[[Path, int], GateRun], kind: str, seed: i
 
 
 def _share(planted: Sequence[GateRun]) -> float:
-    """Return the training arm's share of the sessions of all runs together."""
+    """Return the share of the training arm in the sessions of all runs together."""
     total = sum(one.num_sessions for one in planted)
     return sum(one.num_training for one in planted) / max(total, 1)
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.feedback_latency [--steps 60] [--seeds 1] [--write]
 
-An app sends questions beside `fakevllm demo`, without and with `--gated`. Each of its answers gets
-a thumb. In the ledger, each feedback that was trained, or its group, has the version of the weights
-that its step made. The header `x-fakevllm-version` says which version gave an answer.
+An app sends questions while `fakevllm demo` runs, without and with `--gated`. A user rates each
+answer of the app with a thumb. Feedback is trained by itself or as a part of its group. In both
+cases, the ledger has the version of the weights that the training step made. The header
+`x-fakevllm-version` says which version gave an answer.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ NUM_USERS = 2
 MEAN_PAUSE_S = 0.3
 MAX_TOKENS = 24
 SUMS = ((1, 3), (6, 7), (4, 4), (7, 3))
-"""The app's questions, which the gated demo trains too. There are few, because each has an API key
-of its own, and feedback is trained once its key has eight."""
+"""The app's questions. The gated demo trains these questions too. There are only few questions,
+because each question has an API key of its own, and feedback with a key is trained only when the
+key has eight feedbacks."""
 WRONG_THUMBS = 0.2
-"""Share of thumbs that point the wrong way. If all users agreed, feedback would soon be dropped as
-equal to all other feedback."""
+"""Share of thumbs that point the wrong way. Without wrong thumbs, all feedback would soon be equal,
+and equal feedback is dropped."""
 DEMO_TIMEOUT_S = 900.0
 MIN_FEEDBACKS = 10
 _SUM = re.compile(r"(\d+)\.?$")
@@ -48,8 +50,8 @@ _TRAINED = """
     FROM feedback AS f JOIN groups AS g USING (group_id)
     WHERE version IS NOT NULL AND (f.state = 'trained' OR f.state = 'joined')
 """
-"""Feedback that was trained by itself, and feedback that arrived before its group was sent and was
-trained as a part of the group's reward."""
+"""SQL for all feedback that was trained. It was trained by itself, or as a part of the reward of
+its group. The second case is feedback that arrived before the group was sent to the server."""
 _ARMS = "SELECT group_id, arm FROM groups WHERE kind IS NOT 'eval'"
 
 
@@ -84,7 +86,8 @@ class Latencies:
 
 
 def _at_share(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest of the latencies that at least this share of them does not exceed."""
+    """Return the quantile of the latencies at `share`: the smallest latency such that at least this
+    share of the latencies is not larger."""
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
@@ -175,8 +178,8 @@ def _task(a: int, b: int) -> Task:
 
 
 async def run(folder: Path, seed: int, steps: int, *, is_gated: bool) -> list[Latencies]:
-    """Run the demo with the app beside it, and return the latencies. Of a gated demo, also those of
-    the released arm alone.
+    """Run the demo together with the app, and return the latencies. For a gated demo, also return
+    the latencies of the released arm alone.
 
     Raises AssertionError if the demo fails or if too few feedbacks were trained.
     """
@@ -204,8 +207,8 @@ async def run(folder: Path, seed: int, steps: int, *, is_gated: bool) -> list[La
 
 
 async def _end_of_app(app: asyncio.Task[None], run_dir: Path) -> None:
-    """Wait for the end of the cancelled app. Raises its errors, except those after the last probe:
-    the demo stops its proxy then."""
+    """Wait for the end of the cancelled app. Raise the app's errors, but not those after the last
+    probe, because the demo then stops its proxy."""
     try:
         await app
     except asyncio.CancelledError:

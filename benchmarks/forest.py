@@ -4,11 +4,11 @@
     python -m benchmarks.forest --whole [--write]       # only recorded sessions, with whole prompts
 
 Several variants of the forward and backward pass are compared on synthetic and on recorded
-sessions, and a whole training step is compared with TRL's. All variants train the same calls of the
-same model, in turns, so that all run under the same conditions. Their gradients are compared before
-any time is measured. Time is CPU time of one thread. Ratios are medians over rounds. Memory is the
-process's peak above the memory it held before (Linux only). If recordings or TRL are missing, their
-part is skipped, and the output says why.
+sessions. A whole training step is compared with a training step of TRL. All variants train the same
+model on the same calls. The variants take turns, so that all run under the same conditions. Their
+gradients are compared before any time is measured. Time is CPU time of one thread. Ratios are
+medians over rounds. Memory is the process's peak above the memory it held before (Linux only). If
+recordings or TRL are missing, their part is skipped, and the output says why.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ TITLE_WHOLE = "forest, whole prompts"
 TRL_SHAPES = [Shape(256, 32, 8), Shape(1024, 32, 8), Shape(256, 32, 8, 6, 32)]
 """Shapes with long prompts and short answers."""
 MAX_SESSION_ROUNDS = 2
-"""Most rounds over recorded sessions, because one round of naive rows takes half a minute."""
+"""Maximum number of rounds over recorded sessions, because one round of naive rows takes half a
+minute."""
 
 
 def main() -> int:
-    """Run the benchmark, and return the exit code: 1 if a goal is missed."""
+    """Run the benchmark. Return the exit code, which is 1 if a goal is missed."""
     args = _parse_arguments()
     text = conditions()
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""Train on 100 GSM8K questions through replay, proxy, hooks and server, beside a frozen control.
+"""Train on 100 GSM8K questions through replay, proxy, hooks and server, and run a frozen control.
 
     python -m benchmarks.gsm8k_format [--seeds 2] [--write]
 
 The demo model of 0.6 million parameters cannot solve the questions. It is rewarded for a format
 that it sometimes uses, `It is N.` (tests/e2e/hooks_format), and learns to use it. Two of the 100
-questions are longer than its context of 512 tokens. They are refused and counted, and the run goes
-on.
+questions are longer than its context of 512 tokens. The requests with these two questions are
+refused and counted, and the run continues.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Benchmarks of learning: run every seed once with training and once as a frozen control, and make
-a table of both."""
+"""Benchmarks of learning: for every seed, make one run with training and one control run with
+frozen weights. Put both runs into a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTROLS = ("none", "frozen")
 
 @dataclass(frozen=True, slots=True)
 class LearningRun(ABC):
-    """One training run, or its frozen control."""
+    """One training run, or one control run with frozen weights."""
 
     WINDOW: ClassVar[int]
     """Number of steps at the start and at the end over which the policy's mean is taken."""
@@ -62,8 +62,8 @@ def run_with_controls(
 ) -> list[AnyRun]:
     """Return the runs of all seeds, each followed by its control.
 
-    `run` is called with a folder of its own, the seed, and the control. `num_parallel` runs happen
-    at the same time.
+    `run` is called for each run with a new folder, the seed, and the value of the job's key
+    `control`. `num_parallel` runs happen at the same time.
     """
     chosen = [(seed, control) for seed in range(num_seeds) for control in CONTROLS]
     with ThreadPoolExecutor(num_parallel) as pool:

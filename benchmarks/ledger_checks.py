@@ -23,7 +23,8 @@ class Finding:
     claim: str
     figures: str
     holds: bool | None
-    """None if the line has no condition to check, or if nothing was measured."""
+    """Whether the condition of the line is true. None if the line has no condition, or if nothing
+    was measured."""
 
     @property
     def mark(self) -> str:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.ledger_questions [--groups 1000 100000 1000000] [--write]
 
-Each ledger has groups of two siblings, eight groups a step and ten groups a session, in one run.
-The rows are inserted with SQL. A proxy is started on each ledger. Then the commands `fakevllm
-status` and `fakevllm sessions` and the route `/fakevllm/stats` take turns over the ledgers. The
-floor is a Python process that parses a status and does nothing else.
+Each ledger has the groups of one run, with two siblings in each group, eight groups in each step
+and ten groups in each session. The rows are inserted with SQL. A proxy is started on each ledger.
+In each round, the commands `fakevllm status` and `fakevllm sessions` and the route
+`/fakevllm/stats` are measured on every ledger. The floor is the time of a Python process that
+parses a status and does nothing else.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ def _ledger(started: Processes, num_groups: int) -> Path:
 
 
 def make_ledger(path: Path, num_groups: int) -> float:
-    """Write a ledger. Return the seconds in which its counters were filled from its rows, as the
-    first start after an update does."""
+    """Write a ledger. Return the seconds that it took to fill the ledger's counters from its rows.
+    A proxy fills the counters at the first start after an update from a version without
+    counters."""
     Ledger.open(path).close()
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA synchronous = OFF")

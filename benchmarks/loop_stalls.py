@@ -3,13 +3,13 @@
     python -m benchmarks.loop_stalls [--tokens 13000000] [--rounds 3] [--write]
 
 The parts of a server that make a step (pool, journal, planning, the client of the engine) run here
-in one event loop. The trainer is the fake engine, in a process of its own. A probe wakes every
-millisecond and notes how late it is, while a step is planned, sent, trained and recorded.
+in one event loop. The trainer is the fake engine, in a process of its own. A probe task wakes every
+millisecond and records how late it woke, while a step is planned, sent, trained and recorded.
 
 On a busy machine, the probe is also late when the process waits for a CPU. Therefore the probe
-reads the CPU time of the process too. A delay counts as a stall only as far as the process computed
-meanwhile. The plain delays are reported beside the stalls, and so are those of a loop that does
-nothing.
+reads the CPU time of the process too. Only the part of a delay in which the process computed counts
+as a stall. The report has the stalls, the whole delays, and the delays of an event loop that does
+nothing else.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ NUM_SIBLINGS = 8
 PROBE_INTERVAL_S = 0.001
 VOCABULARY_SIZE = 151_936
 NUM_SETS = 16
-"""Number of distinct sets of allowed tokens in a call with dense masks."""
+"""Number of different sets of allowed tokens in a call with dense masks. A dense mask contains
+about half of the vocabulary."""
 MASK_EVERY = 8
-"""One call in so many has dense masks."""
+"""Every call whose index is a multiple of this number has dense masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,10 @@ class Stalls:
     """Measurements of the probe during one action."""
 
     delays_ms: list[float]
-    """How late the probe was, each time."""
+    """For each wake-up of the probe: how late the probe woke, in milliseconds."""
     stalls_ms: list[float]
-    """How much of each delay the process computed."""
+    """For each wake-up of the probe: how much of the delay the process spent computing, in
+    milliseconds."""
     seconds: float
 
 
@@ -151,7 +153,7 @@ async def _step(runner: StepRunner) -> None:
 
 
 async def _probed(action: Callable[[], Awaitable[object]]) -> Stalls:
-    """Run an action, and return how late the loop woke the probe meanwhile."""
+    """Run an action. Return how late the event loop woke the probe during the action."""
     delays_ms: list[float] = []
     stalls_ms: list[float] = []
     is_over = False
@@ -176,7 +178,7 @@ async def _probed(action: Callable[[], Awaitable[object]]) -> Stalls:
 
 
 def _groups(number: int, num_groups: int, shape: CallShape) -> list[FinishedGroup]:
-    """Return groups whose calls have lists of their own, as captured calls have."""
+    """Return groups in which each call has its own lists of tokens, as captured calls have."""
     rng = random.Random(number)
     names = [f"{number} {index}" for index in range(num_groups)]
     return [

@@ -1,6 +1,7 @@
-"""Train the math example as its README does, or run its frozen control.
+"""Train the math example as its README does, or run it with frozen weights as a control.
 
-`benchmarks.track` uses it. `tests/examples/test_math_learns.py` checks the limits of its figures.
+`benchmarks.track` uses this module. `tests/examples/test_math_learns.py` checks that the figures
+are within their limits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EVALUATION = re.compile(r"64 tasks: ([\d.]+) before, ([\d.]+) after")
 
 @dataclass(frozen=True, slots=True)
 class MathRun(learning_runs.LearningRun):
-    """One training run of the math example, or its frozen control."""
+    """One run of the math example: a training run, or a control run with frozen weights."""
 
     WINDOW = 5  # 320 episodes
 
@@ -35,7 +36,8 @@ class MathRun(learning_runs.LearningRun):
 
 
 def run(folder: Path, seed: int, control: str) -> MathRun:
-    """Run a copy of the example in the folder, with this seed and this setting of `control`."""
+    """Run a copy of the example in the folder, with the given seed and the given setting
+    `control`."""
     started_s = time.monotonic()
     example = folder / "math"
     example.mkdir(parents=True)

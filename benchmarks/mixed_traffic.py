@@ -5,9 +5,10 @@
 The benchmark checks that every request is answered, that memory does not grow, and that the ledger
 is consistent.
 
-The clients of the proxy are the openai package, plain HTTP in three formats with connections that
-are cut, side calls, the web chat's users, and opencode. The server is killed every two to four
-minutes and the proxy twice, both with SIGKILL. The exit code is 1 if a check fails. Needs Linux.
+These clients use the proxy: the openai package, a plain HTTP client that sends three formats and
+cuts some connections, an app that sends side calls, the web chat's users, and opencode. The server
+is killed every two to four minutes. The proxy is killed twice. All kills are SIGKILL. The exit code
+is 1 if a check fails. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ TITLE = "mixed_traffic"
 SERVER_KILL_INTERVAL_S = (120.0, 240.0)
 """Range of the time between two kills of the server."""
 PROXY_KILLS_AT = (0.15, 0.35)
-"""Moments of the kills of the proxy, as shares of the run's time."""
+"""Times at which the proxy is killed, as fractions of the run's duration."""
 MEMORY_INTERVAL_S = 5.0
 SETTLE_TIMEOUT_S = 120.0
 
@@ -127,7 +128,8 @@ async def record_memory(stack: Stack) -> None:
 
 
 async def settle(stack: Stack) -> None:
-    """Send a few more requests until no group waits: the server trains only whole batches."""
+    """Send a few more requests until no group waits to be trained. They are needed because the
+    server trains only whole batches."""
     ledger = stack.proxy.folder / "ledger.sqlite"
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     async with httpx.AsyncClient(base_url=stack.proxy.url, timeout=SETTLE_TIMEOUT_S) as http:
@@ -173,7 +175,8 @@ def check_run(stack: Stack, log: TrafficLog) -> list[Finding]:
 
 
 def summarize_traffic(log: TrafficLog) -> Finding:
-    """Return a line without a check: the number of requests by app, and the slowest answer."""
+    """Return a line for the report, which is not checked: the number of requests of each app, and
+    the time of the slowest answer."""
     apps, web = Counter(request.app for request in log.requests), log.web
     slowest = max(
         (one.answered_at - one.started_at for one in log.requests if one.answered_at), default=0.0
@@ -229,8 +232,8 @@ def main() -> None:
 def choose_model(options: argparse.Namespace, folder: Path) -> str:
     """Return the model to serve.
 
-    It is `--model`, or else agent-tiny, which is created with opencode. Without opencode it is the
-    demo's model, which cannot use tools.
+    The result is the value of `--model`. Without `--model`, the result is agent-tiny, which is
+    created with opencode. Without opencode, the result is the demo's model, which cannot use tools.
     """
     if options.model is not None:
         return str(options.model.absolute())

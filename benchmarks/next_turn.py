@@ -1,12 +1,11 @@
-"""Measure the time to the first token of a session's next turn, beside that of an engine without a
-prefix cache.
+"""Measure the time to the first token of a session's next turn, with and without a prefix cache.
 
     python -m benchmarks.next_turn [--models demo,25M] [--write]
 
 A session begins with a random prompt, which is answered. The next turn's prompt is this prompt, its
-answer and a new message. Two embedded engines answer the same turns, one after the other in each
-round: `warm` has the prefix cache, and `cold` has none. Both use one torch thread. The first round
-is not counted. CPU time is that of the process.
+answer and a new message. Two embedded engines answer the same turns, one engine after the other in
+each round: `warm` has the prefix cache, and `cold` has none. Each engine uses one torch thread. The
+first round is not counted. CPU time is the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ TITLE = "next_turn"
 PROMPT_TOKENS = {"demo": 320}
 """Number of tokens of a session's first prompt, by model. The demo's model has a context of 512."""
 LONG_PROMPT_TOKENS = 768
-"""The same for the other models, which have a context of 1024."""
+"""Number of tokens of a session's first prompt for all other models, which have a context of 1024
+tokens."""
 ANSWER_TOKENS = 64
 MESSAGE_TOKENS = 24
 ROUNDS = 5

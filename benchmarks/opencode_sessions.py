@@ -1,4 +1,4 @@
-"""Train agent-tiny through opencode, as the example's README does, beside a frozen control.
+"""Train agent-tiny through opencode, as the example's README does, and run a frozen control.
 
     python -m benchmarks.opencode_sessions --opencode COMMAND [--model FOLDER] [--seeds 2] [--write]
 
@@ -32,13 +32,15 @@ STEPS = 28
 SESSIONS = 90
 """Number of sessions. A session has 2.6 requests on average; a step takes 8 groups."""
 GATED_SESSIONS = 180
-"""The same with the release gate. Not half of the requests train: those of the training arm that
-quote no held-out row."""
+"""Number of sessions with the release gate. With the gate, less than half of the requests are
+trained: only requests of the training arm that do not quote a held-out row."""
 GATED_STEPS = 20
 MIN_RISE = 0.15
-"""Rise of the policy mean that is required, over its own start and over the control's end."""
+"""Required rise of the policy mean (mean reward of all siblings). At the end of the training run,
+the policy mean must exceed its value at the start of this run, and its value at the end of the
+control run, by this number."""
 NUM_CALLS = 24
-"""Number of calls at the start and at the end of a run over which a mean is taken."""
+"""Number of calls at the start of a run, and at its end, over which mean rewards are computed."""
 LAST_STEP_TIMEOUT_S = 60.0
 TITLE = "opencode_sessions"
 
@@ -55,8 +57,8 @@ class OpencodeRun(learning_runs.LearningRun):
     users_summary: str
     """Last line that the mock users printed: turns, passed tests, failed sessions."""
     releases: str = "-"
-    """Decisions of the release gate, in order; "-" without the gate. The gate holds one of five
-    questions out, which a run without it trains."""
+    """Decisions of the release gate, in order; "-" without the gate. With the gate, one of five
+    questions is held out and not trained."""
 
     def own_cells(self) -> dict[str, str]:
         return {
@@ -143,7 +145,7 @@ def decisions(server: Process) -> str:
 
 def write_config(file: Path, seed: int, control: str, held_out: Path | None = None) -> Path:
     """Write the example's configuration with seed and control added to its last section, `[job]`.
-    With the file `held_out`, it is the configuration with the release gate."""
+    If the file `held_out` is given, the configuration has the release gate."""
     name = "fakevllm.toml" if held_out is None else "gated.toml"
     text = (EXAMPLE / name).read_text()
     text = text.replace("examples/opencode/hooks", str(EXAMPLE / "hooks"))

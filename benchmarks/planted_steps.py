@@ -32,7 +32,7 @@ STEPS = 60
 FIRST_PLANTED = 25
 DEMO_TIMEOUT_S = 1200.0
 EXCESS = 0.02
-"""How much the share of answers from planted versions may exceed `canary_share`."""
+"""Number by which the share of answers from planted versions may be larger than `canary_share`."""
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ class PlantedRun:
     """Number of the app's answers from the first planted step until training went back, or until
     the end of the run."""
     num_training: int
-    """How many of them came from the training arm, which gets the newest version."""
+    """Number of these answers that came from the training arm, which gets the newest version."""
     wall_s: float
 
     @property
@@ -99,8 +99,9 @@ HEADER = [
 
 
 def run(folder: Path, seed: int) -> PlantedRun:
-    """Run the demo in the folder, and return its numbers. Raises RuntimeError with the end of its
-    log if it fails for another reason than its claims."""
+    """Run the demo in the folder, and return the numbers that it has measured. If the demo wrote no
+    numbers, raise RuntimeError with the end of the demo's log. A claim that does not hold raises no
+    error."""
     folder.mkdir(parents=True)
     run_dir, numbers_file, log_file = folder / "run", folder / "numbers.json", folder / "demo.log"
     command = [sys.executable, "-m", "fakevllm", "demo", "--gated", "--steps", str(STEPS)]
@@ -116,8 +117,8 @@ def run(folder: Path, seed: int) -> PlantedRun:
 
 
 def _answers(run_dir: Path, outcome: Json) -> tuple[int, int]:
-    """Return the number of answers from the first planted step until training went back, and how
-    many of them came from the training arm."""
+    """Return (answers, answers of the training arm): the numbers of the app's answers from the
+    first planted step until training went back."""
     began_at: float = json.loads((run_dir / PLANTED_FILE).read_text())["began_at"]
     returns = (
         record["time_s"]
@@ -135,7 +136,7 @@ def training_share(runs: Sequence[PlantedRun]) -> float:
 
 
 def summary(runs: Sequence[PlantedRun]) -> str:
-    """Return what holds for all runs together."""
+    """Return a text with the results of all runs together."""
     sessions = [one.planted["sessions_until_return"] for one in runs]
     returned = [count for count in sessions if count is not None]
     text = f"Training went back in {len(returned)} of {len(runs)} runs"

@@ -1,13 +1,14 @@
-"""Measure what an answer costs: CPU time of proxy, hook process, server and engine, and latency.
+"""Measure CPU time per answer (proxy, hook process, server and engine) and latency.
 
     python -m benchmarks.proxy_overhead [--quick] [--siblings 1,8] [--sizes 1KB,100KB]
         [--rounds 5] [--litellm] [--write]
 
-Each number of siblings N has a proxy with a server and a fake engine of its own. One proxy with
-N = 1 has no hook; all others have a hook process. A bare relay in front of that proxy's server is
-the floor: one hop of a prompt and its answer. The targets take turns in each round, so that all run
-under the same conditions, and every figure is a median over the rounds. The CPU time of a request
-includes the work after the answer: ledger, rewards, journal. Linux only.
+For each number of siblings N, there is a proxy with its own server and its own fake engine. In
+addition, there is one proxy with N = 1 that has no hook; all other proxies have a hook process. A
+bare relay in front of the server of the proxy without a hook is the floor: its time is that of one
+hop of a prompt and its answer. The targets take turns in each round, so that all run under the same
+conditions, and every figure is a median over the rounds. The CPU time of a request includes the
+work after the answer: ledger, rewards, journal. The benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ IDLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to measure."""
+    """The settings of the benchmark: which figures to measure."""
 
     siblings: Sequence[int] = SIBLINGS
     plan: Plan = field(default_factory=Plan)
     num_alone: int = NUM_ALONE
-    """Requests per target, kind of answer and round for latencies; 0: no latencies."""
+    """Number of requests for each target and each kind of answer in each round of latencies. 0
+    means that no latencies are measured."""
     with_litellm: bool = False
 
 
@@ -74,20 +76,23 @@ class Figures:
     targets: list[Target]
     grid: Grid
     idle: Cpu = field(default_factory=Cpu)
-    """CPU seconds per second of the proxy without siblings, and of its server, without requests."""
+    """CPU seconds per second of wall time without requests, for the proxy without siblings and its
+    server."""
     alone: Alone = field(default_factory=Alone)
     tails: dict[bool, list[float]] = field(default_factory=dict[bool, list[float]])
-    """Seconds from the last sibling's last byte to the app's first, by whether it is streamed."""
+    """Seconds from the last byte of the last sibling to the first byte that the app gets. The keys
+    say whether the answers are streamed."""
 
     def x_relay(self, *, streamed: bool, size: str = "1 KB") -> float:
-        """Return the CPU of the proxy without siblings, in bare relays."""
+        """Return the CPU time of the proxy without siblings, divided by the CPU time of a bare
+        relay."""
         return self.grid.ratio(
             Cell(PLAIN, size, streamed), "proxy", Cell(RELAY, size, streamed), "relay"
         )
 
     def x_single(self, num_siblings: int, *, size: str, streamed: bool) -> float:
-        """Return the CPU of proxy, hook process and server with siblings, compared with the proxy
-        without siblings and its server."""
+        """Return the CPU time of proxy, hook process and server with siblings, divided by the CPU
+        time of the proxy without siblings and its server."""
         return self.grid.ratio(
             Cell(target_name(num_siblings, has_hook=True), size, streamed),
             "ours",
@@ -97,10 +102,10 @@ class Figures:
 
 
 def num_hops(num_siblings: int) -> int:
-    """Return the number of bare relays that a group costs at least.
+    """Return the minimum number of hops of a group, in units of a bare relay.
 
-    The prompt passes two processes, proxy and server: once for the lead, and once for all siblings
-    together.
+    The prompt passes through the proxy and the server once for the lead (the first sibling), and
+    once more for all other siblings together.
     """
     return 2 * min(num_siblings, 2)
 
@@ -245,7 +250,7 @@ def _cpu_row(figures: Figures, target: Target, size: str, streamed: bool) -> lis
 
 
 def latency_tables(figures: Figures) -> list[Section]:
-    """Return the tables of latencies; [] if none were measured."""
+    """Return the tables of latencies. Return [] if no latencies were measured."""
     if not figures.settings.num_alone:
         return []
     header = ["answer", "through", "p50 ms", "p99 ms", "added p50", "added p99"]
@@ -287,7 +292,7 @@ def summary(figures: Figures) -> str:
 
 
 def goals(figures: Figures) -> list[tuple[str, str]]:
-    """Return each goal that these figures decide, with the figure."""
+    """Return a pair (goal, figure) for each goal that can be checked with these figures."""
     sizes, siblings = figures.settings.plan.sizes, figures.settings.siblings
     found: list[tuple[str, str]] = []
 

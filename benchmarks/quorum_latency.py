@@ -1,8 +1,8 @@
-"""Compare the best of a quorum with the best of all siblings: how much sooner the answer comes, and
-how often another sibling is served.
+"""Compare the best answer of a quorum with the best answer of all siblings: how much sooner the
+answer comes, and how often another sibling is served.
 
-The answers are the fake engine's, with random lengths and qualities, the same for both proxies. The
-hook reads the quality from the answer. This is a part of `serve_policies.py`.
+The fake engine gives answers with random lengths and qualities. Both proxies get the same answers.
+The hook reads the quality from the answer. `serve_policies.py` uses this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.e2e.processes import Process, Processes, wait_until
 NUM_SIBLINGS = 4
 QUORUM = 3
 TOKEN_S, MEDIAN_TOKENS, SPREAD = 0.004, 40, 0.7
-"""Log-normal distribution of the answers' lengths, and seconds per token."""
+"""Seconds per token, and the log-normal distribution of the answers' lengths: its median in tokens,
+and the standard deviation of the logarithm."""
 HOOK = f"""
 import math, random
 
@@ -45,7 +46,7 @@ def on_compute_relative_reward(valid_results, all_answers):
     return [float(answer["content"].split()[0]) for answer in all_answers]
 """
 KINDS = {"": "independent of length", " long": "higher for longer answers"}
-"""Meaning of the rewards by suffix of the question."""
+"""The meaning of the rewards, by the suffix of the question."""
 
 
 def measure_quorum(folder: Path, num: int) -> tuple[list[str], list[list[str]]]:
@@ -75,7 +76,7 @@ def measure_quorum(folder: Path, num: int) -> tuple[list[str], list[list[str]]]:
 
 
 def _percentiles(latencies: list[float]) -> tuple[float, float]:
-    """Return p50 and p95."""
+    """Return the percentiles p50 and p95."""
     cuts = statistics.quantiles(latencies, n=20)
     return cuts[9], cuts[18]
 
@@ -100,7 +101,8 @@ async def _measure_latencies(
 
 
 def _draw_request(number: int, kind: str) -> object:
-    """Return the lead's request, drawn like those of the other siblings in the hook."""
+    """Return the request of the lead (the first sibling). It is drawn in the same way as the hook
+    draws the requests of the other siblings."""
     words: dict[str, Any] = {}
     exec(HOOK, words)
     message = words["draw_message"](random.Random(f"{number}{kind}"), bool(kind))
@@ -109,8 +111,9 @@ def _draw_request(number: int, kind: str) -> object:
 
 
 def _read_effect(proxy: Process, kind: str, num: int) -> tuple[float, float]:
-    """Return the share of groups whose best sibling was not in the quorum, and the mean loss of
-    reward, in standard deviations of all rewards."""
+    """Return the share of groups in which the served sibling is not the best of all siblings, and
+    the mean of (reward of the best sibling - reward of the served sibling), in standard deviations
+    of all rewards."""
     where = "question LIKE '% long'" if kind else "question NOT LIKE '% long'"
     query = (
         f"SELECT g.served_index <> g.best_index, b.reward - s.reward FROM groups AS g "

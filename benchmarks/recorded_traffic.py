@@ -1,7 +1,8 @@
 """Recorded requests of unmodified clients, if a folder of recordings lies beside the checkout.
 
-Each file `<client>.jsonl` has one request on each line. A large value is written out once, as
-`{"$id": id, "value": value}`. Later occurrences are `{"$same_as": id}`.
+Each file `<client>.jsonl` has one request on each line. The first occurrence of a large value is
+written as `{"$id": id, "value": value}`. Later occurrences of this value are written as
+`{"$same_as": id}`.
 """
 
 from __future__ import annotations

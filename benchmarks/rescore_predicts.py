@@ -1,13 +1,16 @@
-"""Compare what `fakevllm rescore` says about five hooks with what training gains with each of them.
+"""Compare the reports of `fakevllm rescore` about five hooks with the gains of training with them.
 
     python -m benchmarks.rescore_predicts [--seeds 3] [--first-seed 0] [--steps 30] [--write]
 
-For each seed, the demo trains with its own hook, and five hooks score the requests that it logged.
-`rescore` prints the correlation of their rewards with the demo's rewards within the groups, also
-without the noise of the hook. Then the demo trains with each of the five hooks, with another seed.
-The gain is how much the share of right sums among the fixed questions rises. The exit code is 1 if
-Spearman's rank correlation of the gain and the correlation without noise is below 0.9 with one of
-the seeds.
+For each seed, the demo trains with its own hook, and logs its requests. Then `rescore` scores the
+logged requests with each of five hooks. For each hook, it prints the correlation within the groups
+of the hook's rewards with the demo's rewards. It also prints this correlation without the noise of
+the hook's rewards.
+
+Then the demo trains with each of the five hooks, with another seed. The gain of a hook is the rise
+of the share of right sums among the fixed questions. For each seed, the hooks are ranked by their
+gain, and by the correlation without noise. The exit code is 1 if Spearman's correlation of the two
+rankings is below 0.9 for any seed.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ TITLE = "rescore_predicts"
 SEEDS = 3
 STEPS = 30
 SEED_OFFSET = 1000
-"""Added to the seed of the live runs, so that they do not repeat the logged run."""
+"""Number that is added to the seed for the runs that train with the five hooks, so that they do not
+repeat the logged run."""
 LEAST_RANK_CORRELATION = 0.9
 RESCORE_TIMEOUT_S = 600.0
 
@@ -41,8 +45,8 @@ SCORES: Mapping[str, str] = {
     "odd or even as the sum": "float(distance % 2 == 0)",
     "wrong number": "float(distance != 0)",
 }
-"""The reward of a number as Python code, by the name of the hook. `distance` is the difference
-between the number and the right sum."""
+"""Maps the name of a hook to Python code that computes the reward of an answered number. `distance`
+is the difference between the number and the right sum."""
 HOOK = """
 import re
 import zlib
@@ -65,14 +69,14 @@ def score(sibling, answer):
 
 @dataclass(frozen=True, slots=True)
 class HookFigures:
-    """What is known about one hook with one seed."""
+    """The figures of one hook with one seed."""
 
     within_groups: float
-    """Correlation of its rewards with the demo's rewards within the groups."""
+    """Correlation of the hook's rewards with the demo's rewards within the groups."""
     without_noise: float
     """The same correlation without the noise of the hook's rewards."""
     gain: float
-    """How much the share of right sums has risen in the live run."""
+    """Rise of the share of right sums in the run that trained with the hook."""
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
@@ -111,8 +115,8 @@ def measure(folder: Path, seed: int, steps: int) -> dict[str, HookFigures]:
 
 
 def rescore(hook: Path, ledger: Path, json_file: Path) -> tuple[float, float]:
-    """Score the logged requests. Return the correlation within the groups, and the correlation
-    without the hook's noise."""
+    """Score the logged requests. Return two correlations within the groups: with the hook's noise,
+    and without it."""
     command = [sys.executable, "-m", "fakevllm", "rescore", "--hooks", str(hook)]
     command += ["--ledger", str(ledger), "--json", str(json_file)]
     subprocess.run(command, check=True, timeout=RESCORE_TIMEOUT_S)

@@ -29,7 +29,7 @@ def conditions() -> str:
 
 
 def command() -> str:
-    """Return the command line of this run, as a user types it."""
+    """Return the command line of this run, as a user would type it."""
     module = Path(sys.argv[0]).stem
     return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
 

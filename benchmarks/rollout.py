@@ -3,8 +3,8 @@
     python -m benchmarks.rollout [--engines embedded,vllm] [--threads 1,2] [--groups 8] [--write]
 
 A group is 8 completions of 64 tokens each for one prompt of about 512 tokens. Four groups are
-sampled at a time. All engines run at once, and take turns in each round, so that they have the same
-conditions. Each is called in two ways:
+sampled at a time. All engines run at once, and take turns in each round, so that all of them have
+the same conditions. Each engine is called in two ways:
 
 * directly: 8 plain requests to the engine's own socket, without token ids and logprobs
 * through: one request of an app to the proxy, which is fanned out, captured, scored by a hook, and
@@ -45,7 +45,7 @@ TITLE = "rollout"
 NUM_SIBLINGS = 8
 COMPLETION_TOKENS = 64
 PROMPT_SUMS = 46
-"""Number of lines of a prompt, which make about 512 tokens of the demo's tokenizer."""
+"""Number of lines of a prompt. They have about 512 tokens with the demo's tokenizer."""
 CONCURRENT_GROUPS = 4
 ROUNDS = 5
 START_TIMEOUT_S = 240.0
@@ -69,7 +69,7 @@ class Sample:
 
 
 Way = tuple[str, str, str]
-"""Engine, number of threads, and how it is called."""
+"""A way to sample: (engine, number of threads, how the engine is called)."""
 SampleGroup = Callable[[str], Awaitable[int]]
 """Function that samples a group for a prompt and returns the number of sampled tokens."""
 
@@ -102,8 +102,8 @@ def main() -> None:
 
 
 def make_model(folder: Path, **sizes: int) -> Path:
-    """Save a random model with the demo's tokenizer, larger and with a longer context. `sizes`
-    replaces settings of its config."""
+    """Save a random model with the demo's tokenizer. The model is larger than the demo's model, and
+    has a longer context. `sizes` replaces settings of the model's config."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
@@ -235,7 +235,7 @@ async def _send(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
 
 
 def prompts() -> Iterator[str]:
-    """Yield prompts that differ from the first line on, so that groups share no prefix."""
+    """Yield prompts that already differ in their first lines, so that groups share no prefix."""
     for number in itertools.count():
         lines = (f"{number + line} plus {line} is what?" for line in range(PROMPT_SUMS))
         yield "\n".join(lines)

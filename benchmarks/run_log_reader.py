@@ -28,12 +28,13 @@ def read_log_entries(run_dir: Path) -> list[Json]:
 
 
 def read_step_entries(run_dir: Path) -> list[Json]:
-    """Return the entries of the training steps, oldest first, also of steps that a kill undid."""
+    """Return the entries of the training steps, oldest first. Steps that a kill has undone are
+    included."""
     return [entry for entry in read_log_entries(run_dir) if entry["kind"] == "step"]
 
 
 def surviving_steps(entries: Sequence[Json]) -> list[Json]:
-    """Return the entries of the steps that the latest weights contain.
+    """Return the entries of the steps from which the latest weights result.
 
     A kill undoes the steps after the last checkpoint. The server then trains them again from the
     batches that it had planned.

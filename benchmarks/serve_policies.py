@@ -2,11 +2,11 @@
 
     python -m benchmarks.serve_policies [--requests 20] [--groups 100] [--write]
 
-First tokens: one request at a time goes to the engine's own socket, to the server, and to proxies
-with 4 siblings and the policies `lead` and `best`. They take turns, so that all run under the same
-conditions. The next request begins when all siblings of the previous one are done. The embedded
-engine runs a Qwen3 with 25 million random weights. Its prompts have about 512 tokens, and each is
-new.
+First tokens: one request at a time is sent to one of four endpoints: the engine's own socket, the
+server, and two proxies with 4 siblings and the policies `lead` and `best`. The endpoints take
+turns, so that all are measured under the same conditions. The next request is sent when all
+siblings of the previous request are complete. The embedded engine runs a Qwen3 with 25 million
+random weights. The prompts for this engine have about 512 tokens, and all prompts differ.
 
 The comparison of a quorum with the best of all siblings is in `quorum_latency.py`.
 """
@@ -37,8 +37,9 @@ TOKENS = 3
 """Length of an answer whose first token is timed."""
 FAKE_FIRST_TOKEN_S = (0.02, 0.25)
 SLOW_S, MAX_ADDED_S, MAX_RATIO = 0.2, 0.005, 1.05
-"""Limits of the policy `lead`. If the engine's first token takes SLOW_S or more, the app's may take
-MAX_RATIO times as long. Otherwise it may come MAX_ADDED_S later."""
+"""Limits for the time until the app gets its first token with the policy `lead`. If the engine
+alone needs SLOW_S seconds or more for its first token, the app's time may be at most MAX_RATIO
+times the engine's time. Otherwise the app's time may be at most MAX_ADDED_S seconds longer."""
 CONTENT = re.compile(rb'"content":\s?"[^"]')
 IN_FLIGHT = re.compile(r"^fakevllm_siblings_in_flight (\d+)", re.MULTILINE)
 
@@ -53,7 +54,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address that takes the requests: engine, server or proxy."""
+    """An address to which requests are sent: engine, server or proxy."""
 
     name: str
     http: aiohttp.ClientSession
@@ -200,9 +201,10 @@ def _first_token_table(
 
 
 def _added(sample: Latencies, engine: Latencies) -> tuple[float, float]:
-    """Return the added seconds and the ratio to the engine's own first token.
+    """Return (difference, ratio) between the time to the first token and the engine's own time.
 
-    Both are medians over the rounds, in which the two ran one after the other.
+    Both results are medians over the rounds. In each round, the two times were measured one after
+    the other.
     """
     pairs = list(zip(sample.first_s, engine.first_s, strict=True))
     return (

@@ -5,11 +5,11 @@
 Half of the requests are streamed, and a third of the answers take about a second. Clients cancel
 many requests at a random moment, and half of these clients send the request again as a retry. Open
 files, memory, and open and waiting calls are sampled from `/proc` and from `/metrics`. The run has
-four quarters. After each of them the clients rest until no call is open, because only then open
-files and memory are independent of the load. A leak shows as a trend from the first rest to the
-last. The engine is the fake one. The exit code is 1 if a check fails: an answer with status 5xx, an
-answer that ends too early, a request that hangs, open files that grow, or calls that stay open.
-Needs Linux.
+four quarters. After each quarter, the clients rest until no call is open. Only then do open files
+and memory not depend on the load. A leak shows as a trend from the first rest to the last. The
+engine is the fake one. The exit code is 1 if a check fails: an answer with status 5xx, an answer
+that ends too early, a request that hangs, open files that grow, or calls that stay open. The
+benchmark needs Linux.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ busy about half of the time."""
 CANCEL_SHARE = 0.5
 """Share of the requests that are cancelled, unless the answer comes first."""
 CANCEL_AFTER_S = (0.003, 2.0)
-"""Earliest and latest moment of a cancellation, in seconds after the request was sent. The moment
-is drawn from the logarithmic distribution, because many answers take only some milliseconds."""
+"""Earliest and latest moment of a cancellation, in seconds after the request was sent. The
+logarithm of the moment is drawn from a uniform distribution, because many answers take only some
+milliseconds."""
 SLOW_ANSWER = "[[slow 0.02]] [[say yes, and here are some words more than one chunk can have]]"
 SAMPLES_PER_RUN = 120
 FILE_SLACK = 40
@@ -57,9 +58,9 @@ REST_S = 40.0
 """Seconds of a rest after the last call has ended. Idle connections to the server and to the engine
 are closed meanwhile."""
 REST_SHARE = 0.5
-"""Largest length of a rest as a share of the whole run."""
+"""Maximum length of a rest, as a fraction of the length of the whole run."""
 QUIET_TIMEOUT_S = 120.0
-"""Seconds in which all calls must end after the clients have stopped."""
+"""Seconds within which all calls must end after the clients have stopped."""
 QUARTERS = ("first", "second", "third", "last")
 HEADER = ("quarter", "finished", "cancelled", "p50 s", "p99 s", "calls open", "calls waiting")
 USAGE_HEADER = ("rest after", "proxy files", "proxy MiB", "server files", "server MiB", "calls")
@@ -67,7 +68,7 @@ USAGE_HEADER = ("rest after", "proxy files", "proxy MiB", "server files", "serve
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one request."""
+    """The outcome of one request."""
 
     quarter: int
     """Number of the quarter in which the request was sent, from 0."""
@@ -78,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and its descendants use."""
+    """The resources that a process and its descendants use."""
 
     files: int
     mib: float
@@ -109,12 +110,13 @@ class SoakLog:
 
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     samples: list[Sample] = field(default_factory=list[Sample])
-    """Samples under load."""
+    """Samples that were taken under load."""
     rests: list[Sample] = field(default_factory=list[Sample])
     """One sample before the first request, and one at the end of each rest."""
 
     def times(self, quarter: int) -> list[float]:
-        """Return the seconds that the whole answers of a quarter took, sorted."""
+        """Return the durations in seconds of all complete answers of a quarter, in ascending
+        order."""
         outcomes = [one for one in self.outcomes if one.quarter == quarter]
         return sorted(one.seconds for one in outcomes if one.kind == "whole")
 
@@ -306,7 +308,8 @@ def check_files(whose: str, files: Sequence[int]) -> Finding:
 
 
 def compare_latencies(log: SoakLog) -> Finding:
-    """Return a line without a check: the latency in the first and in the last quarter."""
+    """Return a line for the report, which is not checked: the latencies in the first and in the
+    last quarter."""
     medians = [statistics.median(log.times(n) or [math.nan]) for n in (0, len(QUARTERS) - 1)]
     figures = f"{medians[0]:.2f} s in the first quarter, {medians[1]:.2f} s in the last"
     return Finding("median latency of whole answers", figures, None)

@@ -4,10 +4,10 @@
 
 A session has a system prompt of 22,000 tokens and eight turns. Each turn adds a question of 200
 tokens, and its eight siblings answer with 150 tokens each. The served answer becomes a part of the
-next prompt. The ledger and the journal are written as proxy and server write them, and the journal
-is measured before its calls are deleted. The sizes are those of the files without that of empty
-files. The content is each distinct token once, as an int32, and
-each distinct text once, in UTF-8.
+next prompt. The ledger and the journal are written as proxy and server write them. The journal is
+measured before its calls are deleted. The size of an empty file is subtracted from each file's
+size. The size of the content counts each distinct token once, as an int32, and each distinct text
+once, in UTF-8.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Words:
         return "".join(self._words[at] for at in chosen), [self._ids[at] for at in chosen]
 
     def logprobs(self, num_tokens: int) -> list[float]:
-        """Return log-probabilities, which an engine reports in float32."""
+        """Return log-probabilities that float32 represents exactly, as an engine reports them."""
         numbers = (-self._random.expovariate(2.0) for _ in range(num_tokens))
         return array("f", numbers).tolist()
 

@@ -1,11 +1,11 @@
-"""Measure what episodes cost the swarm server: latency of claims and ends, and CPU of its process.
+"""Measure the latency of claims and ends of episodes, and the CPU time of the swarm server.
 
     python -m benchmarks.swarm_load [--episodes 4000] [--rows 1000000] [--write]
 
 The server is compared with a minimal server of FastAPI and SQLite. Then a server with a small
-journal is compared with one whose journal has many rows. The targets get the same waves of the same
-client in turns, so that all run under the same conditions. CPU time is the user and system time of
-the process, from /proc (Linux only).
+journal is compared with one whose journal has many rows. One client sends the same waves of
+episodes to each of these servers. The servers take turns, so that all are measured under the same
+conditions. CPU time is the user and system time of the process, from /proc (Linux only).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JournalServer:
     target: Target
     num_rows: int
     up_s: float
-    """Seconds from the start of its process until it answered."""
+    """Seconds from the start of the server's process until the server answered."""
     num_bytes: int
     engine_up_s: float = 0.0
     rows_at_the_end: int = 0
@@ -196,7 +196,7 @@ def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _ms(latencies_s: Sequence[float]) -> str:
-    """Return p50 and p99."""
+    """Return the percentiles p50 and p99 in milliseconds, as text."""
     cuts = statistics.quantiles(latencies_s, n=100)
     return f"{1000 * cuts[49]:.1f} / {1000 * cuts[98]:.1f}"
 

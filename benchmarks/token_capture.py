@@ -1,10 +1,10 @@
-"""Measure what the server computes to capture one token of a streamed chat answer.
+"""Measure the server's CPU time for the capture of one token of a streamed chat answer.
 
     python -m benchmarks.token_capture [--tokens 20000] [--rounds 7] [--write]
 
-The events are written by the bundled engines' own writer, which writes what vLLM writes. No socket
-takes part. The floor parses each event with orjson and serialises it again. The capture is compared
-with one that parses each event.
+The events come from the writer of the bundled engines, which writes the same events as vLLM. No
+socket is used. The floor is to parse each event with orjson and to serialise it again. The capture
+is also compared with a capture that parses each event.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ParsingCapture(ChatCapture):
 def _cheapest_us(
     actions: Mapping[str, Callable[[], object]], args: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the CPU time of the cheapest round of each action, per token. The actions take
-    turns."""
+    """Return for each action the CPU time per token, in microseconds, of its fastest round. The
+    actions take turns."""
     costs_s: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(args.rounds):
         for name, action in actions.items():

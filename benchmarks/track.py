@@ -2,10 +2,11 @@
 
     python -m benchmarks.track [--quick] [--only proxy,decode] [--dry-run]
 
-Each figure is a ratio to a floor of the same run. A figure whose engine is not installed is
-skipped, and the reason is printed. Figures that are more than 10 % worse than the median of the
-last five on this machine are printed as regressions, with both commits. The drawing of the history
-is written again (docs/pictures/figures.svg).
+Each figure is a ratio to a floor that is measured in the same run. A figure whose engine is not
+installed is skipped, and the reason is printed. A figure is printed as a regression if it is more
+than 10 % worse than the median of the last five entries of this machine. The regression is printed
+with two commits: this one, and the last one that was not worse. The drawing of the history
+(docs/pictures/figures.svg) is written again.
 """
 
 from __future__ import annotations

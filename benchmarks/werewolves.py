@@ -1,9 +1,9 @@
-"""Train the werewolves example as its README does, beside a frozen control.
+"""Train the werewolves example as its README does, and run a frozen control.
 
     python -m benchmarks.werewolves [--seeds 3] [--steps 30] [--write]
 
-Each run starts a server with the demo model and the script `examples/werewolves/train.py`. The
-script plays the same 200 games before and after the training. The control makes fewer steps,
+Each run starts a server with the demo model, and the script `examples/werewolves/train.py`. The
+script plays the same 200 games before and after the training. The control run makes fewer steps,
 because its weights do not change. The exit code is 1 if the share of right targets did not rise.
 """
 
@@ -96,7 +96,7 @@ def read_run(output: str, seed: int, control: str, wall_s: float) -> WerewolvesR
 def summary_rows(runs: Sequence[WerewolvesRun]) -> list[list[str]]:
     """Return one row for the training runs and one for the controls.
 
-    A cell is the mean over the seeds with the standard deviation between seeds.
+    A cell has the mean and the standard deviation over the seeds.
     """
     rows: list[list[str]] = []
     for label, control in (("yes", "none"), ("no (frozen)", "frozen")):
@@ -113,7 +113,8 @@ def summary_rows(runs: Sequence[WerewolvesRun]) -> list[list[str]]:
 
 
 def verdict(runs: Sequence[WerewolvesRun]) -> str:
-    """Say for the games won and for the aim whether each seed rose more than every control."""
+    """Return a text that says for the games won and for the aim whether every training run rose
+    more than every control run."""
     return " ".join(
         f"{name} {'rose' if has_risen(trained, frozen) else 'did not rise'}: the training runs "
         f"changed by {min(trained):+.3f} to {max(trained):+.3f}, and the controls by "
@@ -126,8 +127,8 @@ def verdict(runs: Sequence[WerewolvesRun]) -> str:
 
 
 def has_risen(trained: Sequence[float], frozen: Sequence[float]) -> bool:
-    """Return whether the change of every training run is above that of every control, and above
-    0."""
+    """Return True if the figure rose in every training run, and rose more than in every control
+    run."""
     return min(trained) > max(0.0, *frozen)
 
 

@@ -13,8 +13,8 @@ from fakevllm import SwarmError
 def run(main: Callable[[], None]) -> None:
     """Run a script's `main`.
 
-    Exit with 130 after Ctrl-C or SIGTERM. Exit with 2, and print the error in one line, if no
-    server answers or if the server refuses a request.
+    After Ctrl-C or SIGTERM, exit with 130. If no server answers, or if the server refuses a
+    request, print the error in one line and exit with 2.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

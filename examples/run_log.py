@@ -13,7 +13,8 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, LogEntry, LogReply
 
 POLL_INTERVAL_S = 0.2
 IDLE_TIMEOUT_S = 60.0
-"""Maximum wait for the last step. A report leaves out a step that takes longer."""
+"""Maximum number of seconds to wait for the last step. If the last step takes longer, the report
+leaves it out."""
 
 
 def trained_steps(server_url: str) -> list[LogEntry]:
@@ -35,7 +36,8 @@ class RunLog:
     def new_steps(self) -> Iterator[LogEntry]:
         """Yield the training steps since the last call.
 
-        Raises httpx.HTTPError. The next call then continues at the same position.
+        If an HTTP request fails, httpx.HTTPError is raised, and the next call continues at the same
+        position.
         """
         while entries := self._next_entries():
             self._after = entries[-1].seq

@@ -90,7 +90,7 @@ _HOMES = {
     "run_episodes_until_all_complete": "fakevllm.sdk.episode_executors",
     "start_engines": "fakevllm.sdk.multi_server",
 }
-"""The module that defines each exported name."""
+"""Maps each exported name to the module that defines it."""
 
 
 def __dir__() -> list[str]:
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> object:
     package is first used. Only then is the module that defines the name imported.
 
     The command line imports this package at every start, and the start must be fast. The package
-    therefore imports no module of its own before a name from this module is used.
+    therefore imports each of its modules only when a name from the module is used.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

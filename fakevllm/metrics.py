@@ -1,5 +1,6 @@
-"""The proxy's Prometheus metrics. They are kept in a separate Prometheus registry. GET /metrics
-returns them together with the metrics of the engine."""
+"""The proxy's Prometheus metrics. They are kept in a Prometheus registry of their own. GET /metrics
+returns the proxy's metrics together with the engine's metrics.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ class Metrics:
         self._registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
-        """Count an app's retry that got the answer to the first attempt."""
+        """Count a request that an app sent again and that got the answer to the first attempt."""
         self._resent.labels(route).inc()
 
     def feedback_received(self, kind: str) -> None:

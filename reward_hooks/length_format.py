@@ -1,7 +1,7 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-An answer in another format gets 0. Every answer in the required format gets far more. Therefore
-giving up the format never pays.
+An answer in another format gets 0. Every answer in the required format gets at least 1 -
+LENGTH_CAP. Therefore an answer never gains by leaving the format.
 
 Lengths are compared only within the group. The median length is computed from the answers in the
 required format. An answer longer than this median loses up to LENGTH_CAP. If you add a score for

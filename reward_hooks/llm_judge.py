@@ -133,8 +133,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set. There is one exception: if `name` is "API_KEY"
-    and the variable is not set, return "none".
+    If the variable is not set, the function returns "none" for the name "API_KEY", and raises
+    RuntimeError for every other name.
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:

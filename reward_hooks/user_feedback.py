@@ -27,8 +27,9 @@ THANKS = re.compile(
 """Regex of thanks. It must match the first sentence of the user's next message, or the part of this
 sentence before a comma or semicolon."""
 NEXT_MESSAGE = 0.5
-"""Value of an answer if the user's next message thanks for it. If the next message is a complaint,
-the value is -NEXT_MESSAGE."""
+"""Value of an answer if the user's next message contains thanks. If the next message is a
+complaint, the value is -NEXT_MESSAGE.
+"""
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?]?")
 EDITED: float | None = -0.5
 """Value of an answer if the user corrected the answer. None means that the answer gets no value.

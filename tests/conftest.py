@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class SharedEngineScheduling(LoadFileScheduling):
-    """`--dist loadfile`, with the files that share engines in one worker."""
+    """The scheduling of `--dist loadfile`, but with all files that share engines in one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -51,7 +51,8 @@ class SharedEngineScheduling(LoadFileScheduling):
 def pytest_xdist_make_scheduler(
     config: pytest.Config, log: Producer
 ) -> SharedEngineScheduling | None:
-    """Schedule `--dist loadfile`. None leaves the choice to xdist."""
+    """Return the scheduler for `--dist loadfile`. For any other value, return None, so that xdist
+    chooses."""
     is_by_file = config.getoption("dist") == "loadfile"
     return SharedEngineScheduling(config, log) if is_by_file else None
 

@@ -1,1 +1,2 @@
-"""Parts of `benchmarks.demo_kills`: an app beside the replay, kills of processes, and checks."""
+"""Parts of `benchmarks.demo_kills`: an app that runs beside the demo, kills of processes, and
+checks."""

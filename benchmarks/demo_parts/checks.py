@@ -26,10 +26,10 @@ LEDGER_DELAY_S = 0.5
 """Longest time between an answer and its row in the ledger. It is usually some 10 ms, and more on a
 busy machine. A kill of the proxy within this time may lose the row."""
 LEDGER_STATES = {"consumed": "trained", "dropped": "dropped"}
-"""State of a group in the ledger by its state in the journal."""
+"""Maps the state of a group in the server's journal to the group's state in the proxy's ledger."""
 UNSCORED = "aborted"
-"""Reason in the journal for dropping a group that its proxy never scored. The ledger has a reason
-of its own for it, or no row if the proxy was killed."""
+"""Reason in the journal for dropping a group that the proxy never scored. For such a group, the
+ledger has another reason, or no row if the proxy was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,9 @@ def check_one_group_each(
     """Check that every answered request has exactly one group.
 
     Groups in state `failed` do not count: the app got no answer from them and sent the request
-    again. Two exceptions are allowed after a kill of the proxy: no group, if the answer had just
-    been sent, and a second group, if the kill broke off the first answer.
+    again. After a kill of the proxy, two exceptions are allowed. A request has no group if its
+    answer was sent just before the kill. A request has a second group if the kill cut off its first
+    answer.
     """
     counts = Counter(group["task_id"] for group in groups if group["state"] != "failed")
     answered = [request for request in requests if request.answered_at is not None]
@@ -141,8 +142,8 @@ def check_one_group_each(
 
 
 def check_errors(kills: Sequence[CompletedKill], requests: Sequence[AppRequest]) -> Finding:
-    """Check that the app got no error after its client's retries, except when a kill hit the proxy
-    during the request."""
+    """Check that the app got no error after its client's retries. The only allowed errors are those
+    of requests during which the proxy was killed."""
     answered = [request for request in requests if request.answered_at is not None]
     unexplained = [one for one in answered if one.errors and not _was_open_at_kill(kills, one)]
     num_explained = sum(len(one.errors) for one in answered if one not in unexplained)

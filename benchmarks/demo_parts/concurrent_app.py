@@ -1,6 +1,7 @@
 """An app that sends requests to a demo's proxy while the demo replays its dataset.
 
-Each request is a task of its own, so that its groups can be found in the ledger afterwards.
+Each request has a task of its own. By this task, the groups of the request can be found in the
+ledger afterwards.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from fakevllm_adapters.protocol.swarm import Task
 MAX_REQUESTS = 2_000
 """Number of requests after which the app stops. A fast machine sends them in ten minutes."""
 NUM_USERS = 2
-"""The first user reads whole answers, the second one streams."""
+"""Number of users. The first user requests whole answers, and the second user requests streams."""
 MEAN_PAUSE_S = 0.3
 RETRY_PAUSE_S = 0.2
-"""Pause after an error that the client library did not retry, and while the proxy starts."""
+"""Seconds between two attempts, after an error that the client library did not retry, and while the
+proxy starts."""
 MAX_TOKENS = 24
 
 
@@ -44,7 +46,7 @@ class AppRequest:
     answered_at: float | None = None
     """Unix time in seconds. None if the request was not answered."""
     errors: list[str] = field(default_factory=list[str])
-    """Errors that the client library raised to the app after its own retries."""
+    """Errors that the client library raised after its own retries."""
 
 
 async def run_app(run_dir: Path, seed: int, requests: list[AppRequest]) -> None:
@@ -96,7 +98,8 @@ class App:
     requests: list[AppRequest]
 
     async def run_user(self, tasks: Iterator[Task], *, is_streamed: bool) -> None:
-        """Send one task after the other, each when the one before is answered."""
+        """Send the requests of the tasks one after another. Send a request only when the previous
+        request is answered."""
         async with openai.AsyncOpenAI(base_url=self.url, api_key="one a task") as client:
             for task in tasks:
                 request = AppRequest(task.task_id, time.time())
@@ -114,8 +117,9 @@ class App:
     async def _send(self, client: openai.AsyncOpenAI, question: str, is_streamed: bool) -> None:
         """Send a question and read the whole answer.
 
-        Raises openai.OpenAIError, httpx.HTTPError for a stream that breaks off (the package does
-        not translate this error), and IncompleteStream.
+        Raises openai.OpenAIError if the openai package reports an error. Raises httpx.HTTPError if
+        the connection breaks during a stream, because the package does not translate this error.
+        Raises IncompleteStream if the stream ends without a finish reason.
         """
         create = partial(
             client.chat.completions.create,

@@ -1,5 +1,6 @@
 """Kills of a demo's processes at moments that a seed decides: while a process starts, while it
-trains, and while it recovers from the previous kill. Needs Linux, because it reads `/proc`."""
+trains, and while it recovers from the previous kill. The module needs Linux, because it reads
+`/proc`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from pathlib import Path
 
 POLL_INTERVAL_S = 0.02
 MAX_DELAY_S = 2.0
-"""Longest delay of a kill after its planned step, so that it may hit any part of the next steps."""
+"""Longest delay of a kill after the end of its planned step, in seconds. Because of the random
+delay, a kill may hit any part of the following steps."""
 CONSECUTIVE_SHARE = 0.3
 """Share of kills that come while a process still recovers from the previous kill."""
 
@@ -34,13 +36,14 @@ _MODULES = {Victim.SERVER: "fakevllm_server\0start", Victim.PROXY: "fakevllm\0se
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """A kill and its moment."""
+    """A planned kill of a process, with the moment of the kill."""
 
     victim: Victim
     step: int
     """Number of the training step after which the kill comes."""
     delay_s: float
-    """Seconds after the end of that step, or after the previous kill if this one is later."""
+    """Seconds from the end of this step to the kill. If the previous kill comes after the end of
+    this step, the seconds count from the previous kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class CompletedKill:
 
 
 def plan_kills(chance: random.Random, steps: int, each: int) -> list[PlannedKill]:
-    """Return `each` kills of every victim in random order, all planned for before the last step.
+    """Return `each` kills of every process in random order, all planned before the last step.
 
     >>> [str(kill.victim) for kill in plan_kills(random.Random(0), 100, 1)]
     ['engine', 'proxy', 'server']
@@ -104,7 +107,8 @@ def last_trained_step(run_dir: Path) -> int:
 
 
 def _wait_for_process(victim: Victim, run_dir: Path, is_over: Callable[[], bool]) -> int | None:
-    """Return the victim's process id. Wait if it is being restarted. None if the run is over."""
+    """Return the process id of the victim. If the victim is being restarted, wait for it. Return
+    None if the run is over."""
     while not is_over():
         for pid in process_ids(run_dir, _MODULES.get(victim, _MODULES[Victim.SERVER])):
             if victim is not Victim.ENGINE:
@@ -128,7 +132,7 @@ def process_ids(run_dir: Path, module: str) -> Iterator[int]:
 
 
 def _has_memory(pid: int) -> bool:
-    """Return whether a process still runs: it exists, and it is not a zombie."""
+    """Return True if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:
@@ -136,7 +140,7 @@ def _has_memory(pid: int) -> bool:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the ids of the direct children of a process. [] if the process is gone."""
+    """Return the ids of the direct children of a process. Return [] if the process has ended."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:

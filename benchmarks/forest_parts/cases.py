@@ -11,7 +11,8 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.forest import CallTokens, build_forest
 
 BUDGET = TrainJob().micro_batch_tokens
-"""Largest number of tokens (rows with their padding) or of forest nodes in one piece."""
+"""Largest size of one piece: the number of tokens of its rows, including padding, or the number of
+its forest nodes."""
 VOCAB = 512
 """Size of the vocabulary of the demo's tokenizer."""
 
@@ -29,7 +30,8 @@ class Case:
 
     @property
     def rho(self) -> float:
-        """Ratio of the calls' tokens to the nodes of their forest: how much is shared."""
+        """Sharing factor: the number of tokens of all calls, divided by the number of nodes of
+        their forest."""
         return build_forest(self.calls).rho
 
     @property
@@ -43,17 +45,17 @@ class Case:
 
 
 class Shape(NamedTuple):
-    """Shape of an app's session. Each turn has N siblings, and the first one's answer is
-    continued."""
+    """Shape of an app's session. Each turn has N siblings. The next turn continues the answer of
+    the first sibling."""
 
     prompt: int
-    """Tokens of the first prompt."""
+    """Number of tokens of the first prompt."""
     response: int
-    """Tokens of each answer."""
+    """Number of tokens of each answer."""
     siblings: int
     turns: int = 1
     observed: int = 0
-    """Tokens between an answer and the next one, for example results of tools."""
+    """Number of tokens between an answer and the next answer, such as those of tool results."""
 
     @property
     def name(self) -> str:
@@ -61,7 +63,7 @@ class Shape(NamedTuple):
         return f"P{self.prompt} R{self.response} N{self.siblings}{turns}"
 
     def create_case(self) -> Case:
-        """Return a case of this shape with random tokens, the same ones each time."""
+        """Return a case of this shape with random tokens. Each call returns the same tokens."""
         chance = random.Random(0)
         calls: list[CallTokens] = []
         prompt = random_ids(chance, self.prompt)
@@ -90,10 +92,10 @@ def random_ids(chance: random.Random, number: int) -> list[int]:
 
 
 def merge_extending_calls(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Merge each call into an earlier one whose tokens it extends.
+    """Merge each call that begins with all tokens of an earlier call into this earlier call.
 
-    The merged call is one row, in which the trained tokens of both are marked. Siblings are not
-    merged.
+    The merged call is one row, in which the trained tokens of both calls are marked. Siblings are
+    not merged.
     """
     merged: list[CallTokens] = []
     for call in calls:

@@ -31,12 +31,13 @@ class Sample:
     tokens: int = 0
     """Tokens that went through the model, including padding."""
     cpu_s: list[float] = field(default_factory=list[float])
-    """CPU seconds of each round; on a GPU, seconds of wall time."""
+    """CPU seconds of each round. On a GPU, seconds of wall time instead."""
     peak_mb: float = 0.0
     """Peak memory in MB above the memory held before the round."""
 
     def faster_than(self, other: Sample) -> float:
-        """Return the ratio of the other's time to ours, as the median over the rounds."""
+        """Return the time of `other` divided by the time of this sample, as the median over the
+        rounds."""
         pairs = zip(other.cpu_s, self.cpu_s, strict=True)
         return statistics.median(theirs / own for theirs, own in pairs)
 
@@ -83,7 +84,7 @@ class Measurement:
 def measure(
     model: Any, case: Case, variants: Mapping[str, Variant], num_rounds: int
 ) -> Measurement:
-    """Compare the gradients of all variants, then measure them.
+    """Compare the gradients of all variants. Then measure the variants.
 
     The comparison is a round of its own, which also warms up kernels and buffers. Raises
     AssertionError if a gradient differs from that of the first variant by more than TOLERANCE.
@@ -122,9 +123,10 @@ def take_turns(
 def extrapolate_from_one_sibling(
     model: Any, case: Case, naive: Variant, ours: Variant
 ) -> Measurement:
-    """Measure our variant, and estimate naive rows, which would take an hour on long prompts.
+    """Measure our variant, and estimate the time of naive rows.
 
-    Naive rows are measured on one sibling of each call, and the time is multiplied by the number
+    On long prompts, a whole measurement of naive rows would take an hour. Therefore naive rows are
+    measured on only the first sibling of each call. The measured time is multiplied by the number
     of siblings, because all siblings are equally long.
     """
     measurement = Measurement(case, {"naive": Sample(), "quickest": Sample()})

@@ -1,9 +1,10 @@
 """Calls to train on: recorded sessions of opencode, rendered with the demo's tokenizer and chat
 template.
 
-The recordings hold requests only. An answer is read from the history in the next request. If no
-later request contains it, it is replaced by random tokens. Fan-out would have sampled N siblings
-for each call, so siblings of random tokens with the answer's length are added.
+The recordings contain only requests. The answer to a request is read from the history in the next
+request. If no later request contains the answer, random tokens replace it. With fakevllm's proxy,
+each call would have had N siblings. Therefore N - 1 siblings are added to each call. They have
+random tokens and the length of the answer.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def recorded_sessions(file: Path = RECORDED) -> list[list[RecordedCall]]:
 def with_answers(prompts: Sequence[list[int]], end: int) -> list[RecordedCall]:
     """Return the calls of one session with their answers.
 
-    The answer to a prompt is what a later prompt has after it, up to the end token of the message.
-    `end` is the id of that token.
+    The answer to a prompt is taken from a later prompt that begins with all tokens of this prompt.
+    The answer is the tokens after the shorter prompt, up to the end token of the message. `end` is
+    the id of this end token.
     """
     calls: list[RecordedCall] = []
     for index, prompt in enumerate(prompts):

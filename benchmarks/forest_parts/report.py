@@ -56,7 +56,8 @@ class Report:
     sessions: list[Measurement] = field(default_factory=list[Measurement])
     """Measurements of recorded sessions with shortened prompts."""
     extrapolated: list[Measurement] = field(default_factory=list[Measurement])
-    """Measurements of recorded sessions with whole prompts, of which naive rows are estimated."""
+    """Measurements of recorded sessions with whole prompts. The time of naive rows is an
+    estimate."""
     comparisons: list[TrlComparison] = field(default_factory=list[TrlComparison])
     trl_version: str = ""
     notes: list[str] = field(default_factory=list[str])
@@ -78,7 +79,7 @@ class Report:
         return sections
 
     def goals(self) -> list[tuple[str, bool]]:
-        """Return a sentence for each goal, and whether the goal is reached."""
+        """Return (sentence, is reached) for each goal."""
         return [
             (f"{goal}: {value:.2f}, goal at least {minimum}", value >= minimum)
             for goal, value, minimum in self._goal_values()

@@ -1,10 +1,10 @@
-"""Compare a whole training step of TRL's GRPOTrainer with one of ours, on the same samples.
+"""Compare a training step of TRL's GRPOTrainer with a step of our trainer on the same samples.
 
-Sampling is left out. TRL samples and computes rewards in `_generate_and_score_completions`; here
-this method returns prepared samples, padded as TRL pads them. The timed part of TRL is between
-`on_step_begin` and `on_step_end`: loss, backward pass, clipping, optimizer. The timed part of ours
-is `PolicyTrainer.step`, including planning and metrics. The learning rate is practically 0, so that
-all steps use the same weights.
+Sampling is not measured. TRL samples and computes rewards in `_generate_and_score_completions`.
+Here, this method returns prepared samples, padded as TRL pads them. For TRL, the time from
+`on_step_begin` to `on_step_end` is measured: loss, backward pass, clipping, optimizer. For our
+trainer, the time of `PolicyTrainer.step` is measured, including planning and metrics. The learning
+rate is practically 0, so that all steps use the same weights.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Comparison:
         return self.samples[name].faster_than(self.samples["TRL"])
 
     def trained_per_s(self, name: str) -> float:
-        """Return the trained tokens, those of responses, per CPU second."""
+        """Return the number of trained tokens (the tokens of the responses) per CPU second."""
         return self.case.num_trained / self.samples[name].median_s
 
 
@@ -73,7 +73,7 @@ class StepRunner(Protocol):
 
 
 def compare(model: Any, case: Case, num_rounds: int) -> Comparison:
-    """Compare the gradients of all trainers, then measure their steps in turns.
+    """Compare the gradients of all trainers. Then measure steps of the trainers, which take turns.
 
     The first step of each trainer warms up and is not measured. Raises AssertionError if the
     gradients differ by more than TOLERANCE.
@@ -179,10 +179,11 @@ class TrlRunner:
 
 
 def padded_samples(calls: Sequence[CallTokens], advantages: Sequence[float]) -> dict[str, Any]:
-    """Return the samples as TRL's `_generate_and_score_completions` does.
+    """Return the samples in the form that TRL's `_generate_and_score_completions` returns.
 
-    Prompts are padded on the left and completions on the right, to the longest of the step. There
-    are no old log-probabilities, because TRL has none if it trains once on each sample.
+    Prompts are padded on the left to the longest prompt of the step. Completions are padded on the
+    right to the longest completion of the step. There are no old log-probabilities, because TRL has
+    none if it trains once on each sample.
     """
     pad: Any = import_module("trl.trainer.utils").pad
     starts = [call.trained[0][0] for call in calls]

@@ -1,7 +1,8 @@
 """The variants of a training step that benchmarks.forest compares.
 
-Each variant computes the sum of the trained tokens' log-probabilities, forward and backward, on the
-model's device, and returns how many tokens went through the model, including padding.
+Each variant runs a forward and a backward pass of the sum of the trained tokens' log-probabilities,
+on the model's device. A variant returns the number of tokens that went through the model, including
+padding.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ ForwardPass = Callable[[Any, Case], Iterator[PieceResult]]
 def make_model() -> Any:
     """Return a small Llama with random weights.
 
-    Attention between two tokens costs a thousandth of what one token costs in the other layers.
+    In this model, attention between two tokens needs a thousandth of the computation that one token
+    needs in the other layers.
     """
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -66,7 +68,8 @@ def naive(model: Any, case: Case) -> Iterator[PieceResult]:
 
 
 def flat_merge(model: Any, case: Case) -> Iterator[PieceResult]:
-    """Compute naive rows of merged calls, like AgentJet's merging where that is exact."""
+    """Merge calls that extend each other, and compute the merged calls as naive rows. AgentJet
+    merges calls in the same way, but also where the merge is not exact."""
     return _rows(model, merge_extending_calls(case.calls), case.budget)
 
 
@@ -90,8 +93,8 @@ def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> Iterator[Piec
 
 
 def _padded_pieces(calls: Sequence[CallTokens], budget: int) -> list[list[int]]:
-    """Return the indices of the calls of each piece. A call beyond the budget gets its own
-    piece."""
+    """Return the indices of the calls of each piece. A call with more tokens than the budget is a
+    piece of its own."""
     pieces: list[list[int]] = []
     for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].ids)):
         if pieces and len(calls[pieces[-1][0]].ids) * (len(pieces[-1]) + 1) <= budget:
@@ -136,7 +139,8 @@ def with_backward(forward_pass: ForwardPass) -> Variant:
 
 
 def describe_sharing(case: Case) -> str:
-    """Return rho in pieces of the default size and in pieces of the case's own size."""
+    """Return the sharing factor rho of the case as text, for pieces of the default size and for
+    pieces of the case's own size."""
     calls = sharing.unshare_small_prefixes(case.calls)
     num_naive = sum(len(call.ids) for call in calls)
     rho = {

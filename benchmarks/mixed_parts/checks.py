@@ -18,15 +18,15 @@ from benchmarks.mixed_parts.clients import AppError, ClientRequest
 Json = dict[str, Any]
 
 KILL_SHADOW_S = 5.0
-"""Seconds after the restart of a killed proxy during which errors are still attributed to the
-kill."""
+"""For this number of seconds after the restart of a killed proxy, errors still count as caused by
+the kill."""
 MAX_LATE_CUT_SHARE = 0.03
-"""Largest share of cut connections that may lead to a second group: those that were cut at the very
-moment when the answer was sent."""
+"""Largest allowed share of cut connections that lead to a second group of the request. This happens
+only if a connection is cut at the very moment when the answer is sent."""
 MAX_GROWTH = 1.15
-"""Largest ratio of the memory in the last third of a run to that in the first third."""
+"""Largest allowed value of (memory in the last third of a run) / (memory in the first third)."""
 WARM_UP_S = 60.0
-"""Age of a process from which its memory counts."""
+"""Age of a process in seconds from which on the memory of the process counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ProcessKill:
     """A kill of the server or of the proxy."""
 
     name: str
-    """"server" or "proxy"."""
+    """Name of the killed process: "server" or "proxy"."""
     at: float
     """Unix time in seconds, from time.time()."""
     healthy_after_s: float
@@ -118,7 +118,8 @@ def read_feedback_samples(ledger: Path) -> list[Json]:
 
 
 def check_side_calls(groups: Sequence[Json]) -> Finding:
-    """Check that the proxy recognized each side call. Side calls have a marker in their text."""
+    """Check that the proxy recognized each side call (a request of the app itself, such as for a
+    title). In this benchmark, side calls have a marker in their text."""
     sides = [group for group in groups if "side-" in group["question"]]
     sides = [group for group in sides if group["state"] != "failed"]
     wrong = [
@@ -134,8 +135,8 @@ def check_one_group_each(
     """Check that every answered request has one group.
 
     Groups in state `failed` do not count: the app got no answer from them and sent the request
-    again. Two exceptions may lead to a second group: a kill of the proxy, and a connection that was
-    cut when the answer had already been sent.
+    again. A request may have a second group in two cases: the proxy was killed, or the connection
+    was cut when the answer had already been sent.
     """
     by_name: dict[str, list[Json]] = {request.name: [] for request in requests}
     for group in groups:
@@ -188,8 +189,8 @@ def check_one_group_each(
 def _all_were_sent(groups: Sequence[Json]) -> bool:
     """Return whether all bytes of each answer were sent over an open connection.
 
-    The proxy cannot know that the app did not read them. If the app then sends the request again
-    without a retry header, it is a new request.
+    The proxy cannot know that the app did not read these bytes. If the app then sends the request
+    again without a retry header, the proxy treats it as a new request.
     """
     return all(group["status"] == 200 for group in groups)
 
@@ -218,9 +219,10 @@ def check_coding(groups: Sequence[Json]) -> Finding:
 def check_memory(readings: Sequence[MemoryReading]) -> list[Finding]:
     """Check that memory does not grow.
 
-    For the proxy, compare the first and the last third of its longest time without a restart. The
-    server is restarted too often for that, so compare the medians of the times between its
-    restarts.
+    For the proxy, compare the first third and the last third of its longest period without a
+    restart. The server has no such long period. For the server, take the median memory of each
+    period between two restarts, and compare the medians of the first and of the last third of the
+    periods.
     """
     proxy = _longest_without_restart([one for one in readings if one.name == "proxy"])
     server = [one for one in readings if one.name == "server"]
@@ -246,7 +248,7 @@ def _longest_without_restart(readings: Sequence[MemoryReading]) -> list[MemoryRe
 
 
 def _check_flat(claim: str, points: Sequence[tuple[float, float]]) -> Finding:
-    """Check a series of points (Unix time in seconds, MiB)."""
+    """Check that the memory does not grow in a series of points (Unix time in seconds, MiB)."""
     if len(points) < 3:
         return Finding(claim, f"not measured: {len(points)} points, the run is too short", None)
     third = max(1, len(points) // 3)

@@ -23,30 +23,31 @@ Json = dict[str, Any]
 MODEL = "app-model"
 MAX_TOKENS = 128
 IGNORE_EOS = {"ignore_eos": True}
-"""Field that makes answers long. Agent-tiny's own answers are a few words, and would rarely be
-under way when a process is killed."""
+"""Field that makes answers long. The answers of the model agent-tiny have only a few words. Without
+this field, a kill of a process would rarely hit an answer in progress."""
 MAX_DELAY_BEFORE_CUT_S = 0.5
 MAX_BYTES_BEFORE_CUT = 300
 """Bytes read before a connection is cut. Every whole answer is longer."""
 TIMEOUT_S = 240.0
 MAX_TRIES = 12
 RETRY_PAUSE_S = 2.0
-"""Pause of an app after an error, before it sends the same request again."""
+"""Seconds between an error and the next attempt of the app to send the same request."""
 PAUSE_AFTER_CUT_S = (0.3, 1.0)
-"""Range of the pause after a cut, as long as SDKs pause. If no header marks the second request as a
-retry, the proxy must have noticed the first one's disconnect by then."""
+"""Range of the pause after a cut connection, in seconds. SDKs pause for about the same time. If no
+header marks the second request as a retry, the proxy must have noticed the disconnect of the first
+request when the second request arrives."""
 TITLE_PROMPT = "You are a title generator. Name this conversation in a few words."
 LAST_EVENTS = {
     "/v1/chat/completions": b"data: [DONE]",
     "/v1/responses": b"event: response.completed",
     "/v1/messages": b"event: message_stop",
 }
-"""Bytes that a complete stream contains, by path."""
+"""For each path, bytes that only a complete stream contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppError:
-    """An error that a client library raised to its app after its own retries."""
+    """An error that a client library raised after its own retries."""
 
     app: str
     sent_at: float
@@ -83,9 +84,10 @@ class TrafficLog:
     num_turns: int = 0
     """Number of turns of opencode."""
     num_turns_given_up: int = 0
-    """Number of turns of opencode that failed MAX_TRIES times."""
+    """Number of turns of opencode that were given up after MAX_TRIES failed attempts."""
     num_opencode_starts: int = 0
-    """Number of times `opencode serve` was started. It may end by itself."""
+    """Number of times that `opencode serve` was started. The program may end by itself and is then
+    started again."""
 
     def begin(self, app: str, number: int) -> ClientRequest:
         """Record and return a new request."""
@@ -108,7 +110,7 @@ class Traffic:
     async def repeat(self, mean_s: float, act: Callable[[int], Awaitable[None]]) -> None:
         """Call `act` with the numbers 0, 1, … until the time is over.
 
-        The pauses in between are `mean_s` seconds on average.
+        Between two calls there is a random pause of `mean_s` seconds on average.
         """
         for number in itertools.count():
             if time.monotonic() >= self.until:
@@ -121,7 +123,8 @@ class Traffic:
     ) -> None:
         """Call `send` until the request is answered, at most MAX_TRIES times.
 
-        `send` gets the number of the try. It returns False if it cut the connection.
+        `send` is called with the number of the attempt. It returns False if it has cut the
+        connection.
         """
         for attempt in range(MAX_TRIES):
             sent_at = time.time()
@@ -206,10 +209,10 @@ def create_body(path: str, text: str, is_streamed: bool) -> Json:
 
 
 def find_error(path: str, content: bytes, is_streamed: bool) -> str | None:
-    """Return what is wrong with the body of an answer with status 200, or None.
+    """Return the error in the body of an answer with status 200, or None if there is no error.
 
-    If an app has waited long, the proxy has already sent status 200, and an error follows in the
-    body.
+    If an app waits for a long time, the proxy sends status 200 before it knows the answer. A later
+    error can then only be in the body.
     """
     if not is_streamed:
         error = json.loads(content).get("error")
@@ -263,8 +266,8 @@ async def run_http_client(traffic: Traffic, app: str, mean_s: float, cut_share: 
 async def send_and_disconnect(request: httpx.Request, delay_s: float, max_bytes: int) -> None:
     """Send a request, wait, read at most `max_bytes` of the answer, and close the connection.
 
-    This uses a bare socket. An HTTP library may have read further before it is cancelled, and the
-    proxy would count those bytes as received.
+    The function uses a bare socket. An HTTP library might read more bytes before it is cancelled,
+    and the proxy would count these bytes as received.
     """
     loop, url = asyncio.get_running_loop(), request.url
     head = [f"{request.method} {url.path} HTTP/1.1"]

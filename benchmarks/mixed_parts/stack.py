@@ -1,5 +1,5 @@
 """The processes under test: a server and a proxy that can be killed and restarted, and the web chat
-in front of them. Needs Linux, because memory is read from `/proc`."""
+in front of them. The module needs Linux, because memory is read from `/proc`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 RESTART_TIMEOUT_S = 120.0
 HOLD_S = RESTART_TIMEOUT_S
-"""Seconds for which the proxy holds requests: as long as the restart of a killed server may take,
-which is over a minute on a busy machine."""
+"""Seconds for which the proxy holds requests while the server is down. On a busy machine, the
+restart of a killed server may take more than a minute."""
 EXIT_TIMEOUT_S = 15.0
 CONFIG = f"""
 [hooks]
@@ -80,7 +80,8 @@ class Stack:
 
 
 def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process with its descendants, 0 if it has just ended."""
+    """Return the resident memory of a process and its descendants. Return 0 if the process has just
+    ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -73,7 +73,7 @@ async def run_opencode_sessions(
 
 
 async def _run_session(traffic: Traffic, opencode: OpencodeServer, workspace: Path) -> None:
-    """Run one session. Like a user, send a turn that failed again."""
+    """Run one session. If a turn fails, send it again, as a user would do."""
     log = traffic.log
     workspace.mkdir()
     session_id = await opencode.new_session(workspace)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.proxy_parts.bare_relay --upstream http://127.0.0.1:10086 --port 8001
 
-`benchmarks.proxy_overhead` compares the proxy with it. The relay decodes nothing, keeps no ledger,
-and does not translate errors. Like the proxy, it runs on uvloop.
+`benchmarks.proxy_overhead` compares the proxy with this relay. The relay decodes nothing, keeps no
+ledger, and does not translate errors. Like the proxy, the relay runs on uvloop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def relay(request: web.Request) -> web.StreamResponse:
-    """Forward a request and pass the answer back, a stream chunk by chunk."""
+    """Forward a request and pass the answer back. A streamed answer is passed back chunk by
+    chunk."""
     body = await request.read()
     headers = {"Content-Type": request.content_type}
     session, url = request.app[SESSION], request.app[UPSTREAM] + request.path

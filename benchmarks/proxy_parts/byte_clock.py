@@ -1,12 +1,12 @@
-"""A forwarder of TCP connections between proxy and server, which records when the server's latest
-byte of an answer was passed on.
+"""A forwarder of TCP connections between proxy and server. It records when it last passed on a byte
+of an answer.
 
     python -m benchmarks.proxy_parts.byte_clock --upstream http://127.0.0.1:10086 --port 8001
 
 `GET /last_byte` returns the moment of the last byte of any answer to a chat request, in seconds of
-time.perf_counter(), which on Linux is the same clock in all processes. The forwarder decodes
-nothing: whether the bytes of a connection belong to an answer is decided by the first line of the
-latest request on it.
+time.perf_counter(), which on Linux is the same clock in all processes. The forwarder does not
+decode answers. The first line of the latest request on a connection decides whether the server's
+bytes on this connection belong to an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAST_BYTE = b"GET /last_byte "
 
 
 class ByteClock:
-    """The moment of the latest byte."""
+    """The time at which the latest byte of an answer was passed on."""
 
     def __init__(self) -> None:
         self.last_byte = 0.0

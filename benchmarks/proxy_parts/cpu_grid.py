@@ -16,7 +16,7 @@ CONCURRENCY = 8
 SIZES = {"1 KB": 1_000, "100 KB": 100_000, "1 MB": 1_000_000}
 """Bytes of a request's body by name."""
 MAX_REQUESTS = 400
-"""Most requests of one round."""
+"""Maximum number of requests of one cell in one round."""
 NUM_WARM_UP = 100
 """Requests of the smallest size that each target gets first."""
 
@@ -37,7 +37,8 @@ class Plan:
     sizes: Sequence[str] = tuple(SIZES)
     num_rounds: int = 5
     round_s: float = 1.0
-    """Seconds that one cell takes in one round, but at least one request."""
+    """Seconds that the requests of one cell take in one round. At least one request is sent, even
+    if it takes longer."""
 
 
 @dataclass(slots=True)
@@ -47,11 +48,13 @@ class Grid:
     rounds: dict[Cell, list[Cpu]] = field(default_factory=dict[Cell, list[Cpu]])
 
     def median_s(self, cell: Cell, process: str) -> float:
-        """Return the median over the rounds of a process, which is a field or property of Cpu."""
+        """Return the median over the rounds of a process's CPU seconds. `process` is the name of a
+        field or property of Cpu."""
         return statistics.median(getattr(cpu, process) for cpu in self.rounds[cell])
 
     def ratio(self, cell: Cell, process: str, floor: Cell, floor_process: str) -> float:
-        """Return the median over the rounds of the ratio of one cell to another."""
+        """Return the CPU seconds of `process` in `cell`, divided by those of `floor_process` in
+        `floor`, as the median over the rounds."""
         pairs = zip(self.rounds[cell], self.rounds[floor], strict=True)
         return statistics.median(
             getattr(ours, process) / getattr(theirs, floor_process) for ours, theirs in pairs
@@ -59,7 +62,8 @@ class Grid:
 
 
 async def measure_grid(http: aiohttp.ClientSession, targets: Sequence[Target], plan: Plan) -> Grid:
-    """Measure all cells in each round, one after the other, so that the rounds are interleaved."""
+    """In each round, measure all cells one after another. All cells are then measured under the
+    same conditions."""
     grid = Grid()
     prompts = Prompts()
     for target in targets:
@@ -88,7 +92,8 @@ async def measure_grid(http: aiohttp.ClientSession, targets: Sequence[Target], p
 async def _choose_number(
     http: aiohttp.ClientSession, target: Target, prompts: Prompts, cell: Cell, round_s: float
 ) -> int:
-    """Return the number of requests that take `round_s` seconds, from the CPU time of one."""
+    """Return the number of requests that take about `round_s` seconds, estimated from the CPU time
+    of one request."""
     before = target.wait_until_resting()
     await _send(http, target, prompts, 1, cell.size, cell.streamed)
     spent = target.wait_until_resting() - before

@@ -1,4 +1,4 @@
-"""The command line of a process that stands between a load and a server, and its end."""
+"""The command line and the end of a process between a load and a server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Latency of requests that are sent one at a time, and the time between the last byte of the last
-sibling and the first byte that the app gets."""
+"""Two measurements: the latency of requests that are sent one at a time, and the time between the
+last byte of the last sibling and the first byte that the app gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Alone:
     rounds: dict[tuple[str, bool], list[list[float]]] = field(
         default_factory=dict[tuple[str, bool], list[list[float]]]
     )
-    """Rounds by name of the target and whether the answers are streamed."""
+    """Maps (name of the target, whether the answers are streamed) to the latencies of each
+    round."""
 
     def percentiles(self, target: str, streamed: bool) -> tuple[float, float]:
         """Return p50 and p99 as medians over the rounds."""
@@ -32,7 +33,7 @@ class Alone:
         return statistics.median(p50s), statistics.median(p99s)
 
     def added(self, target: str, streamed: bool, base: str) -> tuple[float, float]:
-        """Return p50 and p99 above those of `base`, as medians of the differences per round."""
+        """Return the differences to p50 and p99 of `base`, as medians over the rounds."""
         pairs = zip(self.rounds[target, streamed], self.rounds[base, streamed], strict=True)
         cuts = [(percentiles(ours), percentiles(theirs)) for ours, theirs in pairs]
         return (
@@ -44,8 +45,8 @@ class Alone:
 async def measure_alone(
     http: aiohttp.ClientSession, targets: Sequence[Target], num: int, num_rounds: int
 ) -> Alone:
-    """Send `num` requests to each target, whole and streamed, in each round. Within a round the
-    targets take turns with each request."""
+    """In each round, send `num` requests for whole answers and `num` requests for streams to each
+    target. The targets take turns after each request."""
     alone, prompts = Alone(), Prompts()
     for _ in range(num_rounds):
         for streamed in (False, True):
@@ -64,8 +65,9 @@ async def measure_alone(
 async def measure_tail(
     http: aiohttp.ClientSession, target: Target, num: int, *, streamed: bool
 ) -> list[float]:
-    """Return the seconds from the last byte of the last sibling, as the proxy gets it, to the first
-    byte of the app's answer, for `num` requests one at a time."""
+    """Send `num` requests, one at a time. For each request, return the seconds between two times:
+    the proxy gets the last byte of the last sibling, and the app gets the first byte of its
+    answer."""
     assert target.byte_clock is not None, f"{target.name} was started without a byte clock"
     prompts = Prompts()
     tails: list[float] = []
@@ -80,6 +82,6 @@ async def measure_tail(
 
 
 def percentiles(latencies: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99."""
+    """Return the percentiles p50 and p99."""
     cuts = statistics.quantiles(latencies, n=100)
     return cuts[49], cuts[98]

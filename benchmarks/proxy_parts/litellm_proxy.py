@@ -2,9 +2,9 @@
 
     python -m benchmarks.proxy_parts.litellm_proxy --upstream http://127.0.0.1:10086 --port 8002
 
-LiteLLM's dependencies conflict with ours, so it runs in a virtual environment of its own, the
-folder `--environment`, which is created if it does not exist. LiteLLM runs in its leanest form: one
-worker, no database, no callbacks.
+LiteLLM's dependencies conflict with those of this project. Therefore LiteLLM runs in its own
+virtual environment, in the folder `--environment`. The environment is created if it does not exist.
+LiteLLM runs in its leanest form: one worker, no database, no callbacks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 
 
 def prepare_environment(folder: Path) -> Path:
-    """Create a virtual environment with LiteLLM if there is none, and return its Python."""
+    """Create a virtual environment with LiteLLM if there is none. Return its Python."""
     python = folder / "bin/python"
     if not (folder / "bin/litellm").exists():
         venv.create(folder, with_pip=True)

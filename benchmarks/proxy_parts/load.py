@@ -25,7 +25,7 @@ class Timing:
 
     started: float
     first_byte: float
-    """When the first byte of the answer's body arrived."""
+    """Time at which the first byte of the answer's body arrived."""
     ended: float
 
     @property
@@ -34,8 +34,8 @@ class Timing:
 
 
 class Prompts:
-    """Bodies of chat requests. All prompts differ from each other from their first words on, so
-    that nothing that keeps equal prompts once gains by the repetition."""
+    """Bodies of chat requests. All prompts differ in their first words, so that no program can save
+    work by storing or computing equal prompts only once."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 _CPUCLOCK_SCHED = 2
-"""Kind of a process's clock in its clock id: the time for which the scheduler ran it. The kernel
-builds the id of a process's clock from its pid, as clock_getcpuclockid(3) does."""
+"""Kind of clock that measures the time for which the scheduler ran a process. The kernel computes
+the id of a process's clock from this kind and the process id, as clock_getcpuclockid(3) does."""
 
 
 def process_cpu_s(pid: int) -> float:
@@ -21,7 +21,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the running children of a process, whichever of its threads started them."""
+    """Return the running child processes of a process, from all of its threads."""
     pids: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended

@@ -1,5 +1,5 @@
-"""The processes under test: proxies with different numbers of siblings, each with a server of its
-own, and relays."""
+"""The processes under test: relays, and proxies with different numbers of siblings, each with its
+own server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def on_compute_relative_reward(valid_results, all_answers):
     return [float(index) for index in range(len(all_answers))]
 """
 NUM_GROUPS_PER_STEP = 10_000
-"""Groups of a training step. No step begins, because a step would be counted with the requests of
-one round and not of another."""
+"""Number of groups of a training step. The number is so large that no step begins. A step would add
+CPU time to the requests of only one round."""
 REST_S = 0.1
 REST_SHARE = 0.06
-"""Share of one CPU that a target at rest takes at most. Its polling takes about half of it."""
+"""Maximum share of one CPU that a target uses at rest. The target's polling uses about half of this
+share."""
 REST_TIMEOUT_S = 120.0
 
 
@@ -36,7 +37,7 @@ class Cpu:
     """CPU seconds of the processes of one target."""
 
     relay: float = 0.0
-    """A bare relay, or another proxy."""
+    """CPU seconds of a bare relay, or of another proxy such as LiteLLM's."""
     proxy: float = 0.0
     hook: float = 0.0
     server: float = 0.0
@@ -50,7 +51,7 @@ class Cpu:
 
     @property
     def ours(self) -> float:
-        """Everything but the engine and relays."""
+        """CPU seconds of all processes except the engine and relays."""
         return self.proxy + self.hook + self.server
 
     @property
@@ -64,7 +65,7 @@ class Target:
 
     name: str
     process: Process
-    """The process that the app's requests are sent to."""
+    """Process to which the app's requests are sent."""
     server: Process
     num_siblings: int = 1
     has_hook: bool = False
@@ -117,8 +118,8 @@ class Target:
 def start_proxy(
     started: Processes, num_siblings: int, *, has_hook: bool, has_byte_clock: bool = False
 ) -> Target:
-    """Start a proxy with a server of its own: with a shared one, each proxy would read the other's
-    groups in the server's run log."""
+    """Start a proxy with its own server. If two proxies shared a server, each proxy would also read
+    the groups of the other proxy in the server's run log."""
     folder = f"{num_siblings}{'-hook' if has_hook else ''}"
     server = _start_server(started, f"server-{folder}")
     upstream: Process | str = server

@@ -1,2 +1,2 @@
-"""Parts of `benchmarks.swarm_load`: a minimal server to compare with, waves of episodes, and a
+"""Parts of `benchmarks.swarm_load`: a minimal server for comparison, waves of episodes, and a
 writer of large journals."""

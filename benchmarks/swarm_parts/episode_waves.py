@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 NUM_REPEAT = 4
 BATCH_SIZE = 10_000
-"""Groups per step. It is so large that no step is taken, because a step's CPU time would count as
-that of the ends."""
+"""Number of groups per step. The number is so large that no step is made. The CPU time of a step
+would be counted as CPU time of the ends of episodes."""
 JOB = f"job: {{num_repeat: {NUM_REPEAT}, batch_size: {BATCH_SIZE}}}"
 IDLE_LIMIT_S = 600
 CALLS_AT_ONCE = 32
-"""Calls in flight. Calls are not measured here."""
+"""Maximum number of concurrent model calls. Calls are not measured here."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Target:
     name: str
     process: Process
     has_model: bool = True
-    """Whether its episodes can call a model. The baseline's cannot."""
+    """Whether episodes at this server can call a model. At the baseline server, they cannot."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,8 @@ class Waves:
         self._numbers = itertools.count()
 
     async def start_engine(self, target: Target) -> float:
-        """Start the engine, wait until episodes can be claimed, and return the seconds it took."""
+        """Start the engine, wait until episodes can be claimed, and return the seconds from the
+        start until then."""
         started = time.perf_counter()
         await self._post(f"{target.process.url}/sync_train_config", {"yaml_as_string": JOB})
         await self._post(f"{target.process.url}/start_engine", {})

@@ -32,9 +32,9 @@ NUM_REPEAT = 4
 BATCH_SIZE = 20
 TABLES = ("episodes", "calls", "samples", "groups", "submissions")
 ROWS_PER_STEP = BATCH_SIZE * (1 + 3 * NUM_REPEAT)
-"""Rows of those tables after a step, when its calls are pruned."""
+"""Number of rows that one step leaves in TABLES after its calls are deleted."""
 STEPS_AT_ONCE = 20
-"""Steps that are queued before the script waits for the writer."""
+"""Number of steps that are queued before the script waits for the writer."""
 AGE_S = 7200.0
 CALL = RecordedCall(
     prompt_ids=list(range(20)),

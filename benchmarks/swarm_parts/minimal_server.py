@@ -1,8 +1,8 @@
-"""The baseline of `benchmarks.swarm_load`: a minimal server that takes claims and ends of episodes
-over HTTP, and writes each to disk before it answers.
+"""The baseline of `benchmarks.swarm_load`: a minimal server that accepts claims and ends of
+episodes over HTTP, and writes each request to disk before it answers.
 
-It uses FastAPI and one SQLite table, with one insert and one flush for each request, and it keeps
-no state of the episodes.
+The server uses FastAPI and one SQLite table, with one insert and one flush for each request. The
+server keeps no state of the episodes.
 """
 
 from __future__ import annotations

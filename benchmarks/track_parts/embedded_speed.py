@@ -1,4 +1,4 @@
-"""Speed of the embedded engine, compared with the shortest code that does the same with the same
+"""Speed of the embedded engine, compared with the shortest code that samples and trains the same
 model: sampling with a cache, and a training step on padded rows."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STEP_SHAPE = Shape(256, 32, 8)
 
 
 def decode_ratio(num_rounds: int) -> float:
-    """Return the CPU time in which the engine samples a group, compared with a loop over the same
-    model. Both compute the prompt once for all siblings."""
+    """Return the CPU time in which the engine samples a group, divided by the CPU time of a loop
+    over the same model. Both the engine and the loop compute the prompt once for all siblings."""
     engines: Any = import_module("fakevllm_server.backends.embedded.engine")
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
         path = make_model(Path(folder) / "model")
@@ -80,8 +80,8 @@ def _sample_in_loop(model: Any, prompt: list[int]) -> None:
 
 
 def step_ratio(num_rounds: int) -> float:
-    """Return the CPU time of a training step, compared with padded rows, their backward pass and
-    torch's AdamW."""
+    """Return the CPU time of a training step, divided by the CPU time of a plain step: padded rows,
+    their backward pass, and torch's AdamW."""
     torch: Any = import_module("torch")
     variants: Any = import_module("benchmarks.forest_parts.variants")
     trainers: Any = import_module("fakevllm_server.backends.embedded.train.trainer")
@@ -115,7 +115,8 @@ def _calls(case: Case) -> list[Call]:
 
 
 def forest_ratio(num_rounds: int) -> float:
-    """Return the CPU time of forward and backward pass over a forest, compared with padded rows."""
+    """Return the CPU time of forward and backward pass over a forest, divided by that of padded
+    rows."""
     measurement: Any = import_module("benchmarks.forest_parts.measurement")
     variants: Any = import_module("benchmarks.forest_parts.variants")
     import_module("torch").set_num_threads(1)
@@ -139,8 +140,8 @@ def _finish(step: Generator[None, None, Any]) -> Any:
 def _median_ratio(
     ours: Callable[[], object], floor: Callable[[], object], num_rounds: int
 ) -> float:
-    """Return the median over the rounds of the ratio of CPU times. The first round only warms
-    up."""
+    """Return the ratio of the two CPU times, as the median over the rounds. The first round warms
+    up and is not counted."""
     ratios: list[float] = []
     for number in range(num_rounds + 1):
         spent: list[float] = []

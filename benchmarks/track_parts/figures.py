@@ -1,6 +1,7 @@
-"""The tracked figures. Each measurement gives one or several ratios to floors of the same run.
+"""The tracked figures. Each measurement gives one or more ratios to floors of the same run.
 
-Learning is the mean reward at the end of a training run, divided by the same of its frozen control.
+The figure for learning is the mean reward at the end of a training run, divided by the mean reward
+at the end of its frozen control.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from benchmarks.track_parts.history import Better
 
 FROZEN = "the frozen control"
 LEARNING_STEPS = 60
-"""Steps of the sums in a tracked run. By then the reward has risen far above the control's."""
+"""Number of training steps on sums in a tracked run. After these steps, the reward is far above the
+reward of the control."""
 
 
 class Skipped(Exception):
-    """A measurement cannot be made here. The message gives the reason."""
+    """Raised if a measurement cannot be made on this machine. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Measurement:
 
 
 def measure_proxy(is_quick: bool) -> Mapping[str, float]:
-    """Return the CPU of the proxy in bare relays, and that of eight siblings in single answers."""
+    """Return two kinds of ratios of CPU times: the proxy to a bare relay, and a group of eight
+    siblings to a single answer."""
     if not sys.platform.startswith("linux"):
         raise Skipped("it reads /proc, so it needs Linux")
     from benchmarks.proxy_overhead import Settings, measure

@@ -1,8 +1,8 @@
-"""The figures of earlier versions, one JSON line per figure, and the decision what is a regression.
+"""The figures of earlier versions, one JSON line per figure, and the search for regressions.
 
-A figure is a ratio to a floor of the same run, so that a slower machine changes both. The ratios of
-two machines may still differ, so a figure is compared only with figures of the same machine and
-of the same length of measurement.
+A figure is a ratio to a floor of the same run. A slower machine changes both the measured value and
+the floor, so the ratio changes little. The ratios of two machines may still differ. Therefore a
+figure is compared only with figures of the same machine and the same length of measurement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 Better = Literal["lower", "higher"]
 NUM_COMPARED = 5
-"""Number of earlier entries whose median a new one is compared with."""
+"""Number of earlier entries. A new entry is compared with their median."""
 MAX_WORSE = 0.10
 """Share by which a figure may be worse than the median before it counts as a regression."""
 
@@ -63,7 +63,7 @@ class Regression:
     new: Entry
     median: float
     last_good: Entry
-    """The latest earlier entry that was not worse than the median by MAX_WORSE."""
+    """The latest earlier entry that is not more than MAX_WORSE worse than the median."""
 
     def __str__(self) -> str:
         return (

@@ -21,7 +21,8 @@ POLL_INTERVAL_S = 0.2
 
 
 def play(client: SwarmClient, name: str, task: Task) -> None:
-    """Play one episode. Its claim waits while this mix has more than its share of the batch."""
+    """Play one episode. The claim of the episode waits while this mix has more than its share of
+    the batch."""
     mix = MIXES[name]
     policy = ThrottlePolicy(share=mix.share, mix=name)
     messages: list[Any] = [{"role": "system", "content": mix.system}]

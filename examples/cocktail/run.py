@@ -1,4 +1,4 @@
-"""Run all three clients, each in a process of its own, then print the report.
+"""Run all three clients, each in a process of its own. Then print the report.
 
 python -m examples.cocktail.run [--steps 20]
 """
@@ -66,7 +66,7 @@ def start(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[bytes]]:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a terminated process; kill it after the timeout."""
+    """Wait until a terminated process has ended. Kill the process after the timeout."""
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

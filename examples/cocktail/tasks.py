@@ -27,7 +27,7 @@ class Mix:
     """System prompt, from which the model recognizes the kind."""
     num_turns: int
     pause_s: float
-    """Seconds between two turns, in place of the agent's own work."""
+    """Seconds between two turns. The pause takes the place of an agent's own work."""
     score: Callable[[str, int], float]
     """Function of (reply, right sum) that returns the reward of one reply."""
 
@@ -52,7 +52,8 @@ MIXES = {
 
 
 def sums(task_id: str, number: int) -> list[tuple[str, int]]:
-    """Return `number` questions with their answers, the same in every episode of a task."""
+    """Return `number` questions with their answers. Every episode of a task gets the same
+    questions."""
     rng = random.Random(task_id)
     pairs = [(rng.randrange(8), rng.randrange(8)) for _ in range(number)]
     return [(f"What is {left} plus {right}?", left + right) for left, right in pairs]

@@ -49,8 +49,9 @@ PROMPT = (
 def run(task: Task, access: EpisodeAccess) -> WorkflowOutput:
     """Ask the demo model one question and reward the right number.
 
-    An answer that states a sum, such as `3 plus 4 is 9.`, calls the calculator. The calculator's
-    number counts, and the model's own number does not. `The answer is 9.` is a guess.
+    An answer that states a sum, such as `3 plus 4 is 9.`, counts as a call of the calculator for
+    this sum. The reward is then for the calculator's result, and not for the model's own number. An
+    answer such as `The answer is 9.` is a guess, and the reward is for the model's number.
     """
     with access.openai() as client:
         answer = client.chat.completions.create(

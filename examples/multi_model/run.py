@@ -26,7 +26,8 @@ from fakevllm import (
 
 BATCH_SIZE, NUM_REPEAT, MAX_PARALLEL = 8, 8, 16
 NUM_COMPARED_STEPS = 5
-"""Number of steps at the start and at the end of a curve whose means are compared."""
+"""The mean of this number of steps at the start of a curve is compared with the mean of as many
+steps at its end."""
 
 
 def parse_plan(reply: str) -> str | None:
@@ -49,7 +50,8 @@ def ask(model: OpenAI, question: str) -> str:
 def play(clients: Sequence[SwarmClient], task: Task) -> tuple[float, float]:
     """Play one episode and return the rewards of planner and executor.
 
-    The planner gets the task and should name the sum. The executor gets only the plan.
+    The planner gets the task and should name the sum in its reply, the plan. The executor gets only
+    the plan.
     """
     with episodes_together(clients, task) as (planner, executor):
         with planner.openai() as model:

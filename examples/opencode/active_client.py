@@ -3,8 +3,8 @@
     python -m examples.opencode.active_client [--tasks 20] [--opencode opencode]
 
 Each session is an episode with an API key of its own. Its reward is the result of the tests in the
-workspace. No hook and no proxy are needed once the server has a job, which `fakevllm serve` can
-send. The siblings of a group are whole sessions of the same task.
+workspace. The client needs no hook and no proxy. The server must have a job, which `fakevllm serve`
+can send. The siblings of a group are whole sessions of the same task.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EpisodeClient:
         return reply.raise_for_status().json()["data"][0]["id"]
 
     async def claim(self) -> dict[str, Any]:
-        """Claim an episode; wait until the server has one."""
+        """Claim an episode. If the server has no free episode, wait for one."""
         body = {"episode_type": "train", "discard_episode_timeout": IDLE_TIMEOUT_S}
         while True:
             claim = await self._post("/claim_episode", body)
@@ -76,7 +76,8 @@ async def play_episode(
     task_id: str,
     turns: Sequence[Turn],
 ) -> float:
-    """Play a session as an episode; return its reward, the share of turns whose test passes."""
+    """Play a session as an episode. Return the reward, which is the share of turns whose test
+    passes."""
     claim = await client.claim()
     try:
         _write_config(workspace, claim, await client.model())
@@ -114,7 +115,7 @@ class Workload:
 async def play(
     swarm_url: str, command: str, workload: Workload, on_episode_end: Callable[[], object]
 ) -> list[float]:
-    """Play all episodes; return the mean reward of each task, in order."""
+    """Play all episodes. Return the mean reward of each task, in the order of the tasks."""
     slots = asyncio.Semaphore(workload.concurrency)
     with tempfile.TemporaryDirectory() as folder:
         async with (

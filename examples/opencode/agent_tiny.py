@@ -7,9 +7,9 @@ trained on the tool format and on a request of opencode, which the script record
 
 The warm-up trains the model on sessions of the small agent, in two stages. The first stage has
 short system prompts and right numbers, in small batches, and is fast. The second stage has the real
-system prompt, and a third of its numbers are wrong. Many answers share one prompt there, so that
-the prompt goes through the model once. Afterwards the model can use the tool, but writes many wrong
-numbers.
+system prompt, and a third of its numbers are wrong. In this stage, many answers share one prompt,
+so that the prompt goes through the model only once. After the warm-up, the model can use the tool,
+but writes many wrong numbers.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ STAGES = (
     Stage(600, batch_size=16, wrong_share=0.0, first_call_share=0.7, is_short=True),
     Stage(80, batch_size=48, wrong_share=0.35, first_call_share=0.0, is_short=False),
 )
-"""The learning rate decreases over both stages, so that the second does not erase the sums."""
+"""The stages of the warm-up. The learning rate decreases over both stages, so that the second stage
+does not make the model forget the sums."""
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 4096
 READABLE = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Single tokens that are decoded as text and not as special tokens, because the engine parses calls
-from the text."""
+"""Texts that are single tokens and are decoded as text, not as special tokens. The reason is that
+the engine parses tool calls from the text."""
 TOOL_RESULT = "Wrote file successfully."
 DONE = "Done."
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -120,7 +121,8 @@ class Sessions:
         return messages[:2] if self._rng.random() < stage.first_call_share else messages
 
     def _number(self, turn: Turn, stage: Stage) -> str:
-        """Return the number that the answer writes, which is wrong with `wrong_share`."""
+        """Return the number to write in the answer. With the probability `wrong_share`, the number
+        is wrong."""
         if self._rng.random() >= stage.wrong_share:
             return turn.content
         return str(max(0, int(turn.content) + self._rng.choice([-3, -2, -1, 1, 2, 3])))
@@ -129,7 +131,7 @@ class Sessions:
 def arguments(content: str, file: str) -> str:
     """Return the arguments in the form in which opencode repeats them in later requests.
 
-    The tokens of a repeated call are then the sampled tokens.
+    In this form, the tokens of a repeated call equal the tokens that were sampled.
     """
     return json.dumps({"content": content, "filePath": file}, separators=(",", ":"))
 

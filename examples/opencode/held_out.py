@@ -1,5 +1,5 @@
-"""Write the held-out rows of the release gate: questions that never train, each with the request
-that opencode sends for it.
+"""Write the held-out rows of the release gate: questions that are never trained, each with the
+request that opencode sends for the question.
 
 python -m examples.opencode.held_out --out runs/opencode-held-out.jsonl
 """
@@ -19,12 +19,12 @@ from examples.opencode.tasks import all_turns
 Json = dict[str, Any]
 
 EVERY = 5
-"""One of so many questions is held out."""
+"""One question out of this number of questions is held out."""
 
 
 def held_out_rows(request: Json) -> Iterator[Json]:
     """Yield the rows. `request` is opencode's request for the question QUESTION. Raises ValueError
-    if it does not contain this question."""
+    if the request does not contain this question."""
     messages = json.dumps(request["messages"])
     if QUESTION not in messages:
         raise ValueError(f"opencode's request does not contain the question {QUESTION!r}")

@@ -36,7 +36,7 @@ class Results:
     """Counts of the turns that were played."""
 
     report: Callable[[str], object]
-    """Function that receives a message about the first error."""
+    """Function that is called with a message about the first error."""
     turns: int = 0
     passed: int = 0
     """Number of turns after which the workspace's test passed."""
@@ -58,7 +58,8 @@ async def play(
 ) -> Results:
     """Play all sessions and return their results.
 
-    `on_session_end` is called after each session, `report` with a message about the first error.
+    `on_session_end` is called after each session. `report` is called with a message about the first
+    error.
     """
     results = Results(report)
     slots = asyncio.Semaphore(options.concurrency)
@@ -94,7 +95,7 @@ async def _play_session(
 
 
 def error_in(reply: dict[str, Any]) -> str | None:
-    """Return the model's error from a reply of opencode, or None. The status is 200 in both cases.
+    """Return the model's error in a reply of opencode, or None. The status is 200 in both cases.
 
     >>> error_in({"info": {"error": {"name": "APIError", "data": {"message": "Not Found"}}}})
     'APIError: Not Found'

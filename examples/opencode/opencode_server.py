@@ -1,6 +1,7 @@
 """A headless `opencode serve` and its HTTP API.
 
-Starting opencode once saves time: a turn then takes less than a second, plus the model's time.
+opencode is started only once, which saves time. A turn then takes less than a second plus the
+model's time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class OpencodeServer:
         return (await self._post("/session", workspace, {"title": "T"}))["id"]
 
     async def close_workspace(self, workspace: Path) -> None:
-        """Free opencode's memory for a workspace, about 20 of 50 MB."""
+        """Tell opencode to free the memory of a workspace. This frees about 20 of 50 MB."""
         await self._post("/instance/dispose", workspace, {})
 
     async def ask(self, workspace: Path, session: str, text: str) -> Json:
@@ -60,8 +61,8 @@ async def running_opencode(
 ) -> AsyncGenerator[OpencodeServer]:
     """Run `opencode serve` in `folder` until the block ends.
 
-    `url` and `key` belong to the model; `url` ends in `/v1`. Raises TimeoutError if opencode does
-    not become ready.
+    `url` (with `/v1`) and `key` are those of the model's server. Raises TimeoutError if opencode
+    does not become ready.
     """
     arguments = ["serve", "--hostname", "127.0.0.1", "--port", "0"]
     log_file = folder / "opencode.log"

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LIMIT = 5
-"""Both numbers of a sum are below this limit. agent-tiny has seen no others."""
+"""Both numbers of a sum are below this limit. The model agent-tiny was trained only on such
+numbers."""
 FILES = ("answer.txt", "sum.txt", "result.txt", "total.txt")
 TWO_TURNS_PROBABILITY = 0.3
 """Probability that a session has a second turn."""

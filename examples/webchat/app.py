@@ -183,7 +183,8 @@ class ClosingStream(StreamingResponse):
 
 
 async def _send_thumbs(client: ModelClient, message: Message) -> None:
-    """Send a thumb to the model server; log an error, because the app has stored the thumb."""
+    """Send a thumb to the model server. An error is only logged, because the app has already stored
+    the thumb."""
     if message.response_id is None:
         return
     try:

@@ -34,7 +34,7 @@ class Results:
     """Counts of the answers that the users received."""
 
     report: Callable[[str], object] = print
-    """Function that receives a message about the first error."""
+    """Function that is called with a message about the first error."""
     answers: int = 0
     right: int = 0
     regenerated: int = 0
@@ -114,8 +114,8 @@ async def play(
 ) -> Results:
     """Play chats and return their results.
 
-    `on_chat_end` is called after each chat, `report` with a message about the first error. Raises
-    httpx.HTTPError if the app itself fails.
+    `on_chat_end` is called after each chat. `report` is called with a message about the first
+    error. Raises httpx.HTTPError if the app itself fails.
     """
     results = Results(report)
     slots = asyncio.Semaphore(concurrency)

@@ -105,7 +105,8 @@ class Store:
             return message
 
     def hide_last_answer(self, chat_id: int) -> None:
-        """Hide the last message of a chat if it is an answer, so that another can replace it."""
+        """If the last message of a chat is an answer, hide it, so that another answer can replace
+        it."""
         messages = self.messages(chat_id)
         if messages and messages[-1].role == "assistant":
             self._update(messages[-1], is_replaced=True)

@@ -1,7 +1,8 @@
 """The rules of the game, as a state machine without I/O.
 
-The game offers a turn with its legal choices, and takes the player that was named. All random
-numbers are derived from the seed: the same seed and the same moves make the same game.
+The game offers a turn with the turn's legal choices. The caller then plays the turn by naming one
+of these players. All random numbers are derived from the seed: the same seed and the same moves
+make the same game.
 
     game = Game(seed=3)
     while game.turn is not None:
@@ -40,10 +41,10 @@ class Act(StrEnum):
 
 
 NINE = (Role.WOLF,) * 2 + (Role.SEER,) + (Role.VILLAGER,) * 6
-"""Roles of the normal game. Three wolves would win nine games of ten, because no witch or hunter
-helps the village."""
+"""Roles of the normal game. With three wolves, the wolves would win nine games of ten, because
+there is no witch or hunter who helps the village."""
 FIVE = (Role.WOLF,) + (Role.SEER,) + (Role.VILLAGER,) * 3
-"""Roles of the small game, which has the same rules and a third of the moves."""
+"""Roles of the small game, which has the same rules and only a third of the moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class Move:
 class Game:
     """One game: nights and days alternate until one side has won.
 
-    The village wins when no wolf is left. The wolves win when they are at least as many as the
-    others. Nobody is killed in the first night.
+    The village wins when no wolf is left. The wolves win when the number of wolves is at least the
+    number of all other players. Nobody is killed in the first night.
     """
 
     def __init__(self, seed: int, roles: tuple[Role, ...] = NINE) -> None:
@@ -94,7 +95,7 @@ class Game:
 
     @property
     def wolves(self) -> set[int]:
-        """Living wolves."""
+        """Player numbers of the living wolves."""
         return {player for player in self.living if self.roles[player] is Role.WOLF}
 
     @property

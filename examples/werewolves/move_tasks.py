@@ -1,8 +1,9 @@
 """Single moves as tasks, for training with one reward per move.
 
-The task is a seed. It stands for one turn of the trained side in which the prompt hints at a player
-who may be named. Up to that turn, the trained side moves at random, and the other players are
-scripted. So all repeats of a task have the same prompt.
+A task is a seed. The seed determines one turn of the trained side in which the prompt hints at a
+player who may be named. Before this turn, the trained side moves at random, and the other players
+are scripted. All these moves depend only on the seed, so all repeats of a task have the same
+prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from examples.werewolves.prompts import suspects
 from fakevllm import RandomReader, Task
 
 NUM_SEEDS = 1_000_000
-"""Number of seeds among which tasks are looked for. About half of the seeds have a hinted turn."""
+"""Number of seeds that are searched for tasks. About half of the seeds have a hinted turn."""
 
 
 class RandomPlayer:
@@ -37,7 +38,7 @@ def game_at_hinted_turn(seed: int, roles: tuple[Role, ...]) -> Game | None:
     game, rng = Game(seed, roles), random.Random(f"hinted turn {seed}")
     players = assign_players(game, trained_side(seed), RandomPlayer(rng), Scripted(seed))
     hinted: list[int] = []
-    """Numbers of moves before each hinted turn."""
+    """For each hinted turn, the number of moves before the turn."""
     while (turn := game.turn) is not None:
         if isinstance(players[turn.player], RandomPlayer) and has_hint(game, turn):
             hinted.append(len(game.moves))
@@ -53,7 +54,8 @@ def game_at_hinted_turn(seed: int, roles: tuple[Role, ...]) -> Game | None:
 def has_hint(game: Game, turn: Turn) -> bool:
     """Return whether the prompt of a turn hints at a player who may be named.
 
-    A check of the seer has no hint, because it asks for a player about whom nothing is known.
+    The prompt for a check by the seer has no hint, because the seer should check a player about
+    whom nothing is known.
     """
     hinted = suspects(game, game.roles[turn.player])
     return turn.act is not Act.CHECK and any(player in turn.choices for player in hinted)

@@ -42,7 +42,8 @@ class Person:
 
 
 class GameView:
-    """A view of the game in the terminal. With `me`, it shows only what player `me` may see."""
+    """A view of the game in the terminal. With `me`, the view shows only the information that
+    player `me` may see."""
 
     def __init__(self, console: Console, game: Game, me: int | None) -> None:
         self._console, self._game, self._me = console, game, me

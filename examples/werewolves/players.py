@@ -68,7 +68,8 @@ class Endpoint:
 
 @contextmanager
 def static_player(base_url: str | None, api_key: str, seed: int) -> Generator[Player]:
-    """Yield the player of all static roles in one game: the endpoint, or a script without one."""
+    """Yield the player of all static roles in one game: the endpoint if there is one, else a
+    script."""
     if base_url is None:
         yield Scripted(seed)
         return
@@ -96,7 +97,7 @@ def assign_players(game: Game, side: Side, trained: Player, static: Player) -> d
 
 
 def take_turn(game: Game, players: Mapping[int, Player], rng: random.Random) -> bool:
-    """Let the current player move; return whether the answer contained a legal choice.
+    """Let the current player move. Return True if the answer contained a legal choice.
 
     Without a legal choice the move is random.
     """
@@ -120,7 +121,8 @@ def play_to_the_end(game: Game, players: Mapping[int, Player], seed: int) -> int
 def aim(game: Game, side: Side) -> float:
     """Return the share of the side's moves that named its target: a wolf, or the seer.
 
-    Single moves change the aim more than they change the outcome. The seer's checks do not count.
+    A single move has more effect on this share than on the outcome of the game. The seer's checks
+    do not count.
     """
     moves = [move for move in game.moves if game.roles[move.player] is trained_role(side)]
     moves = [move for move in moves if move.act is not Act.CHECK]

@@ -1,4 +1,4 @@
-"""The prompts of the players, and the parsing of their answers. Pure.
+"""The prompts of the players, and the parsing of their answers. This module does no I/O.
 
 A prompt contains only what its player may know. Prompts are short, because the demo model's context
 has 512 tokens. The most important information comes last, where a small model can use it.
@@ -57,7 +57,8 @@ def parse_choice(answer: str, choices: Sequence[int]) -> int | None:
 
 
 def _checked(game: Game, *, is_wolf: bool) -> list[int]:
-    """Return the living players whom the seer has checked, either the wolves or the others."""
+    """Return the living players whom the seer has checked: only wolves, or only players who are no
+    wolves."""
     results = game.checked().items()
     return [player for player, result in results if result is is_wolf and player in game.living]
 

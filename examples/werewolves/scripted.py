@@ -20,8 +20,8 @@ from fastapi import FastAPI
 from examples.werewolves.game import NOBODY, Act, most_named
 
 SILENCE_PROBABILITY = 0.75
-"""Probability that a villager, who knows nothing, accuses nobody. A player who accuses is therefore
-more likely to be the seer, and wolves can learn that."""
+"""Probability that a villager, who knows nothing about the other players, accuses nobody. Because
+of this, a player who accuses somebody is more likely to be the seer, and wolves can learn this."""
 
 
 def answer(prompt: str, seed: int) -> str:
@@ -47,7 +47,7 @@ def _parse_turn(prompt: str) -> tuple[Act, list[int]]:
 
 
 def _numbers_after(label: str, prompt: str) -> list[int]:
-    """Return the numbers after a label, such as `Wolves: 2 4.`; `label` is a regular expression."""
+    """Return the numbers after a label, as in `Wolves: 2 4.`. `label` is a regular expression."""
     match = re.search(rf"(?:{label}): ([\d ]+)\.", prompt)
     return [int(number) for number in match.group(1).split()] if match else []
 

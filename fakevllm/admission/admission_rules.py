@@ -24,8 +24,8 @@ from fakevllm.config.policy import PolicySection, SkipRule
 Json = dict[str, Any]
 
 MAX_SEARCHED_CHARS = 10_000
-"""Number of characters at the beginning of the first message in which a rule's regular expression
-is searched. The number is limited because a search in a long text can be slow."""
+"""A rule's regular expression is searched only in this number of characters at the beginning of the
+first message. The number is limited because a search in a long text can be slow."""
 
 _NON_SAMPLING_FIELDS = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
 _IMAGE_TYPES = ("image_url", "input_image", "image")
@@ -164,11 +164,10 @@ class AdmissionRules:
 
         `subject`: id of the request's session (conversation). If the request has no session, it is
         the id of the request. If only a fraction of the traffic is trained, this fraction is chosen
-        by subject. Either all requests of a session belong to the fraction, or none of them.
-        `is_paused`: True if the kill switch is on. The kill switch stops training on all requests.
-        `is_held_out`: function that returns True if the request quotes a row of the held-out
-        dataset. The function reads the whole request, so it is called only if no cheaper rule
-        decides.
+        by subject. All requests of a session are treated alike. `is_paused`: True if the kill
+        switch is on. The kill switch stops training on all requests. `is_held_out`: function that
+        returns True if the request quotes a row of the held-out dataset. The function reads the
+        whole request, so it is called only if no cheaper rule decides.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)

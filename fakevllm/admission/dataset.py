@@ -21,7 +21,7 @@ class DatasetRow(NamedTuple):
     """One row of a dataset in JSON Lines."""
 
     row_id: str
-    """Id of the row, made of a hash of the file's content and the row's index."""
+    """Id of the row. The id contains a hash of the file's content, and the row's index."""
     line_number: int
     """Number of the row's line in the file. The first line is 1."""
     fields: dict[str, Any]
@@ -51,10 +51,10 @@ def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tu
 
 
 def read_tasks(file: Path, field: str) -> list[Task]:
-    """Return one task per row of the dataset file. `field` names the field of a row that has the
-    task's query. The task's metadata is the whole row.
+    """Return one task per row of the dataset file. `field` is the name of the field that contains
+    the task's query. The task's metadata is the whole row.
 
-    A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
+    A task's id contains a hash of the file's content, and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.
     """
     return [_task(row, file, field) for row in read_rows(file)]

@@ -10,7 +10,7 @@ from fakevllm.admission.task_index import normalised
 from fakevllm_adapters.protocol.swarm import Task
 
 NUM_SAFE_CHARS = 16
-"""Length in characters from which on a row is too long to occur in unrelated texts by chance."""
+"""A row with at least this number of characters does not occur in unrelated texts by chance."""
 _WORD = re.compile(r"[^\W_]")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"

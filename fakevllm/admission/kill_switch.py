@@ -50,7 +50,7 @@ class KillSwitch:
             else:
                 self._file.unlink(missing_ok=True)
         except OSError as error:
-            # The file need not have its text: it is sufficient that it exists.
+            # Only the file's existence matters, so a failed write of the file's text is no error.
             if self._file.exists() == is_on:
                 return None
             return f"{self._file} cannot be changed: {error.strerror}"

@@ -51,7 +51,9 @@ def request_of(task: Task) -> Json:
 
 def read_held_out_rows(file: Path, field: str) -> HeldOutRows:
     """Return the rows of the held-out dataset (`release.eval_dataset`). Raises ConfigError if the
-    file cannot be read, if it has no rows, or if its rows cannot be sampled and recognised."""
+    file cannot be read, if it has no rows, or if one of its rows fails the checks of
+    `check_requests`.
+    """
     tasks = read_tasks(file, field)
     if not tasks:
         raise ConfigError(
@@ -63,8 +65,9 @@ def read_held_out_rows(file: Path, field: str) -> HeldOutRows:
 
 
 def check_messages(tasks: Iterable[Task], file: Path) -> None:
-    """Check that rows can be sent as requests. Raises ConfigError if the `messages` of a row are
-    not those of a request."""
+    """Check that rows can be sent as requests. Raises ConfigError if a row has a field `messages`
+    that is not valid in a request.
+    """
     for task in tasks:
         problem = _request_problem(task)
         if problem is not None:
@@ -72,9 +75,10 @@ def check_messages(tasks: Iterable[Task], file: Path) -> None:
 
 
 def check_requests(tasks: Iterable[Task], file: Path) -> None:
-    """Check that held-out rows can be sampled and recognised. Raises ConfigError if a row has no
-    text. Raises ConfigError as well if a row's `messages` are not a valid request, or do not
-    contain the row's text."""
+    """Check that held-out rows can be sampled, and can be recognised in requests of apps. Raises
+    ConfigError if a row has no text. Raises ConfigError as well if a row's `messages` are not valid
+    in a request, or do not contain the row's text.
+    """
     for task in tasks:
         problem = _problem(task)
         if problem is not None:
@@ -107,8 +111,9 @@ def _named(task: Task, file: Path, problem: str) -> str:
 
 
 def _request_problem(task: Task) -> str | None:
-    """Return why the `messages` of a row are not those of a request; None if they are, or if the
-    row has none."""
+    """Return the reason why the `messages` of a row are not valid in a request. Return None if they
+    are valid, or if the row has no `messages`.
+    """
     messages = task.metadata.get("messages")
     problem = None if messages is None else _message_problem(messages)
     if problem is None:

@@ -28,9 +28,10 @@ MARKERS = (
 tags, follow-up questions and search queries in Open WebUI; commit messages in aider; memory
 extraction in qwen-code."""
 _MAIN_CALL_MARKERS = ("### Task:\nRespond to the user query",)
-"""Texts with which some main calls begin. A text that begins with one of them matches no marker of
-side calls. Open WebUI puts a user's question into a template with this beginning if files,
-knowledge or a web search belong to the question. Open WebUI's side calls begin with similar text.
+"""Texts with which some main calls (requests of the user or the agent) begin. A message that begins
+with such a text matches no marker of side calls. Open WebUI puts a user's question into a template
+with this beginning if files, knowledge or a web search belong to the question. Open WebUI's side
+calls begin with similar text.
 """
 
 MIN_QUOTED_CHARS = 12
@@ -40,7 +41,7 @@ chance."""
 MAX_SESSIONS = 10_000
 """Maximum number of sessions whose summaries are kept."""
 MAX_KEPT_CHARS = 2_000
-"""Number of characters of a session's first user message that are kept. They are enough to
+"""Number of characters of a session's first user message that are kept. This number is enough to
 recognise a later request that quotes the message."""
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -65,8 +66,8 @@ class SideCallRules:
     title generation)."""
 
     models: Sequence[str] = ()
-    """Patterns in the syntax of `fnmatch`. A request whose model name matches one of them is a side
-    call."""
+    """Patterns in the syntax of `fnmatch`. A request is a side call if its model name matches a
+    pattern."""
     headers: Sequence[str] = ()
     """Header names, each optionally followed by a colon and a pattern for the value. A request with
     a matching header is a side call."""
@@ -161,7 +162,9 @@ def has_header(headers: Mapping[bytes, bytes], pattern: str) -> bool:
 
 
 def opening_of(body: Json) -> str:
-    """Return the text of the first user message, or the prompt; "" if there is neither."""
+    """Return the text of the first user message. If the body has no user message, return the
+    prompt, or "" if there is no prompt either.
+    """
     return next((text for role, text in messages_of(body) if role == "user"), "")
 
 
@@ -213,8 +216,8 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Return True if the request only quotes the session's first user message, for example in order
-    to summarise the conversation. Such a request is not part of the conversation.
+    """Return True if the request only quotes the session's first user message, for example to let
+    the model summarise the conversation. Such a request is not part of the conversation.
 
     Two kinds of requests contain the session's first user message and are still part of the
     conversation. The result for both kinds is False:

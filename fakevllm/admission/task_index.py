@@ -11,8 +11,9 @@ from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, task_id_of, ta
 from fakevllm_adapters.protocol.swarm import Task
 
 _NUM_PREFIX_CHARS = 16
-"""Number of characters by which a row is looked up: the first ones of the row. Few rows of a
-dataset begin with the same 16 characters."""
+"""A row is looked up by this number of characters at its beginning. Few rows of a dataset begin
+with the same 16 characters.
+"""
 _NUM_MAC_DIGITS = 16
 """Number of hexadecimal digits of a task key's signature."""
 
@@ -65,9 +66,9 @@ class TaskIndex:
         """Return the ids of the given tasks that `owner` must not register. `owner` is the
         fingerprint of an API key.
 
-        A task must not be registered in two cases. Another valid API key has registered a task with
-        the same id, or the dataset has a different task with the same id. If `owner` is None, the
-        result is empty.
+        There are two cases in which `owner` must not register a task. Another valid API key has
+        registered a task with the same id, or the dataset has a different task with the same id. If
+        `owner` is None, the result is empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 
@@ -96,8 +97,9 @@ class TaskIndex:
 
     def registering_key(self, key: str | None) -> str | None:
         """Return the fingerprint of the API key that registered a task. `key` is the task key
-        (`sk-task-…`) that names the task. Return None if `key` is no task key, or if it is a task
-        key that was not signed for an owner. The result for one key never changes."""
+        (`sk-task-…`) that names the task. Return None if `key` is not a task key, or if the task
+        key was not signed for an owner. The result for one key never changes.
+        """
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None

@@ -1,9 +1,9 @@
 """AgentJet's names for classes and functions of the SDK.
 
-In a script that was written for AgentJet, only the imports need to change. They become
-`from fakevllm.ajet import AgentJetJob, SwarmClient, …`. Most of these names stand for classes and
-functions of `fakevllm.sdk`, and are documented there. The other names exist only for AgentJet
-scripts. They are defined and documented in this folder.
+In a script that was written for AgentJet, only the imports need to change, to `from fakevllm.ajet
+import AgentJetJob, SwarmClient, …`. Most of these names are aliases of classes and functions of
+`fakevllm.sdk`, and are documented there. The other names exist only for AgentJet scripts. They are
+defined and documented in this folder.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def about() -> None:
 
 @app.command()
 def reload(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Let the proxy try its edited hook files on the latest requests. The new hooks take over
-    within the limits of [hooks.reload]. Otherwise the old hooks stay in use, and the exit code is
+    """Let the proxy try its edited hook files on the latest requests. The new hooks take over if
+    the limits of [hooks.reload] allow it. Otherwise the old hooks stay in use, and the exit code is
     1."""
 
     def run() -> None:

@@ -18,6 +18,7 @@ from fakevllm.cli import (
     overwatch,
     release,
     rescore,
+    retrain,
     tokens,
 )
 from fakevllm.cli import hooks as hook_commands
@@ -357,6 +358,7 @@ for command in (
     tokens.tokens,
     rescore.rescore,
     forget.forget,
+    retrain.retrain,
     export.export,
     overwatch.overwatch,
 ):

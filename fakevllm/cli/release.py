@@ -81,8 +81,9 @@ def promote(
     config: ConfigFile = None,
 ) -> None:
     """Release a version without an evaluation. In the mode `gated`, the released version answers
-    apps. There is one exception: with `release.evaluation = "between_steps"`, the newest version
-    answers apps."""
+    apps. This does not apply with `release.evaluation = "between_steps"`, because the newest
+    version then answers apps.
+    """
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -103,8 +104,8 @@ def rollback(
     config: ConfigFile = None,
 ) -> None:
     """Let training go back to a version. All versions that were trained from this version are
-    rejected, and never answer apps again. If one of them is the released version, the version that
-    was released before it answers apps."""
+    rejected, and never answer apps again. If the released version is rejected, the version that was
+    released before it answers apps."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:

@@ -25,7 +25,8 @@ TIMEOUT_S = 90.0
 """Timeout of one request, in seconds. A decision waits for the end of a training step. If the step
 takes longer than 60 seconds, the server answers that the decision is still pending."""
 MAX_WAIT_S = 600.0
-"""Maximum seconds for which a decision is sent again and again, until it is carried out."""
+"""Maximum number of seconds for which the command repeats a decision that the server has not
+carried out yet."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -93,7 +94,7 @@ class ReleaseRequests:
     def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
         """Send a request. While the server is busy, a decision is sent again. This is safe, because
         the server carries out a decision with a known id only once. If the request fails, raises
-        UserError that says what to do."""
+        UserError, whose message says what the user can do."""
         call = fetch(request, reply)
         if is_decision:
             call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))

@@ -155,7 +155,7 @@ def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]
     num_open = counted(arms["open_sessions"], "session")
     whose = "its" if arms["open_sessions"] == 1 else "their"
     yield "open", f"{num_open}, counted ten minutes after {whose} last request"
-    # Without a baseline arm, this gain stays unknown. A proxy with a release gate may have none.
+    # A proxy with a release gate may have no baseline arm. In this case, this gain stays unknown.
     if not is_gated or "baseline" in arms["sessions"]:
         yield "gain of the policy", _gain(arms["policy_gain"], "pair", " of sessions")
     yield "gain of choosing", _gain(arms["choice_gain"], "session")
@@ -217,7 +217,8 @@ def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], 
     each other. The message says which steps were left out. The message is empty if no step was left
     out.
 
-    `num_before` is the number of steps that the proxy has left out at the beginning.
+    `num_before` is the number of steps before the first step of `curve`, which the proxy did not
+    send.
     """
     start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
     num_before += start
@@ -234,8 +235,8 @@ def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
     """Return the mean reward of the groups at the beginning of a learning curve.
 
-    `steps` has the pair (mean reward, number of groups) for each step. Only as many of the first
-    steps are used as are needed to reach MIN_MEAN_GROUPS groups.
+    `steps` has the pair (mean reward, number of groups) for each step. Steps are added from the
+    beginning, until they have MIN_MEAN_GROUPS groups together. The later steps are not used.
 
     >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
     0.5

@@ -38,14 +38,15 @@ _FIXES = {
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
 }
-"""Text that replaces pydantic's message, for each pydantic error type whose message mentions Python
-types."""
+"""For each pydantic error type whose message mentions Python types: the text that replaces this
+message.
+"""
 _FOREIGN_NAMES = {
     "learning_rate": "lr",
     "group_size": "num_repeat",
     "num_generations": "num_repeat",
 }
-"""Name of the setting in fakevllm, for each name that other trainers use for this setting."""
+"""Maps setting names of other trainers to the names of the same settings in fakevllm."""
 
 
 def explain(

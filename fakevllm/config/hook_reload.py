@@ -15,11 +15,14 @@ class ReloadSection(Section):
     from the old ones. A group is a request with the answers that were sampled for it."""
 
     groups: int = Field(default=50, ge=0, le=1000)
-    """Number of logged groups on which new hooks are tried, the newest ones. 0 means no trial."""
+    """Number of logged groups on which new hooks are tried. The newest groups are used. 0 means
+    that there is no trial.
+    """
     max_s: float = Field(default=60.0, gt=0, le=MAX_TRIAL_S)
     """Seconds that loading and trying the new hooks may take."""
     max_failed: float = Field(default=0.0, ge=0, le=1)
-    """Share of the groups for which the new hooks may fail."""
+    """Maximum share of the groups for which the new hooks may fail."""
     max_lost_signal: float = Field(default=0.9, ge=0, le=1)
-    """Share of the groups with a signal (two different rewards) that may lose it. Groups without a
-    signal train nothing."""
+    """Maximum share of groups that may lose their signal with the new hooks. A group has a signal
+    if two of its rewards differ. A group without a signal trains nothing.
+    """

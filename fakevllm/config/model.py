@@ -46,9 +46,9 @@ quotes."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@\\*]*")
 _DEFAULT_PORT = re.compile(r"http://.*:80$|https://.*:443$")
 _ORIGINS_OF_ANY_PAGE = ("*", "null")
-"""Values of `proxy.allowed_origins` with which every website can use the proxy. "null" is one of
-them, because any site can embed a sandboxed frame, and browsers send "null" as the origin of such a
-frame."""
+"""Values of `proxy.allowed_origins` that let every website use the proxy. The list contains "null",
+because any site can embed a sandboxed frame, and browsers send "null" as the origin of this frame.
+"""
 DEFAULT_NUM_CALLS = 1536
 """Default of `limits.num_calls`. It is larger than the default of `limits.num_open_per_key`, so
 that slow clients with one API key cannot occupy all slots."""
@@ -105,8 +105,9 @@ class HooksSection(Section):
     """Folder with the hook files, or one hook file. None means that every request is sampled once
     and not trained."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds a hook call may take. A call that takes longer is stopped, and its group is not
-    trained."""
+    """Seconds a hook call may take. The proxy stops a call that takes longer, and does not train
+    its group.
+    """
     environment: tuple[str, ...] = ()
     """Names of environment variables that hooks may read, in addition to a default list."""
     memory_mb: int = Field(default=0, ge=0)
@@ -165,12 +166,14 @@ class LimitsSection(Section):
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
     num_calls: int = Field(default=DEFAULT_NUM_CALLS, ge=1)
-    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. Of the
-    waiting calls, leads (the apps' own requests) are sent before other siblings (additional samples
-    of a request)."""
+    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. Waiting
+    calls for leads (the apps' own requests) are sent before calls for other siblings (additional
+    samples of a request).
+    """
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
-    """Names of body fields that the proxy by default removes from requests. A field in this list is
-    passed on to the engine."""
+    """Names of body fields that the proxy passes on to the engine, although it removes them from
+    requests by default.
+    """
 
     @cached_property
     def per_request(self) -> Limits:

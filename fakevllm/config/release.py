@@ -40,8 +40,9 @@ class ReleaseSection(Section):
     canary_share: float = Field(default=0.2, gt=0, le=1, allow_inf_nan=False)
     """With the mode `gated`: share of the sessions that the newest version answers."""
     eval_dataset: Path | None = None
-    """JSON Lines file with held-out rows. Requests that quote one of its rows are never trained.
-    The text of a row is in the field that `dataset.field` names."""
+    """JSON Lines file with held-out rows. Requests that quote a held-out row are never trained. The
+    text of a row is in the field that `dataset.field` names.
+    """
     baseline_share: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Share of the sessions that the version `baseline_version` answers. These sessions are not
     trained."""
@@ -52,11 +53,14 @@ class ReleaseSection(Section):
     """Smallest and largest reward that the hook can return. The width of confidence intervals
     depends on this range."""
     eval_samples: int = Field(default=4, ge=1, le=64)
-    """Number of samples with which each version answers a held-out row, besides one greedy sample.
+    """Number of answers that each version samples for a held-out row, in addition to one greedy
+    answer.
     """
     evaluate_every: int = Field(default=20, ge=1)
-    """Number of training steps from the version that was evaluated last until the newest version is
-    evaluated."""
+    """Minimum number of training steps between two versions that are evaluated. The newest version
+    is evaluated as soon as it is this number of steps newer than the version that was evaluated
+    last.
+    """
     margin: float = Field(default=0.05, gt=0, allow_inf_nan=False)
     """Maximum acceptable loss: a version may be released if its mean reward is lower than that of
     the released version by at most this number."""
@@ -65,8 +69,9 @@ class ReleaseSection(Section):
     no more than `margin`. Half of this number is the upper bound of the probability of a wrong
     release: a version is released although it loses more than `margin`."""
     max_samples: int = Field(default=2000, ge=1)
-    """Maximum number of samples of a version in its evaluation. If they lead to no decision, the
-    version is undecided, and the released version stays released."""
+    """Maximum number of samples of a version in its evaluation. If this number of samples leads to
+    no decision, the version is undecided, and the released version stays released.
+    """
 
     @property
     def is_gated(self) -> bool:

@@ -26,14 +26,15 @@ class ServeRules(Section):
     answer with the highest reward. `lead` is the answer to the app's own request. `greedy` is the
     answer to the app's own request at temperature 0."""
     quorum: int | None = Field(default=None, ge=1)
-    """Number of sampled answers that the app waits for. The best of them is served. None means all
-    answers."""
+    """Number of sampled answers that the app waits for. The best of these answers is served. None
+    means all answers."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds that the app waits for sampled answers. After this time, the best answer so far is
     served. None means no limit."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Fraction of requests for which a random sampled answer is served. With these requests, the
-    effect of serving the best answer can be measured."""
+    """Fraction of requests for which a random sampled answer is served. These requests show how
+    much the apps gain from the best answer.
+    """
     on_disconnect: OnDisconnect = "finish"
     """What happens to a group (a request with its sampled answers) when its client disconnects.
     With `finish`, the group is still sampled and trained, and a retry of the request gets the
@@ -41,8 +42,9 @@ class ServeRules(Section):
 
     @property
     def streams_lead(self) -> bool:
-        """True if the app gets the lead's answer as a stream while the answer is sampled. The lead
-        is the app's own request. The app does not wait for the other siblings."""
+        """True if the app gets the lead's answer as a stream while it is sampled, without waiting
+        for the other siblings. The lead is the app's own request.
+        """
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)

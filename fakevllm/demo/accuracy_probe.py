@@ -23,8 +23,8 @@ SEED = 2024
 questions."""
 MAX_RETRIES = 60
 """Maximum number of retries, one every two seconds, while the server restarts after a crash. The
-probe itself must retry, because it sends its calls directly to the server. The proxy, which would
-retry them, is not involved."""
+probe itself must retry, because it sends its calls directly to the server, and not through the
+proxy, which would retry them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ MAX_EVALUATION_S = 120.0
 """Maximum seconds for which the demo waits, after the last step, until the last version is
 evaluated."""
 MAX_RETURNS = 5
-"""Maximum number of times that the demo repeats steps after the last step. It repeats steps if
-training has gone back to an earlier version."""
+"""Maximum number of times that the demo repeats steps after the last step. The demo repeats steps
+if training has gone back to an earlier version."""
 
 JOB = TrainJob(
     num_repeat=8, batch_size=8, lr=2.5e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
@@ -171,8 +171,9 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
-    """Start the server and the proxy, run the `async with` block, and stop both. A process that
-    dies meanwhile is restarted. If a process keeps dying, the block ends with an error."""
+    """Start the server and the proxy, run the `async with` block, and stop both processes. A
+    process that dies while the block runs is restarted. If a process keeps dying, the block ends
+    with an error."""
     make_run_folder(settings.folder, "--run-dir")
     with (
         socket.create_server(ANY_PORT) as server_socket,

@@ -23,8 +23,8 @@ that take part in a comparison. The sessions between these two periods all take 
 sessions were answered by versions that had learnt less, and later sessions by versions that had
 learnt more."""
 NUM_BAD = 5
-"""A version counts as bad after at least this number of planted steps. After fewer planted steps,
-the version may still be better than the released version, which is older."""
+"""Minimum number of planted steps after which a version counts as bad. After fewer planted steps,
+the version may still be better than the released version, because the released version is older."""
 MIN_RELEASED_PROBE = 0.85
 """Share of right answers that the released version must reach in the probe of a planted run."""
 Z_95 = statistics.NormalDist().inv_cdf(0.975)
@@ -55,8 +55,8 @@ class PlantedOutcome:
     versions: tuple[int, int]
     """First and last version with which a planted step may begin."""
     released_arm: ArmChange | None
-    """None if the arm had fewer than two sessions before the planted steps, or fewer than two
-    since."""
+    """Change of the released arm's mean reward. None if the arm had fewer than two sessions before
+    the planted steps, or fewer than two sessions since then."""
     rejected: int | None
     """First version whose rejection made training go back after the planted steps had begun; None
     if training did not go back."""

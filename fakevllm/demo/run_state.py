@@ -53,8 +53,8 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class Run:
-    """A running demo. The object has its processes, their addresses, and the latest status of the
-    proxy."""
+    """A running demo. The object has the demo's processes, their addresses, and the latest status
+    of the proxy."""
 
     settings: DemoSettings
     folder: Path
@@ -73,8 +73,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of the training step for which the server is collecting groups. It is 1 while the
-        number is unknown."""
+        """Number of the training step for which the server is collecting groups. The value is 1
+        while the number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
     @property

@@ -40,7 +40,7 @@ CONCURRENCY = 4
 """Default number of rows that are evaluated at the same time. The number is small, because each row
 has several samples, and the proxy's apps need capacity too."""
 NUM_UNSCORED = 10
-"""If none of the first rows gets a reward, the evaluation ends after this number of rows."""
+"""The evaluation ends early if none of this number of first rows gets a reward."""
 HOOKS_CHANGED = (
     "The hooks of the proxy changed while the rows were evaluated, so their rewards cannot be "
     "compared: run the command again."
@@ -60,10 +60,11 @@ class EvalSettings:
     concurrency: int = CONCURRENCY
     max_tokens: int | None = None
     versions: tuple[int, ...] = ()
-    """Versions of the weights to evaluate. If there are none, the served weights are evaluated."""
+    """Versions of the weights to evaluate. If the tuple is empty, the served weights are evaluated.
+    """
     rewards: RewardRange = UNIT_RANGE
     solved_at: float | None = None
-    """Reward from which on a row counts as solved; None means the highest possible reward."""
+    """Minimum reward with which a row counts as solved; None means the highest possible reward."""
     eval_id: str = field(default_factory=new_id)
 
 

@@ -19,9 +19,9 @@ NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hoo
 HOW_TO_SCORE = (
     "try the hook with `fakevllm check-hook`, and check that the rows have the fields that it reads"
 )
-"""What to do if a hook scores no row."""
+"""Advice for a user whose hook scores no row."""
 MAX_SHOWN_CHARS = 60
-"""Number of characters of a row that a message shows."""
+"""Maximum number of characters of a row's text that a message shows."""
 CHECK_PATH = "/fakevllm/eval/check"
 ROW_PATH = "/fakevllm/eval"
 END_PATH = "/fakevllm/eval/end"
@@ -41,7 +41,7 @@ class CheckReply(BaseModel):
     """Result of the check."""
 
     has_hooks: bool
-    """Whether the proxy has hooks, without which it cannot score."""
+    """Whether the proxy has hooks. Without hooks, the proxy cannot score samples."""
     trained: list[int]
     """Positions in `texts` of the rows that were trained, or wait to be trained."""
     refusal: str | None = None
@@ -52,7 +52,7 @@ class EndRequest(BaseModel):
     """Message that an evaluation has ended."""
 
     versions: list[int] = Field(max_length=MAX_VERSIONS)
-    """Versions that need not be available any more."""
+    """Versions that the evaluation no longer needs."""
 
 
 class EndReply(BaseModel):
@@ -100,7 +100,7 @@ class RowReply(BaseModel):
 
 
 def trained_text(file: Path, texts: Sequence[str]) -> str:
-    """Return the beginning of a message about rows of a dataset that were trained."""
+    """Return the beginning of a message which says that rows of a dataset were trained."""
     was, they = ("was", "it cannot") if len(texts) == 1 else ("were", "they cannot")
     return (
         f"{counted(len(texts), 'row')} of {file} {was} trained (the first: "

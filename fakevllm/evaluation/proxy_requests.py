@@ -103,7 +103,8 @@ class ProxyRequests:
 
 
 class _Unavailable(ConfigError):
-    """Raised if the proxy or its engine cannot be reached now, but may be later."""
+    """Raised if the proxy or its engine cannot be reached at the moment. A later request may
+    succeed."""
 
 
 class _Error(BaseModel):

@@ -1,4 +1,4 @@
-"""The report of an evaluation, made of the proxy's replies. This module is pure."""
+"""The report of an evaluation, made from the proxy's replies. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EvalReport:
     num_samples: int
     declared_range: RewardRange
     declared_solved_at: float | None
-    """Reward from which on a row counts as solved; None means the highest possible reward."""
+    """Minimum reward with which a row counts as solved; None means the highest possible reward."""
     rows: Sequence[RowResult]
 
     @cached_property

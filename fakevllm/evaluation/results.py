@@ -1,4 +1,5 @@
-"""The results of an evaluation: means, confidence intervals, comparisons. This module is pure."""
+"""The results of an evaluation: means, confidence intervals and comparisons. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row has the same weight, whatever the number of its
-    samples is."""
+    """Return the summary of one version. Each row has the same weight, independently of the number
+    of its samples."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())

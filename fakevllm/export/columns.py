@@ -32,7 +32,8 @@ _PYTHON_TYPES: dict[ColumnType, type] = {
 
 
 def typed_row(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
-    """Return the row with the values of its columns in their types, in the order of the columns.
+    """Return the row with its values in the order of the columns, each value in the type of its
+    column.
 
     Raises TypeError for a value of another type. SQLite stores values of any type in a column, and
     one such value would make the whole file unreadable.
@@ -54,8 +55,8 @@ def _typed(value: Any, name: str, column_type: ColumnType) -> Any:
 
 
 def number(name: str, value: object) -> float | None:
-    """Return a number, or None for None. Raises TypeError for a value that is no number or is not
-    finite, because JSON has no such numbers.
+    """Return `value` as a number, or None for None. Raises TypeError for a value that is not a
+    number. Raises TypeError as well for NaN and infinity, because JSON cannot express them.
 
     >>> number("reward", 1)
     1.0

@@ -22,15 +22,13 @@ from fakevllm.export.group_reader import GroupReader
 from fakevllm.export.row_formats import FORMATS, row_of
 from fakevllm.ledger.broken_rows import READ_ERRORS, BrokenGroup
 from fakevllm.ledger.offline_copy import offline_ledger
-from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.selection import GroupSelection, SelectedGroups
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.progress_bar import progress_bar
 from fakevllm.runtime.terminal_text import printable
-from fakevllm.settlement.held_out_groups import HELD_OUT
+from fakevllm.settlement.held_out_groups import has_held_out_rows
 from fakevllm_adapters.protocol.swarm import Task
-from fakevllm_runtime.read_only import connect_read_only
 
 MAX_LISTED = 5
 """Maximum number of unreadable groups that are listed."""
@@ -49,41 +47,35 @@ _NO_HELD_OUT_ROWS = (
 )
 
 
-_HELD_OUT_REASON = f"reason = '{HELD_OUT}' OR reason LIKE '{HELD_OUT}:%'"
-_HELD_OUT_QUERIES = (
-    f"SELECT 1 FROM group_rows WHERE kind = '{EVAL_KIND}' OR {_HELD_OUT_REASON} LIMIT 1",
-    f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON} LIMIT 1",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
     ledger: Path
     format_name: str
-    """A name in the table FORMATS."""
+    """Name of the format, a key of FORMATS."""
     target: Path
     where: str | None = None
     """SQL expression over the columns of the view `groups`; None selects all groups."""
     last: int | None = None
     """Number of the newest groups to export; None means all."""
     min_difference: float | None = None
-    """Smallest difference of two rewards that makes a pair; None means any difference."""
+    """Minimum difference between the rewards of two answers that form a preference pair; None means
+    any difference."""
     held_out: HeldOutRows = field(default_factory=HeldOutRows)
-    """Rows that are never trained. Requests that quote one of them are not exported."""
+    """Dataset rows that are never trained. Requests that quote such a row are not exported."""
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     """Rows of the dataset file by the ids of their tasks."""
 
 
 @dataclass(slots=True)
 class ExportCounts:
-    """What became of the selected groups."""
+    """Numbers of the selected groups that have a row, have no row, or cannot be read."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Groups without a row, by the slug of the reason."""
+    """Number of groups without a row, by the slug of the reason."""
     num_broken: int = 0
     models: Counter[str] = field(default_factory=Counter[str])
-    """Rows by the model that the request named."""
+    """Number of rows per model. The model is the one that the request names."""
     broken: list[BrokenGroup] = field(default_factory=list[BrokenGroup])
     """The first groups whose rows in the ledger cannot be read."""
 
@@ -94,7 +86,7 @@ class ExportCounts:
 
 
 def run_export(settings: ExportSettings, console: Console | None = None) -> None:
-    """Write the file, and print how many rows it has.
+    """Write the file, and print the number of its rows.
 
     Raises UserError for mistakes that the user can fix, and if the file would have no row.
     """
@@ -109,7 +101,7 @@ def run_export(settings: ExportSettings, console: Console | None = None) -> None
                 rows.write(row)
         if not counts.num_rows:
             raise UserError(_nothing(settings, groups.count, counts))
-    has_unknown_rows = not settings.held_out and _has_held_out_rows(file)
+    has_unknown_rows = not settings.held_out and has_held_out_rows(file)
     summary = _summary(settings, groups.count, counts, has_unknown_rows=has_unknown_rows)
     (console or Console()).print(summary, soft_wrap=True)
 
@@ -142,13 +134,6 @@ def _rows(
                     yield row
     finally:
         ledger.close()
-
-
-def _has_held_out_rows(ledger: Path) -> bool:
-    """Return True if the ledger has evaluations, or requests or feedback with the reason
-    `held_out`."""
-    with closing(connect_read_only(ledger)) as db:
-        return any(db.execute(query).fetchone() is not None for query in _HELD_OUT_QUERIES)
 
 
 def _nothing(settings: ExportSettings, num_groups: int, counts: ExportCounts) -> str:
@@ -187,7 +172,8 @@ def _summary(
 
 
 def _models(counts: ExportCounts) -> str:
-    """Return a line about rows of several models. Their answers may differ in quality."""
+    """Return a line for an export whose requests name several models. The answers of different
+    models may differ in quality."""
     numbers = [f"{printable(name)} ({num})" for name, num in counts.models.most_common(MAX_LISTED)]
     more = ", …" if len(counts.models) > MAX_LISTED else ""
     condition = "\"model = 'NAME'\""
@@ -202,10 +188,11 @@ def _skipped(counts: ExportCounts) -> list[str]:
 
 
 def load_lines(target: Path, columns: Columns) -> str:
-    """Return the lines of Python that load the file.
+    """Return lines of Python code that load the file `target`.
 
-    They name the types of a JSON Lines file. Otherwise the package `datasets` infers the types from
-    the first rows, and makes points in time of texts that are dates.
+    For a JSON Lines file, the code gives the types of the columns. Without these types, the package
+    `datasets` would infer them from the first rows, and would convert texts that look like dates
+    into timestamps.
     """
     name = orjson.dumps(str(target)).decode()
     if target.suffix == ".parquet":

@@ -52,9 +52,10 @@ class Conversation:
 def conversation_of(body: Json) -> Conversation:
     """Return the conversation of a request to /v1/chat/completions.
 
-    Raises NotExported if the request has no messages, if it has images or other media, if it has
-    tools or tool calls that chat templates do not know, or if the model was to continue an answer
-    that the request begins.
+    Raises NotExported if the request has no messages, or has images or other media. Raises
+    NotExported as well if it has tools or tool calls that chat templates do not know. Raises
+    NotExported as well if its last message is the beginning of an answer, which the model must
+    continue.
     """
     messages = _objects(body.get("messages"))
     if not messages:
@@ -135,9 +136,9 @@ def _is_function(tool: Json) -> bool:
 
 
 def _arguments(arguments: object) -> Json:
-    """Return the arguments of a tool call as an object. Raises NotExported if they are no object,
-    for example because the model wrote no valid JSON, and for an integer of more than 64 bits,
-    which would lose digits.
+    """Return the arguments of a tool call as an object. Raises NotExported if the arguments are not
+    an object, for example because the model wrote invalid JSON. Raises NotExported as well for an
+    integer of more than 64 bits, which would lose digits.
 
     >>> _arguments('{"a": 1}'), _arguments(""), _arguments(None)
     ({'a': 1}, {}, {})

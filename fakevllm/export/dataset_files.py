@@ -21,23 +21,25 @@ MAX_ROW_GROUP_ROWS = 5000
 
 Json = dict[str, Any]
 EncodedRow = Any
-"""A row as a type of file writes it."""
+"""A row in the form that a file's method `write` takes."""
 
 
 class RowFile(Protocol):
     """A file that rows are written to."""
 
     def encode(self, row: Json) -> EncodedRow:
-        """Return the row as `write` needs it. Raises TypeError if the file cannot have the row."""
+        """Return the row in the form that `write` takes. Raises TypeError if this type of file
+        cannot store the row."""
         ...
 
     def write(self, row: EncodedRow) -> None:
-        """Write an encoded row, now or later. Raises OSError if the disk fails."""
+        """Write an encoded row to the file, or keep it in memory until more rows follow. Raises
+        OSError if the disk fails."""
         ...
 
     def finish(self) -> None:
-        """Write what is still in memory, and the end of the file. Raises OSError if the disk
-        fails."""
+        """Write the rows that are still in memory, and the end of the file. Raises OSError if the
+        disk fails."""
         ...
 
     def abort(self) -> None:
@@ -119,8 +121,8 @@ class ParquetFile:
         self._rows, self._num_bytes = [], 0
 
     def _array(self, values: list[Any], column_type: ColumnType) -> Any:
-        """Return the values of a column. Arrow makes no array of JSON objects from Python values,
-        so their array is made from an array of texts."""
+        """Return the values of a column as an Arrow array. Arrow cannot create an array of JSON
+        objects from Python values. Therefore this array is created from an array of texts."""
         arrow = self._arrow
         match column_type:
             case ColumnType.OBJECT:

@@ -26,15 +26,16 @@ class ExportedGroup:
     feedback: Sequence[FeedbackRecord]
     """All feedback about the served sibling, oldest first."""
     read_chat_request: Callable[[], Json | None]
-    """A function that returns the request in the format of chat completions, or None if it has no
-    such form. A format calls it only if the group has an answer for the row."""
+    """A function that returns the request in the format of chat completions, or None if the request
+    cannot be expressed in this format. A dataset format calls the function only if the group has an
+    answer for the row."""
     task: Task | None = None
-    """The dataset task of the group; None if there is none, or if it is unknown."""
+    """The dataset task of the group; None if the group has no task, or if the task is unknown."""
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation before the answer. Raises NotExported if it has no form that chat
-        templates accept."""
+        """The conversation before the answer. Raises NotExported if chat templates do not accept
+        the conversation."""
         request = self.read_chat_request()
         if request is None:
             raise NotExported("no_messages")
@@ -52,8 +53,8 @@ class ExportedGroup:
 
     @property
     def scored(self) -> list[tuple[float, SiblingRecord]]:
-        """The siblings with their rewards. Siblings without a reward are left out. Raises TypeError
-        for a reward that is not a finite number."""
+        """Pairs of a reward and its sibling. Siblings without a reward are left out. Raises
+        TypeError for a reward that is not a finite number."""
         return [
             (reward, sibling)
             for sibling in self.record.siblings
@@ -63,8 +64,9 @@ class ExportedGroup:
 
     @property
     def best(self) -> tuple[float, SiblingRecord]:
-        """The usable sibling with the highest reward. If several siblings have this reward, it is
-        the served one, or else the first of them. Raises NotExported without such a sibling."""
+        """A pair: the highest reward of a usable sibling, and this sibling. If several siblings
+        have this reward, the served sibling takes precedence, and otherwise the sibling with the
+        lowest index. Raises NotExported if no usable sibling has a reward."""
         if not self.scored:
             raise NotExported("no_reward")
         usable = [pair for pair in self.scored if pair[1].failure is None]

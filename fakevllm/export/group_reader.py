@@ -1,4 +1,4 @@
-"""Read groups from the ledger, and refuse those that quote a held-out row."""
+"""Read groups from the ledger, and refuse the groups that quote a held-out row."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ Json = dict[str, Any]
 class GroupReader:
     """Reads the groups of one ledger. Groups that quote a held-out row are never returned.
 
-    The reason in the ledger does not suffice to find these groups. A group may have another reason,
-    such as `paused`, and its row may have been held out after it was recorded. Therefore all texts
-    that the model did not write are searched, including what the user wrote as feedback.
+    The reason in a group's ledger record is not enough to find these groups. The record may have
+    another reason, such as `paused`. The dataset row may also have been held out after the group
+    was recorded. Therefore all texts that the model did not write are searched, including the texts
+    of the user's feedback.
     """
 
     def __init__(self, ledger: Ledger, held_out: HeldOutRows, tasks: Mapping[str, Task]) -> None:
         """Create the reader. `tasks` has the rows of the dataset file by the ids of their tasks,
-        because the ledger does not have them."""
+        because the ledger does not have these rows."""
         self._ledger = ledger
         self._held_out = held_out
         self._tasks = tasks
 
     def read(self, group_id: str) -> ExportedGroup:
-        """Return a group with its feedback. Raises NotExported if it quotes a held-out row, or if
-        its contents were deleted. Raises one of READ_ERRORS if its rows are damaged."""
+        """Return a group with its feedback. Raises NotExported if the group quotes a held-out row,
+        or if its contents were deleted. Raises one of READ_ERRORS if the group's rows in the ledger
+        are damaged."""
         record = self._ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
@@ -66,9 +68,9 @@ def _has_held_out_reason(row: GroupRecord | FeedbackRecord) -> bool:
 
 
 def _message_texts(request: Json) -> list[str]:
-    """Return the texts of all messages that the model did not write. The proxy searches only the
-    first and the last user message, because it trains the last answer alone. A row has the whole
-    conversation."""
+    """Return the texts of all messages of a request that the model did not write. All these texts
+    are searched for held-out rows, because an exported row has the whole conversation. (The proxy
+    searches only the first and the last user message, because it trains only the last answer.)"""
     return [
         text_of(message.get("content"))
         for message in messages_of(request)
@@ -77,8 +79,8 @@ def _message_texts(request: Json) -> list[str]:
 
 
 def _texts_of(value: object) -> list[str]:
-    """Return all texts in a JSON value, however deep. They are those of a request that cannot be
-    translated to chat completions, whose texts may be anywhere.
+    """Return all texts in a JSON value, at any depth. The value is a request that cannot be
+    translated to chat completions, so its texts may be in any field.
 
     >>> _texts_of({"input": ["a", {"b": "c", "d": 1}]})
     ['a', 'c']

@@ -1,7 +1,8 @@
 """The formats of dataset files: their columns, and the row for a group. This module does no I/O.
 
 The first columns of a format are those that TRL's trainers read. The trainers ignore the columns
-that follow. A group has at most one row. If it has none, NotExported is raised with the reason.
+that follow. Each group has at most one row. If a group has no row in a format, NotExported is
+raised with the reason.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class RowFormat:
 
     columns: Columns
     row: Callable[[ExportedGroup, float], Json]
-    """A function that returns the row for a group. Its second argument is the smallest difference
-    of two rewards that makes a pair."""
+    """A function that returns the row for a group. Its second argument is the minimum difference
+    between the rewards of two answers that form a preference pair."""
 
 
 def row_of(row_format: RowFormat, group: ExportedGroup, min_difference: float = 0.0) -> Json:
-    """Return the row for a group. Raises NotExported if the group has none."""
+    """Return the row for a group. Raises NotExported if the group has no row in this format."""
     row = row_format.row(group, min_difference)
     assert row.keys() == row_format.columns.keys(), "a row has the columns of its format"
     return row
@@ -65,7 +66,8 @@ def _messages(group: ExportedGroup, min_difference: float) -> Json:
 
 
 def _sft(group: ExportedGroup, min_difference: float) -> Json:
-    """Return the prompt with the user's corrected answer, or else with the best sibling."""
+    """Return the prompt with the user's corrected answer. If the user has corrected nothing, return
+    the prompt with the best sibling."""
     if (edit := group.edit) is not None:
         completion, reward, source = edit, None, "edit"
     else:
@@ -99,16 +101,18 @@ def _preference(group: ExportedGroup, min_difference: float) -> Json:
 
 
 _Pair = tuple[Json, Json, tuple[float | None, float | None], str]
-"""The chosen and the rejected message, their rewards, and where the pair comes from."""
+"""The chosen message and the rejected message, their rewards, and the source of the pair (`edit` or
+`rewards`)."""
 
 
 def _edited_pair(group: ExportedGroup) -> _Pair | None:
-    """Return the user's corrected answer and the served one; None if there is no edit. An edit has
-    no reasoning, so the served answer gets none either: otherwise the model would learn not to
-    reason.
+    """Return a pair of the user's corrected answer (chosen) and the served answer (rejected).
+    Return None if the user has corrected nothing. A corrected answer has no reasoning. Therefore
+    the reasoning of the served answer is left out too, because otherwise the model would learn not
+    to reason.
 
-    Raises NotExported if the edit changes nothing. The user then approves of the served answer,
-    which must not be the rejected one.
+    Raises NotExported if the corrected answer equals the served answer. In this case, the user
+    approves of the served answer, so it must not become a rejected answer.
     """
     edit = group.edit
     if edit is None:
@@ -122,8 +126,10 @@ def _edited_pair(group: ExportedGroup) -> _Pair | None:
 
 
 def _scored_pair(group: ExportedGroup, min_difference: float) -> _Pair:
-    """Return the siblings with the highest and the lowest reward. A worse sibling is passed over if
-    its message has no form that chat templates accept, or equals the chosen one."""
+    """Return a pair of the best sibling (chosen) and the sibling with the lowest reward (rejected).
+    A sibling cannot be the rejected one if chat templates do not accept its message, or if its
+    message equals the chosen message. In this case, the sibling with the next higher reward is
+    tried."""
     high, best = group.best
     chosen = message_of(best)
     reason = NotExported("no_difference")
@@ -292,4 +298,4 @@ FORMATS: dict[str, RowFormat] = {
         _group,
     ),
 }
-"""The formats, by the names that --as accepts."""
+"""The formats, by name. The flag --as accepts these names."""

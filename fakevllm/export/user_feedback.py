@@ -9,11 +9,11 @@ from fakevllm.settlement.feedback_to_reward import content_of, value_of
 
 
 def edited_text(rows: Sequence[FeedbackRecord]) -> str | None:
-    """Return the text that the answer should have been, as the user last wrote it; None if the user
-    has corrected nothing, or has taken the correction back.
+    """Return the user's latest corrected text of an answer. Return None if the user has corrected
+    nothing, or has taken the correction back.
 
-    `rows` is all feedback about the answer, oldest first. A later number replaces the value of
-    earlier feedback, but not a corrected text.
+    `rows` is all feedback about the answer, oldest first. Later feedback without a corrected text
+    does not replace an earlier corrected text.
 
     >>> edit = FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, edited="4")
     >>> taken_back = FeedbackRecord(group_id="g", feedback_id="h", received_at=1.0)
@@ -25,9 +25,10 @@ def edited_text(rows: Sequence[FeedbackRecord]) -> str | None:
 
 
 def feedback_value(rows: Sequence[FeedbackRecord]) -> float | None:
-    """Return the value of the latest feedback that has one, and that the user has neither replaced
-    nor taken back. Return None without such feedback. A value that the user sent takes precedence
-    over a value that a hook concluded from the user's next request, even if that one is later.
+    """Return the latest value of the feedback about an answer. Return None if no feedback has a
+    value. Feedback that the user has replaced or taken back does not count. Feedback that the app
+    has sent takes precedence over implicit feedback, which a hook derives from the user's next
+    request. This also holds if the implicit feedback is later.
 
     `rows` is all feedback about the answer, oldest first.
 
@@ -43,8 +44,8 @@ def feedback_value(rows: Sequence[FeedbackRecord]) -> float | None:
 
 
 def _not_taken_back(rows: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Leave out the feedback that the user has taken back. A request to take feedback back also
-    applies to feedback that was trained before, and to corrected texts."""
+    """Return the feedback without the items that the user has taken back. A request to take
+    feedback back also applies to feedback that was trained before, and to corrected texts."""
     kept: list[FeedbackRecord] = []
     for row in rows:
         if row.kind == "feedback" and not content_of(row):  # it takes all earlier feedback back
@@ -55,7 +56,7 @@ def _not_taken_back(rows: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 
 
 def _value(row: FeedbackRecord) -> float | None:
-    """Return the value of one feedback. If the hook `on_feedback` has evaluated the feedback, the
-    value is what the hook returned, even if it is None."""
+    """Return the value of one item of feedback. If the hook `on_feedback` has evaluated the
+    feedback, return the hook's result, even if this result is None."""
     is_evaluated = row.value is not None or row.hook_hash is not None
     return row.value if is_evaluated else value_of(row.score, row.thumbs)

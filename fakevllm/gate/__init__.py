@@ -11,7 +11,7 @@
 * `loaded_versions` decides when the versions of an ended evaluation are unloaded.
 * `training_limit` removes a training limit that an earlier proxy process has left at the server.
 
-Trouble with a version never fails a request of an app. The proxy process may die at any time. The
-server's journal keeps the decisions. The ledger stores evaluated rows before the gate sends the
-decision that follows from these rows.
+If a version cannot be loaded or sampled, requests of apps still get an answer. The proxy process
+may die at any time. The server's journal keeps the decisions. The ledger stores evaluated rows
+before the gate sends the decision that follows from these rows.
 """

@@ -2,10 +2,10 @@
 newest weights answer the training arm. Each other arm has a policy, which is one fixed version that
 the engine holds beside the newest weights.
 
-Trouble with a version never fails a request. The newest weights answer the request instead, and the
-record of the group gives the reason. The server keeps a version only for some minutes, so this
-module requests each version again and again. The repeated request also loads the version after a
-restart of the engine.
+If a version cannot be loaded or sampled, requests still get an answer. The newest weights answer
+the request, and the record of the group gives the reason. The server keeps a version only for some
+minutes, so this module requests each version again and again. The repeated request also loads the
+version after a restart of the engine.
 
 An arm may get another version. The old version answers until the new version is loaded. A rejected
 old version stops answering at once, because the server refuses to sample rejected versions. The
@@ -68,8 +68,8 @@ class _ArmPolicy:
         """Version that answers the arm until `version` is loaded. None if there is no such version.
         In that case, the newest weights answer the arm until `version` is loaded."""
         self.is_leaving = False
-        """Whether another version replaces this version. Trouble with this version then needs no
-        remedy."""
+        """Whether this version is being replaced by another version. If so, trouble with this
+        version needs no remedy."""
         self._unload_old = unload_old
         self._on_failed = on_failed
         self.trouble: str | None = "not loaded yet"
@@ -102,7 +102,7 @@ class _ArmPolicy:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the version is still being loaded, without a failed attempt so far."""
+        """Whether the version is still being loaded, and no attempt to load it has failed yet."""
         return self.trouble is not None and self._failed_at is None
 
     @property
@@ -272,8 +272,8 @@ class ArmPolicies:
 
     def is_current(self, arm: Arm, model: str | None) -> bool:
         """Return True if `model` is the model name of the version that the arm got last. Also
-        return True if the arm has no version of its own, or if `model` is None. None stands for the
-        newest weights."""
+        return True if the arm has no version of its own, or if `model` is None (the newest
+        weights)."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return model is None or policy is None or model == policy_name(policy.version)
 
@@ -284,8 +284,8 @@ class ArmPolicies:
         return None if policy is None else policy.trouble
 
     def is_loading(self, arm: Arm) -> bool:
-        """Return True if the version that the arm got last is still being loaded, without a failed
-        attempt so far."""
+        """Return True if the version that the arm got last is still being loaded, and no attempt to
+        load it has failed yet."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return policy is not None and policy.is_loading
 

@@ -70,8 +70,8 @@ class Reference:
         return self._answers
 
     async def sample(self, first: int, num: int) -> list[Sequence[float]]:
-        """Sample `num` drawn rows with the served version, from the draw with the number `first`
-        on. Return the rewards of each drawn row. Raise WireError if a row cannot be sampled,
+        """Sample `num` drawn rows with the served version, beginning with the draw number `first`.
+        Return the rewards of each drawn row. Raise WireError if a row cannot be sampled,
         HooksChanged if the hooks have changed, and VersionChanged if the served version no longer
         has the released weights."""
         numbers = range(first, first + num)
@@ -88,10 +88,10 @@ class Reference:
     async def _served(
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
-        """Return the rows of the evaluation `eval_id`, which the served version answers. Sampling a
-        row raises VersionChanged if `copies` does not return the version that answered the row. If
-        the hook cannot score the answers to a row, the row is answered up to `num_tries` times in
-        all."""
+        """Return the rows of the evaluation `eval_id`, which the served version answers. `copies`
+        returns the versions that may answer a row. If another version answered a row, sampling this
+        row raises VersionChanged. If the hook cannot score the answers to a row, the row is
+        answered up to `num_tries` times in all."""
 
         async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)

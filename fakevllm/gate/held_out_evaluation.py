@@ -63,8 +63,9 @@ class EvaluationRows:
     hook_hash: Callable[[], str] = lambda: ""
     """Function that returns the content hash of the hooks that score the rows."""
     check: Callable[[], str | None] = lambda: None
-    """Function that checks whether the rows can measure versions. It returns the reason if they
-    cannot, for example because rows were trained, and None otherwise. It blocks its thread."""
+    """Function that checks whether the rows can measure versions. The function returns the reason
+    if the rows cannot do this, for example because some of them were trained. Otherwise it returns
+    None. The function blocks its thread."""
     flush: Callable[[], Awaitable[bool]] = _flushed
     """Function that waits until the ledger has all rows that were sampled. It returns False if the
     rows could not be written in time."""
@@ -95,7 +96,8 @@ class AnsweredRows:
         self.num_sampled = 0
         """Number of times that a row was sampled. Rows from the ledger do not count."""
         self.reason: str | None = None
-        """Reason why a row has no rewards, for the latest row without rewards."""
+        """Reason why the latest row without rewards has no rewards. None if there is no such
+        row."""
         for row in known:
             self._answered[row.task_id].append(row.rewards)
 
@@ -155,8 +157,8 @@ class HeldOutEvaluation:
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
-        """Return the rewards of both versions for `num` drawn rows, from the draw with the number
-        `first` on. Rows without known rewards are sampled first. Raise WireError if a row cannot be
+        """Return the rewards of both versions for `num` drawn rows, beginning with the draw number
+        `first`. Rows without known rewards are sampled first. Raise WireError if a row cannot be
         sampled. Raise HooksChanged if other hooks scored a row."""
         numbers = range(first, first + num)
         rewards = await at_once(

@@ -45,7 +45,7 @@ class LiveSessions:
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
         """Return the outcome of the group's session if the session counts in the comparison. Return
-        None in three cases: the session was counted already, its arm takes no part in the
+        None in three cases: the session was counted already, the session's arm takes no part in the
         comparison, or the version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None

@@ -31,7 +31,7 @@ class LoadedVersions:
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
         self._num_uses: Counter[int] = Counter()
-        """Number of requests that load or sample a version now."""
+        """Number of requests that are loading or sampling each version at the moment."""
         self._last_used_s: dict[int, float] = {}
 
     def begin(self, versions: Iterable[int]) -> None:

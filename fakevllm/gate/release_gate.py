@@ -62,7 +62,8 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply, SuccessReply
 log = logging.getLogger("fakevllm.gate.release_gate")
 
 CHECK_EVERY_S = 1.0
-"""Seconds between two looks at the newest version, which is known from the server's status."""
+"""Seconds between two checks whether there is a new version. The server's status has the newest
+version."""
 RETRY_EVERY_S = 15.0
 """Seconds after an error before the next attempt. After an outage of the server or the engine, the
 first attempts come sooner, because a restart takes only seconds."""
@@ -109,8 +110,8 @@ class ReleasedArm:
     trouble: Callable[[], str | None]
     """Function that returns the reason if the version of the arm cannot be sampled, else None."""
     is_loading: Callable[[], bool]
-    """Function that returns True while the version is being loaded, without a failed attempt so
-    far."""
+    """Function that returns True while the version is being loaded and no attempt to load it has
+    failed yet."""
 
 
 NO_RELEASED_ARM = ReleasedArm(lambda version: None, lambda: None, lambda: False)
@@ -124,22 +125,24 @@ class GateView:
     released: int | None
     """Version that answers the released arm; None while the server has not sent the history."""
     candidate: int | None
-    """Version that is being evaluated; None if there is none."""
+    """Version that is being evaluated; None if no version is being evaluated."""
     is_held: bool
     num_pairs: int
     """Number of rows that both versions have answered in the current evaluation; 0 without a
     candidate."""
     trouble: str | None
-    """Reason why the gate can make no decision now; None if there is no such reason."""
+    """Reason why the gate can make no decision at present; None if there is no such reason."""
     is_blocked: bool
-    """Whether the trouble needs a remedy. The value is False if the trouble ends by itself in
-    normal operation, as during a training step or while a released version is being loaded."""
+    """Whether a person must remove the cause of `trouble`. The value is False if the trouble ends
+    by itself in normal operation, as during a training step or while a released version is being
+    loaded."""
     num_decisions: Mapping[str, int]
     """Number of decisions in the history of the server's run, by their kind."""
     progress: Callable[[], dict[str, Any]]
     """Function that computes the figures of the current evaluation, which may take 50 ms."""
     next_candidate: int | None = None
-    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
+    """Version that will be evaluated next. None while another version is being evaluated, or if no
+    evaluation is planned."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, and the newest version the others."""
 
@@ -151,7 +154,7 @@ class GateView:
 
 
 class _NotDue(Exception):
-    """Raised if rows are being sampled that the gate does not need any longer."""
+    """Raised to stop the sampling of rows that the gate no longer needs."""
 
 
 class ReleaseGate:
@@ -250,7 +253,8 @@ class ReleaseGate:
                     await asyncio.sleep(0.1)
 
     async def _is_prepared(self) -> bool:
-        """Do what is left to prepare. Return True if nothing is left."""
+        """Make one attempt to finish the preparation that `prepare` waits for. Return True if the
+        preparation is finished."""
         try:
             if self._history is None:
                 await self._read()
@@ -264,7 +268,8 @@ class ReleaseGate:
             return True
 
     async def _has_limited_training(self) -> bool:
-        """Limit training if that is due. Return True if it is not due."""
+        """If a limit of training is due, send the limit to the server and return False. Return True
+        if no limit is due. Also return False if the server's status is not known yet."""
         status = self._server.status
         if status is None:
             return False
@@ -279,8 +284,8 @@ class ReleaseGate:
         return True
 
     def rewards_seen(self, rewards: Sequence[float]) -> None:
-        """Check the rewards of a group against the declared range. A reward outside of it stops
-        releases, whichever version the group's session has."""
+        """Check the rewards of a group against the declared range. A reward outside of this range
+        stops all releases, whichever version answered the group."""
         self._controller.rewards_seen(*rewards)
 
     def group_scored(self, group: GroupOutcome) -> None:
@@ -347,10 +352,10 @@ class ReleaseGate:
     def _is_current(self, status: EngineStatusReply) -> bool:
         """Return True if the history that was read last is the server's history.
 
-        Operators may add decisions to the history. If versions are evaluated between training
-        steps, the history is also out of date in two more cases. First, after each new version,
-        because a version may be a copy of an older version. Second, after each change of the
-        training limit.
+        The history is out of date if an operator has added a decision. If versions are evaluated
+        between training steps, the history is also out of date after each new version and after
+        each change of the training limit. (A new version may be a copy of an older version, and the
+        history lists the copies.)
         """
         history = self._history
         if history is None or status.run_id != self._run_id:
@@ -565,8 +570,8 @@ class ReleaseGate:
         return min(pause_s, self._retry_every_s)
 
     def _report(self, trouble: str | None) -> None:
-        """Record the reason why no decision can be made now. Log the reason if it differs from the
-        last reason."""
+        """Record the reason why no decision can be made at present. Log the reason if it differs
+        from the last reason."""
         if trouble is not None and trouble != self._trouble:
             if trouble == self._controller.trouble:  # only the user can end it
                 log.warning("no version is evaluated or released: %s", trouble)

@@ -13,7 +13,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply, SuccessReply
 log = logging.getLogger("fakevllm.gate.training_limit")
 
 CHECK_EVERY_S = 1.0
-"""Seconds between two looks at the server's status."""
+"""Seconds between two checks of the server's status."""
 
 
 class LimitedServer(Protocol):
@@ -28,9 +28,9 @@ class LimitedServer(Protocol):
 async def remove_training_limit(
     server: LimitedServer, check_every_s: float = CHECK_EVERY_S
 ) -> None:
-    """Remove the training limit from each run of the server if the run has a limit when this
-    function first sees the run. A limit that appears later belongs to the gate of another proxy,
-    and is not removed. Run until this task is cancelled."""
+    """Remove a training limit that a run of the server already has when this function first sees
+    the run. A limit that appears later belongs to the gate of another proxy, and is not removed.
+    Run until this task is cancelled."""
     seen, reported = "", ""
     while True:
         await asyncio.sleep(check_every_s)

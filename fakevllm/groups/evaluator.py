@@ -134,8 +134,8 @@ class Evaluator:
 
     async def run(self) -> None:
         """Until this task is cancelled, regularly unload the versions of the weights that no
-        evaluation uses any more. An evaluation that was killed does not tell the proxy that it has
-        ended."""
+        evaluation uses any more. This is needed because a killed `fakevllm eval` does not report
+        its end to the proxy."""
         while True:
             await asyncio.sleep(_CHECK_IDLE_EVERY_S)
             await self.unload_idle(time.monotonic())
@@ -273,8 +273,8 @@ class Evaluator:
         error. Raises WireError for an outage.
 
         If the engine is busy, retry after a backoff. A refused sample does not wait in the queue of
-        refused leads (apps' own requests). While a request waits in that queue, no app's request is
-        sampled several times, and evaluations must not cause this.
+        refused leads (apps' own requests). While a request waits in that queue, the proxy samples
+        every app's request only once. An evaluation must not have this effect on apps.
         """
         schedule: RetrySchedule | None = None
         while True:

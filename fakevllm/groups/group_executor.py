@@ -50,8 +50,8 @@ log = logging.getLogger("fakevllm.groups.request_pipeline")
 
 LINGER_S = 0.25
 """Seconds between the disconnect of an app whose answer is being streamed, and the reaction to the
-disconnect. Some clients close the connection when they receive the event that ends an answer. At
-this moment, the proxy has not sent the last byte yet. The delay lets the proxy finish, so that the
+disconnect. Some clients close the connection when they receive the event that ends an answer,
+although the proxy has not sent the last byte yet. The delay lets the proxy finish, so that the
 answer counts as delivered."""
 STOPPING = unavailable("The proxy is stopping. Try again shortly.")
 """The error for apps whose requests are cancelled because the proxy is stopping."""

@@ -21,8 +21,9 @@ INTERVAL_S = 60.0
 """Minimum number of seconds between two warnings of one kind. Without this limit, a hook that
 always fails would cause a log line for every request."""
 _NOT_THE_OVERRIDES_FAULT = (429, 499)
-"""HTTP statuses of siblings whose failure has another cause than the request fields that the hook
-changed: 429 (too many requests) and 499 (cancelled)."""
+"""HTTP statuses of a sibling that are never caused by request fields that a hook changed: 429 (too
+many requests) and 499 (cancelled).
+"""
 MAX_ERROR_CHARS = 300
 """Maximum number of characters quoted from the engine's error message."""
 
@@ -65,8 +66,9 @@ OVERRIDES = HookKind(
 
 
 def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
-    """Return the pair (kind, reason) for a warning about the missing rewards of a group. The kind
-    has the texts of the warning. The reason is None if the group has its rewards.
+    """Return the pair (kind, reason) for a warning that a group has no rewards. The kind contains
+    the texts of the warning. The reason is None if the group has its rewards, so that there is
+    nothing to warn about.
 
     An arm decides which weights answer a group. If the group belongs to an arm that is not trained,
     `group.reason` has two parts: the slug for such an arm, then the reason of the hook's failure.

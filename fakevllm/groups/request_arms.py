@@ -29,8 +29,10 @@ log = logging.getLogger("fakevllm.groups.request_arms")
 
 MODEL_UNKNOWN = "the server has not reported its model yet"
 MAX_BUFFERED = 100_000
-"""Maximum number of groups that end while the ledger is read, and that are added to the statistics
-of the arms afterwards. Further groups are left out of the statistics."""
+"""Maximum number of groups that are buffered because they end while the ledger is read. The
+buffered groups are added to the statistics of the arms afterwards. Further groups are left out of
+the statistics.
+"""
 ADDED_AT_ONCE = 500
 """Number of earlier groups that are added to the statistics without a pause for other asyncio
 tasks. Adding this number of groups takes some milliseconds."""
@@ -124,7 +126,7 @@ class RequestArms:
         if outcome is None:
             return
         arm = request.arm
-        # A group that a replaced version answered says nothing about the arm's present one.
+        # A group that a replaced version answered says nothing about the arm's present version.
         is_current = arm is None or self.policies.is_current(arm.arm, arm.policy)
         if self.on_outcome is not None and is_current:
             self.on_outcome(outcome)

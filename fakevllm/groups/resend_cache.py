@@ -283,8 +283,8 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, unix_now: float) ->
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Register the callback `on_lost`. Uvicorn's HTTP protocol object calls it when the connection
-    of this ASGI scope is lost."""
+    """Register the callback `on_lost`. Uvicorn's HTTP protocol object calls this callback when the
+    connection of the ASGI scope `scope` is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

@@ -48,8 +48,7 @@ class RequestAttempts(Generic[T]):
 
     identity: RequestIdentity
     pending: T
-    """An object of the caller that stands for the request's answer. The answer itself may not exist
-    yet."""
+    """The caller's object for the answer to this request. The answer itself may not exist yet."""
     last_event_at: float
     """Time at which this object was last changed, on the caller's clock."""
     num_waiting: int = 1
@@ -105,8 +104,8 @@ class AttemptIndex(Generic[T]):
         """All requests, in the order of their last events."""
         self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
-        """The requests with a lost connection, by the key of their identity. There are few of them,
-        even if many requests are equal."""
+        """The requests with a lost connection, by the key of their identity. Few requests have a
+        lost connection, even if many requests are equal."""
         self._by_idempotency_key: dict[str, dict[RequestAttempts[T], None]] = {}
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ The scheduler gives two independent guarantees:
 
 * The app gets exactly one answer or error. The answer is that of a sibling. If no sibling has an
   answer for the app, the app gets the error of the lead (sibling 0, the app's own request). If the
-  group was aborted, the app gets an error that says so.
+  group was aborted, the app gets an error about the abort.
 * The group ends exactly once, and nothing is started after that. A group that ends is either
   settled (its rewards are final) or aborted.
 

@@ -13,13 +13,13 @@ log = logging.getLogger("fakevllm.hooks")
 logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs each event
 
 RETRY_S = 10.0
-"""Seconds after which a folder is watched again that could not be watched."""
+"""Seconds after a failed attempt to watch a folder until the next attempt."""
 _DEBOUNCE_MS = 100
-"""Milliseconds within which several events become one."""
+"""Events that occur within this number of milliseconds are combined into one event."""
 
 
 class FileEvents:
-    """The events of one folder. `run` receives them, and `wait` waits for the next one."""
+    """The events of one folder. `run` receives the events, and `wait` waits for the next event."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,9 +1,9 @@
-"""Detect that the hook files on disk differ from the hooks that run, and reload them if the user
-wants it.
+"""Detect that the hook files on disk differ from the hooks that run. Reload the files if the user
+has set `--watch-hooks`.
 
 The proxy reads the files when it starts. A later change of a file has no effect until the hooks are
-reloaded. With `--watch-hooks`, this module starts the reload. Otherwise it tells the user about the
-command.
+reloaded. With `--watch-hooks`, this module starts the reload. Without the flag, it logs the command
+that reloads the hooks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CHECK_EVERY_S = 1.0
 """Seconds between two checks of the files. A check reads all hook files, which is cheap because
 they are small. Some changes cause no event, such as a link to another folder."""
 _UNREADABLE_CHECKS = 2
-"""Number of checks after which files that cannot be read are logged. A command such as `git
-checkout` may delete a file for a moment."""
+"""Number of consecutive checks that must fail to read the files before a warning is logged. A
+command such as `git checkout` may delete a file for a moment."""
 
 
 class HookFileWatch:
@@ -39,8 +39,9 @@ class HookFileWatch:
         reload: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
-        the hooks that run. `reload` tries the files on disk, and returns their digest. It returns
-        None if files must be tried again later. If `reload` is None, changes are only reported."""
+        the hooks that run. `reload` tries the files on disk, and returns their digest, or None if
+        the same files must be tried again later. If the argument `reload` is None, changes are only
+        reported."""
         self._path = path.expanduser().absolute()  # a link may get another target
         self._running_hash = running_hash
         self._reload = reload

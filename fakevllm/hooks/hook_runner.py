@@ -49,8 +49,8 @@ ANSWER_GRACE_S = 1.0
 """Seconds after the time limit of an async hook within which the process must report the timeout.
 If the process does not report the timeout, it counts as hung and is killed."""
 MAX_BACKOFF_S = 1.0
-"""Maximum backoff in seconds before a hook process that keeps ending is started again. A longer
-backoff would delay the answers to apps."""
+"""Maximum number of seconds before a hook process that has ended repeatedly is started again. A
+longer backoff would delay the answers to apps."""
 
 _STOPPING = "the proxy is stopping"
 
@@ -76,7 +76,7 @@ class HookWorker:
         self._timeout_s = timeout_s
         self._process: HookProcess | None = None
         self._starting: asyncio.Task[HookProcess] | None = None
-        """Start of a process that is not ready yet."""
+        """Task that starts a process; None while no process is being started."""
         self._is_closed = False
         # Guards `_process`, so that only one process is started at a time.
         self._start_lock = asyncio.Lock()

@@ -17,7 +17,7 @@ from fakevllm.runtime.task_set import TaskSet
 log = logging.getLogger("fakevllm.hooks")
 
 MAX_OPEN = 4
-"""Maximum number of versions whose processes run at a time, including the newest. Each of them
+"""Maximum number of versions whose processes run at a time, including the newest. Each version
 needs the memory of a process."""
 
 
@@ -70,8 +70,8 @@ class HookVersions:
             self.end(group_id, use)
 
     def take_over(self, worker: HookWorker, now: float) -> None:
-        """Make a started worker the newest version. From now on, this object owns it. `now` is the
-        Unix time."""
+        """Make a started worker the newest version. From then on, this object owns the worker, and
+        closes it. `now` is the Unix time in seconds."""
         assert not self._is_closed, "the reloader is closed before the versions"
         ended = self._leases.switch()
         self._workers[self._leases.current] = worker

@@ -66,8 +66,8 @@ class HookFiles:
 
     @staticmethod
     def read(path: Path) -> HookFiles:
-        """Read the hook files at `path`. Raises HookError if there is none, or if a file cannot be
-        read."""
+        """Read the hook files at `path`. Raises HookError if there is no hook file, or if a file
+        cannot be read."""
         try:
             path = path.expanduser().resolve()
         except (OSError, RuntimeError) as error:  # such as a loop of symbolic links
@@ -80,7 +80,7 @@ class HookFiles:
 
     @cached_property
     def content_hash(self) -> str:
-        """The hash that the function `content_hash` returns for these files."""
+        """Hash of the content of these files, as the function `content_hash` computes it."""
         return hashlib.sha256(b"".join(self.texts.values())).hexdigest()[:16]
 
 
@@ -154,7 +154,7 @@ def error_location(error: BaseException, folder: Path) -> str:
 
 class _HookSource(importlib.machinery.SourceFileLoader):
     """Imports a hook file from the text that the proxy has read. It neither reads nor writes
-    bytecode files, which belong to the text on disk."""
+    bytecode files, because these belong to the text on disk, which may differ."""
 
     def __init__(self, name: str, file: Path, text: bytes) -> None:
         super().__init__(name, str(file))
@@ -168,7 +168,7 @@ class _HookSource(importlib.machinery.SourceFileLoader):
 
 
 class _HookFinder(importlib.abc.MetaPathFinder):
-    """Finds the hook files when one of them imports another by its name."""
+    """Import finder that finds a hook file when another hook file imports it by its name."""
 
     def __init__(self, files: HookFiles) -> None:
         self._files = files
@@ -188,8 +188,8 @@ def _spec(name: str, file: Path, text: bytes) -> importlib.machinery.ModuleSpec:
 
 
 def _index_of_path_finder() -> int:
-    """Return the place before the finder that searches `sys.path`. Built-in modules go first, as
-    they go before a folder on `sys.path`."""
+    """Return the index in `sys.meta_path` of the finder that searches `sys.path`. A finder that is
+    inserted at this index takes precedence over `sys.path`, but not over built-in modules."""
     finders: list[object] = list(sys.meta_path)
     path_finder: object = importlib.machinery.PathFinder
     return finders.index(path_finder) if path_finder in finders else len(finders)
@@ -219,8 +219,9 @@ def _read(file: Path) -> bytes:
 
 @contextmanager
 def importable(files: HookFiles) -> Generator[None]:
-    """Let an `import` of one of the files, by its name, import its text in `files`, whatever is on
-    disk. Other modules of the folder are imported from disk."""
+    """While the block runs, an `import` of one of the files by its name imports the text in
+    `files`, even if the file on disk has another text. Other modules of the folder are imported
+    from disk."""
     finder, folder = _HookFinder(files), str(files.folder)
     sys.meta_path.insert(_index_of_path_finder(), finder)
     sys.path.insert(0, folder)

@@ -31,8 +31,8 @@ class RecordedGroup:
     messages: Sequence[Json] = ()
     """The conversation before the answers."""
     indices: Sequence[int] = ()
-    """Index of each answer among the answers that were sampled for the request; empty if all of
-    them are in `answers`."""
+    """Index of each answer among the answers that were sampled for the request. Empty if `answers`
+    has all answers of the request."""
 
     def siblings(self) -> list[Sibling]:
         """Return the siblings (answers to the request) as the reward hook gets them in its argument

@@ -1,4 +1,4 @@
-"""The decision when edited hook files are tried. This module does no I/O, and gets the time as an
+"""Decide when edited hook files are tried. This module does no I/O, and gets the time as an
 argument."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ such as `git pull`, may write several files one after the other."""
 
 
 class ReloadSchedule:
-    """The decision when edited hook files are tried. Each version of the files is tried once.
+    """Decides when edited hook files are tried. Each version of the files is tried once.
 
     >>> schedule = ReloadSchedule()
     >>> [schedule.is_due("new", "old", now_s) for now_s in (0.0, 0.1, 0.3, 0.6)]
@@ -42,9 +42,9 @@ class ReloadSchedule:
         return True
 
     def tried(self, files: str | None) -> None:
-        """Record the digest of the files that were read for the trial. They may have been edited
-        since `is_due`. If the digest is None, the same files may be tried again: the cause of
-        the refusal was temporary."""
+        """Record a trial. `files` is the digest of the files that the trial read, because the files
+        may have been edited since `is_due` was called. Pass None if the trial failed for a
+        temporary reason. The same files are then tried again."""
         self._tried = files
 
     @property

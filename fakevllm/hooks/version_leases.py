@@ -1,7 +1,8 @@
 """The versions of the hooks that are in use, and the groups that use them. This module does no I/O.
 
-A group (a request with its siblings) takes the version that is current when the group begins, and
-keeps it until its reward is final. An older version ends when no group uses it any more.
+A group (a request with its siblings) takes the version that is current when the group begins. The
+group keeps this version until the group's reward is final. An older version ends when no group uses
+it any more.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Use(Enum):
     FEEDBACK = "feedback"
     """The scored group waits for feedback, which `on_feedback` may add to the reward."""
     CALL = "call"
-    """A single call of a hook, for feedback or for an evaluation. Several of them may run for one
-    group."""
+    """A single call of a hook, for feedback or for an evaluation. Several such calls may run for
+    one group."""
 
 
 @dataclass(slots=True)
@@ -32,7 +33,8 @@ class _Lease:
 
 
 class VersionLeases:
-    """The versions in use, as numbers that rise.
+    """The versions of the hooks that are in use. Each new version has a higher number than the
+    version before.
 
     >>> leases = VersionLeases()
     >>> leases.begin("g1", Use.REQUEST), leases.switch(), leases.begin("g2", Use.REQUEST)
@@ -55,8 +57,8 @@ class VersionLeases:
         return len(self._num_groups)
 
     def begin(self, group_id: str, use: Use) -> int:
-        """Record that the group uses the hooks. Return its version, which is the current one if the
-        group did not use the hooks before."""
+        """Record that the group uses the hooks. Return the version that the group uses. This is the
+        current version if the group did not use the hooks before."""
         lease = self._leases.get(group_id)
         if lease is None:
             lease = self._leases[group_id] = _Lease(self.current)
@@ -65,13 +67,14 @@ class VersionLeases:
         return lease.version
 
     def version_of(self, group_id: str | None) -> int:
-        """Return the version that the group uses. It is the current one if the group uses none."""
+        """Return the version that the group uses. If the group uses none, return the current
+        version."""
         lease = self._leases.get(group_id or "")
         return self.current if lease is None else lease.version
 
     def end(self, group_id: str, use: Use) -> list[int]:
         """Record that this use by the group is over. If the use was not recorded, nothing changes.
-        Return the versions that no group uses any more."""
+        Return the versions that no group uses any more because of this call."""
         lease = self._leases.get(group_id)
         if lease is None:
             return []

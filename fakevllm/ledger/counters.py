@@ -251,9 +251,10 @@ class Deltas:
     """Change of the number of groups with a digest, by (run, step, kind of the digest, digest)."""
     run_groups: Counter[str] = field(default_factory=Counter[str])
     run_arrivals: dict[str, float] = field(default_factory=dict[str, float])
-    """Time of the newest group that joined each run."""
+    """For each run that groups have joined: the time at which the newest of these groups
+    arrived."""
     run_departures: dict[str, float] = field(default_factory=dict[str, float])
-    """Time of the newest group that left each run."""
+    """For each run that groups have left: the time at which the newest of these groups arrived."""
     sessions: defaultdict[str, list[tuple[Contribution | None, Contribution]]] = field(
         default_factory=lambda: defaultdict[str, list[tuple[Contribution | None, Contribution]]](
             list
@@ -337,8 +338,8 @@ def add(db: Connection, subject: str, name: str, num: int) -> None:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Remember how much these groups now add to each counter. Call this function before the groups
-    are changed. The counters can then be corrected by the difference."""
+    """Remember the amounts that these groups add to the counters. Call this function before the
+    groups are changed, so that `counted` can later correct the counters by the difference."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:

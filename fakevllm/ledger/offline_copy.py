@@ -1,7 +1,9 @@
-"""Ledgers of older versions for commands that only evaluate a ledger. Such a command changes a copy
-to the current schema, so that the older version of fakevllm can still open the ledger itself.
+"""Let commands that only evaluate a ledger read the ledger of an older version. Such a command
+copies the ledger, and changes the copy to the current schema. The ledger itself stays unchanged, so
+that the older version of fakevllm can still open it.
 
-The copy is made under another name and then renamed, so a copy under its final name is complete.
+The copy is first written under a temporary name and then renamed. Therefore a copy under its final
+name is always complete.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _CONTENTS = (
     "SELECT state, reason, COUNT(*) FROM feedback GROUP BY state, reason ORDER BY state, reason",
     "SELECT COUNT(edited), COUNT(comment), COUNT(value), ROUND(TOTAL(value), 6) FROM feedback",
 )
-"""Queries of which at least one has another result when groups or feedback are added, trained or
-withdrawn, or get other rewards."""
+"""Queries on the content of a ledger. If groups or feedback are added, trained or withdrawn, or get
+other rewards, the result of at least one of these queries changes."""
 _CARRY_OVER = """
     INSERT OR IGNORE INTO rescored SELECT * FROM old.rescored
     WHERE group_id IN (SELECT group_id FROM group_rows)
@@ -37,8 +39,8 @@ _CARRY_OVER = """
 
 
 def offline_ledger(ledger: Path) -> Path:
-    """Return a ledger file with the current schema, as `current_schema` does, and print the note to
-    stderr. Raises UserError if there is no file `ledger`."""
+    """Return a ledger file with the current schema. If this file is a copy of `ledger`, print a
+    note about the copy to stderr. Raises UserError if there is no file `ledger`."""
     if not ledger.is_file():
         raise UserError(f"There is no ledger {ledger}: name another with --ledger.")
     file, note = current_schema(ledger)
@@ -48,11 +50,12 @@ def offline_ledger(ledger: Path) -> Path:
 
 
 def current_schema(ledger: Path) -> tuple[Path, str | None]:
-    """Return a ledger file with the current schema, and a note for the user, or None.
+    """Return a pair: a ledger file with the current schema, and a note for the user. The note is
+    None if the file is `ledger` itself.
 
-    The file is `ledger` itself if it has the current schema. Otherwise the file is a copy beside
-    it. A copy with other contents than the ledger is made again, and keeps the rewards of other
-    hooks.
+    If `ledger` has the current schema, the file is `ledger` itself. Otherwise the file is a copy in
+    the same folder. If an existing copy no longer has the contents of the ledger, the copy is made
+    again. The new copy keeps the old copy's table `rescored`, which has the rewards of other hooks.
 
     Raises LedgerError if the file is no ledger or cannot be copied.
     """
@@ -82,8 +85,8 @@ def copies_of(ledger: Path) -> list[Path]:
 
 
 def _make(copy: Path, db: sqlite3.Connection) -> None:
-    """Copy the database to `copy`, change it to the current schema, and add the rewards of other
-    hooks that an earlier copy has."""
+    """Copy the database to `copy`, and change the copy to the current schema. If there is an
+    earlier copy, add its rows of the table `rescored`, which has the rewards of other hooks."""
     with _removed_on_error(copy.with_name(f"{copy.name}.part")) as part:
         with closing(sqlite3.connect(part)) as target:
             part.chmod(0o600)
@@ -126,8 +129,8 @@ def _has_same_content(copy: Path, ledger: sqlite3.Connection) -> bool:
 
 
 def _is_same(query: str, copy: sqlite3.Connection, ledger: sqlite3.Connection) -> bool:
-    """Return True if both databases answer a query alike, or if the ledger is so old that it lacks
-    the table or a column."""
+    """Return True if the query has the same result in both databases. Return True as well if the
+    ledger is so old that it lacks the table or a column of the query."""
     try:
         rows = ledger.execute(query).fetchall()
     except sqlite3.OperationalError as error:

@@ -97,9 +97,9 @@ EVAL_REWARDS = f"""
     AND (g.hook_hash IS NULL OR g.hook_hash = ?)
     ORDER BY g.received_at, g.group_id, s."index"
 """
-"""Query for the rewards of the samples at temperature 1 in an evaluation. The result has one line
-for each reward. An evaluated dataset row without rewards has one line, in which the reward is
-NULL."""
+"""Query for the rewards of the samples at temperature 1 in an evaluation. The result of the query
+has one row for each reward. If an evaluated dataset row has no rewards, the result has a single row
+for it, in which the reward is NULL."""
 
 
 _VERSIONS = """
@@ -145,16 +145,32 @@ class CallReads:
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_LATEST).scalar()
 
-    def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
+    def by_sibling(
+        self, group_id: str, *, unknown_sets: str | None = None
+    ) -> dict[int, list[CapturedCall]]:
         """Return the model calls of a group (request) as a dict. The dict maps the index of a
         sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
+
+        `unknown_sets` is the reason why a call cannot be trained for which the ledger does not say
+        whether its tokens were sampled from restricted sets. None means that such a call counts as
+        unrestricted.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
         with self._read_engine.connect() as db:
             for row in db.execute(query.order_by(CALLS.c.sibling, CALLS.c.seq)):
-                calls[row.sibling].append(call_from_row(row))
+                call = call_from_row(row)
+                if row.shaped is None and call.untrainable is None:
+                    call = call.model_copy(update={"untrainable": unknown_sets})
+                calls[row.sibling].append(call)
         return dict(calls)
+
+    def run_ids(self) -> dict[str, str | None]:
+        """Return the server's run of each group. The run is None if no server has pooled the
+        group."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql("SELECT group_id, run_id FROM group_rows").all()
+        return {group_id: run_id for group_id, run_id in rows}
 
     def versions(self, group_id: str) -> list[CallVersions]:
         """Return a CallVersions for each model call of a group (request), ordered by sibling."""

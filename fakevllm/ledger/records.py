@@ -104,7 +104,8 @@ class KeptAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response in the format of OpenAI's Responses API. Its app can retrieve it later.
+    """A stored response in the format of OpenAI's Responses API. The app that requested the
+    response can retrieve it later.
 
     >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
     True
@@ -131,7 +132,7 @@ class GroupRecord:
 
     group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
-    """Unix seconds."""
+    """Time at which the request arrived, in Unix seconds."""
     route: str
     model: str
     streamed: bool
@@ -255,11 +256,11 @@ class FeedbackRecord:
     change when the row of the group is replaced."""
     feedback_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
-    """Unix seconds."""
+    """Time at which the proxy received the feedback, in Unix seconds."""
     app_key: str | None = None
     kind: str = "feedback"
-    """`feedback` if the app sent the feedback. `next_message` or `regenerate` if the user's hook
-    computed a value from the user's next request."""
+    """`feedback` if the app sent the feedback. `next_message` or `regenerate` if the feedback is
+    the next request of the conversation, from which the hook `on_feedback` computed a value."""
     score: float | None = None
     thumbs: str | None = None
     edited: str | None = None
@@ -269,8 +270,8 @@ class FeedbackRecord:
     """A `FeedbackState`."""
     reason: str | None = None
     value: float | None = None
-    """Value of the feedback. It comes from the user's hook on_feedback if this hook is defined,
-    else from the score or the thumbs."""
+    """Value of the feedback. If the hook `on_feedback` is defined, it computes the value. Otherwise
+    the value comes from the score or the thumbs."""
     baseline: float | None = None
     """Baseline that was subtracted from the value, if the feedback became a training sample of its
     own."""

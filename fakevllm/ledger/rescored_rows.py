@@ -1,7 +1,7 @@
 """Reader and writer of the table `rescored`: the rewards that other hooks gave to logged answers.
 
-The table is keyed by the content hash of the hook files, so that the results of several hooks stand
-beside each other and beside the old rewards in the table `siblings`.
+The content hash of the hook files is part of the table's key. Therefore the table can have the
+results of several versions of the hooks. The old rewards stay in the table `siblings`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class RescoredRow:
     hook_hash: str
     siblings: Sequence[RescoredSibling]
     reason: str | None
-    """Reason why the hooks failed; None if they did not."""
+    """Reason why the hooks failed; None if they did not fail."""
     scored_at: float
-    """Unix seconds."""
+    """Time at which the hooks scored the group, in Unix seconds."""
 
 
 class RescoredRows:
@@ -68,9 +68,9 @@ class RescoredRows:
         self._redactor = redactor
 
     def find(self, group_id: str, hook_hash: str) -> tuple[dict[int, float | None], str | None]:
-        """Return the rewards that these hooks have given to a group, by the siblings' indices, and
-        the reason if the hooks failed. Without a result, return ({}, None). This method blocks the
-        thread."""
+        """Return a pair: the rewards that the hooks with this hash gave to a group, by sibling
+        index, and the reason if the hooks failed. If the table has no result of these hooks for the
+        group, return ({}, None). This method blocks the thread."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_READ, (group_id, hook_hash)).all()
         return {row[0]: row[1] for row in rows}, rows[0][2] if rows else None

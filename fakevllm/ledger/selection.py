@@ -18,17 +18,19 @@ from fakevllm.ledger.records import BROKEN_OFF, EVAL_KIND
 from fakevllm_runtime.read_only import connect_read_only
 
 PAGE_ROWS = 1000
-"""Groups that one query reads. The ids are read page by page, so that neither the memory nor the
-length of a read transaction grows with the number of groups."""
+"""Maximum number of groups that one query reads. The ids are read page by page, so that neither the
+memory nor the length of a read transaction grows with the number of groups."""
 STEPS_BETWEEN_CALLS = 100_000
-"""Steps of SQLite's virtual machine after which a query calls Python. They take about 10 ms."""
+"""Number of steps of SQLite's virtual machine after which a running query calls Python. This number
+of steps takes about 10 ms."""
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _CHECKS = (
     "SELECT 1 FROM groups WHERE\n{where}\nLIMIT 0",
     "SELECT coalesce((\n{where}\n), 0) FROM groups LIMIT 0",
 )
-"""Statements that are both valid only if `where` is one expression. The first refuses a parenthesis
-too many, and the second refuses another clause after the expression."""
+"""Two statements. If `where` is a single expression, both are valid. If `where` closes a
+parenthesis too many, the first statement is not valid. If another clause follows the expression,
+the second statement is not valid."""
 _MATCHING = f"""
     FROM groups WHERE kind IS NOT '{EVAL_KIND}' AND (
         SELECT COUNT(*) FROM sibling_rows AS answered
@@ -58,7 +60,8 @@ class GroupSelection:
     last: int | None = None
     """Number of the newest groups to select; None selects all."""
     min_answers: int = 0
-    """Number of answers that a group needs. Answers that the engine broke off do not count."""
+    """Minimum number of answers of a selected group. Answers that the engine broke off do not
+    count."""
 
     def find(self) -> SelectedGroups:
         """Find the groups that the ledger has now. Groups that are added later are not selected.
@@ -78,13 +81,15 @@ class GroupSelection:
         return SelectedGroups(self, count, oldest, newest)
 
     def page(self, condition: str, first: _Key, newest: _Key) -> list[_Key]:
-        """Return at most PAGE_ROWS groups between two groups, oldest first."""
+        """Return the keys of at most PAGE_ROWS selected groups, oldest first. `condition` is SQL
+        that limits the groups to those between `first` and `newest`."""
         query = f"SELECT {_KEY} {self._matching} {condition} ORDER BY {_KEY} LIMIT {PAGE_ROWS}"
         with self._reading() as db:
             return db.execute(query, (*first, *newest)).fetchall()
 
     def _key(self, db: sqlite3.Connection, num_newer: int) -> _Key | None:
-        """Return the key of the group that has `num_newer` newer groups in the selection."""
+        """Return the key of one selected group. With 0 for `num_newer`, it is the newest group,
+        with 1 the second newest, and so on. Return None if there are not so many groups."""
         query = f"SELECT {_KEY} {self._matching} {_BACKWARDS}"
         return db.execute(query, (num_newer,)).fetchone()
 
@@ -140,6 +145,7 @@ def _check(db: sqlite3.Connection, where: str) -> None:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Allow queries and functions. Refuse all that writes, attaches files or loads libraries."""
+    """Allow queries and functions. Refuse everything that writes, attaches files or loads
+    libraries."""
     is_function = action == sqlite3.SQLITE_FUNCTION and second != "load_extension"
     return sqlite3.SQLITE_OK if action in _ALLOWED or is_function else sqlite3.SQLITE_DENY

@@ -391,11 +391,11 @@ class Ledger:
     ) -> tuple[set[str], set[str]]:
         """Return the `questions` and `task_ids` that were trained or wait to be trained.
 
-        A question or task was trained if a group (a request with its sampled answers) with it was
-        trained. If `with_unsent` is True, groups that were not sent to the server yet count too. A
-        group also counts if only its served answer was trained, by late feedback. Questions are
-        compared without case and white space. They are returned in the ledger's spelling. The
-        method reads all trained groups.
+        A question or task was trained if a group (a request with its sampled answers) with this
+        question or task was trained. If `with_unsent` is True, groups that were not sent to the
+        server yet count too. A group also counts if only its served answer was trained, by late
+        feedback. Questions are compared without case and white space. They are returned in the
+        ledger's spelling. The method reads all trained groups.
         """
         texts, ids = set(map(normalised, questions)), set(task_ids)
         found_questions, found_ids = set[str](), set[str]()
@@ -446,8 +446,9 @@ class Ledger:
         return [group.question, (task or self._task_of(group)).main_query, *messages]
 
     def task(self, task_id: str, rows: Mapping[str, Task] | None = None) -> Task | None:
-        """Return the dataset task with this id: one of `rows`, the rows of a dataset file by their
-        ids, or else the task that was registered at the proxy. Return None if there is none."""
+        """Return the dataset task with this id. `rows` are the rows of a dataset file, by id. If
+        `rows` does not have the id, the task that was registered at the proxy is returned. Return
+        None if there is no such task."""
         if rows and task_id in rows:
             return rows[task_id]
         with self._read_engine.connect() as db:
@@ -456,15 +457,15 @@ class Ledger:
         return None if row is None else _task(row)
 
     def _task_of(self, group: GroupRecord) -> Task:
-        """Return the task of a group. As for a live request, the question stands for the text of an
-        unknown task."""
+        """Return the task of a group. If the task is unknown, return a task whose text is the
+        group's question. Live requests without a known task are treated in the same way."""
         task_id = group.task_id or ""
         found = self.task(task_id) if task_id else None
         return found or Task(task_id=task_id, main_query=group.question)
 
     def recorded(self, group: GroupRecord, task: Task | None = None) -> RecordedGroup:
-        """Return a group with the answers that the reward hook gets, in the form in which it gets
-        them. Answers that the engine broke off are left out, because hooks never get them.
+        """Return a group in the form in which the reward hook gets groups. Answers that the engine
+        broke off are left out, because hooks never get them.
 
         `task` is the group's dataset task, if the caller knows it.
         """

@@ -137,8 +137,9 @@ class CallContents:
         return content, prompt_id
 
     def _bases(self) -> list[Content]:
-        """Return the app's latest prompt, and the prompt of the parent group followed by the
-        response of the parent group. Prompts that are not found are left out."""
+        """Return the contents with which a new prompt is compared. The first is the app's latest
+        prompt. The second is the parent group's prompt followed by the parent group's response.
+        Contents that are not found are left out."""
         bases = [self._store.find(self._of_app), self._parent()]
         return [base for base in bases if base is not None]
 

@@ -98,8 +98,8 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the latest snapshot of the server's state. Draw nothing while the screen is being
-        closed. A poll that ends at this time still calls this method.
+        """Draw the latest snapshot of the server's state. While the screen is being closed, draw
+        nothing. (A poll that ends during this time still calls this method.)
         """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
@@ -107,12 +107,13 @@ class OverwatchApp(App[None]):
 
     def action_confirm(self, name: str) -> None:
         """Ask the user to confirm the server action `name`, such as `stop` or `drain`. If this
-        action is running already, only show a message that says so, because an action must not run
+        action is running already, only show a message about this, because an action must not run
         twice at the same time.
 
-        A drain shows why. It pauses episode claims, so that clients get no new episodes, and stops
-        the engine after the last episode. Another user can cancel the drain by resuming claims. A
-        second drain would pause the claims once more, against that user's wish.
+        A drain is an example of such an action. It pauses episode claims, so that clients get no
+        new episodes, and stops the engine after the last episode. Another user can cancel the drain
+        by resuming claims. A second drain would pause the claims once more, against that user's
+        wish.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:

@@ -15,10 +15,10 @@ from fakevllm.overwatch.formatting import format_groups
 from fakevllm_adapters.protocol.swarm import LogEntry
 
 MAX_STEPS = 5_000
-"""Maximum number of steps that are kept. The newest steps are kept. This number is larger than the
+"""Maximum number of steps that are kept. Older steps are removed. This number is larger than the
 number of columns of any chart."""
 MAX_LINES = 50
-"""Maximum number of log lines that are kept. The newest lines are kept."""
+"""Maximum number of log lines that are kept. Older lines are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class History:
     """Sequence number of the last entry that was read."""
     steps: tuple[Step, ...] = ()
     evaluations: tuple[EvaluationRewards, ...] = ()
-    """Evaluations ordered by step. Evaluations of weights that are older than the weights with
-    which the first of `steps` began are removed."""
+    """Evaluations ordered by step. Evaluations of old weights are removed. Weights are old if they
+    are older than the weights with which the first step in `steps` began."""
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:

@@ -118,8 +118,8 @@ class ServerPoller:
 def _none_if_not_found(call: ServerCall[T]) -> ServerCall[T | None]:
     """Run a request to the server and return its result, or None if the server has no such route.
 
-    Older servers lack some routes, and so does the server of AgentJet (the framework that defined
-    this protocol).
+    Older servers lack some routes. The server of AgentJet (the framework that defined this
+    protocol) lacks some routes too.
     """
     try:
         return (yield from call)

@@ -28,8 +28,8 @@ NARROW_BELOW = 60
 CHART_ROWS, EVALUATION_ROWS = 5, 3
 MAX_LINES, MAX_NOTICES = 10, 4
 MAX_BREAKS = 2
-"""Maximum number of gaps in the curve that are explained below the chart. The newest gaps are
-explained."""
+"""Maximum number of gaps in the curve that are explained below the chart. If there are more gaps,
+only the newest gaps are explained."""
 SLOW_BOOT_S = 300.0
 """Seconds of booting after which the screen refers the user to engine.log. The engine of a large
 model needs some minutes to boot."""

@@ -85,7 +85,7 @@ def _stop_if_idle() -> ServerCall[str | None]:
     """Stop the engine if no episode runs and no training step is due.
 
     Return a message for the user if the engine is off after this call, else None. Pause episode
-    claims before this call. Raises SwarmError if somebody has resumed the claims since.
+    claims before this call. Raises SwarmError if somebody has resumed the claims in the meantime.
     """
     status = yield from engine_control.status()
     if status.engine_status is EngineStatus.OFFLINE:

@@ -22,7 +22,7 @@ AWAY = "AWAY"
 """State of a server whose last poll failed, because the server does not answer or refuses this
 client. No engine reports this state."""
 SPEED_STEPS = 5
-"""Number of training steps, up to the last one, over which a speed is averaged."""
+"""Number of latest training steps over which a speed is averaged."""
 
 
 @dataclass(frozen=True, slots=True)

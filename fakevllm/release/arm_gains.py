@@ -57,7 +57,7 @@ class GroupOutcome:
     """Root of the session's tree."""
     arm: Arm
     received_at: float
-    """Unix seconds."""
+    """Time at which the request arrived, in Unix seconds."""
     mean: float
     """Mean reward of the siblings. A first sibling that was sampled greedily is left out."""
     served: float | None

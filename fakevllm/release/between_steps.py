@@ -12,15 +12,16 @@ therefore waits while a version is evaluated:
 4. After a rejection, training goes back, and the released weights are served again. The released
    weights make a new reference.
 
-A candidate does not depend on the reference before the two are compared. The error bounds of
-`controller` therefore hold for each candidate. (The bounds hold on average over all references.
-Candidates that are compared with one reference share its chance errors, so the errors of their
-tests are not independent.)
+The reference has no influence on the training of a candidate. Therefore the error bounds of
+`controller` hold for each candidate. (The bounds hold on average over all references. Candidates
+that are compared with one reference share its chance errors, so the errors of their tests are not
+independent.)
 
-For this independence, a new reference is made after each release and after each rejection. After a
-release, the candidate's answers cannot become the reference. They were good enough for a release,
-so their mean reward is biased upwards. After a rejection, the old reference cannot be used again.
-It was good enough for a rejection, so its mean reward is biased upwards too.
+To keep candidates independent of the reference, a new reference is made after each release and
+after each rejection. After a release, the candidate's answers cannot become the reference. These
+answers were good enough for a release, so their mean reward is biased upwards. After a rejection,
+the old reference cannot be used again. A candidate was rejected because the reference was better,
+so the reference's mean reward is biased upwards too.
 
 If the gate is turned on in the middle of a run, the served weights may be neither the released
 weights nor weights that were trained under the gate. Training then waits for an operator.

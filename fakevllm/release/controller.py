@@ -20,14 +20,14 @@ a cycle. Two tests run during each cycle.
   differences (candidate minus released version) has the confidence interval (low, high). The
   candidate is released if low > -margin, and rejected if high < -margin.
 * Live sessions: the training arm is compared with the released arm. The versions since the latest
-  verdict answer the sessions of the training arm. This test judges the mean of these versions. The
-  test can only reject, and does not test the candidate alone.
+  verdict answer the sessions of the training arm. This test judges the mean over these versions,
+  and not the candidate alone. The test can reject versions, and cannot release a version.
 
 Suppose that no version is worse than the released version by more than `margin`. Each test then
-rejects a version with a probability of at most alpha / 2, however often the test is looked at. Both
-tests together reject with a probability of at most alpha. The bound covers only one comparison of
-live sessions. A new comparison begins with each GateController, after each rejection that the
-server has refused, and with each change of the hooks.
+rejects a version with a probability of at most alpha / 2, even if its result is read after every
+observation. The probability that at least one of the two tests rejects a version is at most alpha.
+The bound covers only one comparison of live sessions. A new comparison begins with each
+GateController, after each rejection that the server has refused, and with each change of the hooks.
 
 The bounds hold only for rewards in their declared range. After a reward outside of the range,
 nothing is evaluated and no version is released.
@@ -73,13 +73,13 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """The rewards of the two versions for one drawn held-out row. A list is shorter than the other
-    list if some samples got no reward.
+    """The rewards of the two versions for one drawn held-out row. A version's list has one reward
+    per sample. If some samples got no reward, the list is shorter.
 
-    A reward that only one version lacks counts against the candidate. If the candidate lacks the
-    reward, the reward counts as the lowest possible reward. If the released version lacks the
-    reward, the reward counts as the highest possible reward. If neither version has a reward, the
-    row is not compared, and is only counted as drawn.
+    If one list is shorter than the other list, its missing rewards count against the candidate. A
+    missing reward of the candidate counts as the lowest possible reward. A missing reward of the
+    released version counts as the highest possible reward. If neither version has a reward, the row
+    is not compared, and is only counted as drawn.
     """
 
     released: Sequence[float]
@@ -130,8 +130,9 @@ class GateController:
 
     def scorer_changed(self, scorer: str) -> None:
         """Record which hook scores the rows. If the hook has changed, the evaluation begins again
-        with its first row, and so does the comparison of live sessions, because the rewards of two
-        hooks cannot be compared. A reward outside of the range does not count any more."""
+        with its first row, and the comparison of live sessions begins again too. The reason is that
+        the rewards of two hooks cannot be compared. An earlier reward outside of the range does not
+        count any more."""
         if scorer != self._scorer and self._evaluation is not None:
             self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
         if self._scorer and scorer != self._scorer:
@@ -227,8 +228,9 @@ class GateController:
 
     @property
     def next_candidate(self) -> int | None:
-        """The version that is evaluated next, or a newer one if training goes on before. None while
-        a candidate is evaluated, and if none will be."""
+        """The version that will be evaluated next. A newer version may be evaluated in its place if
+        training goes on in the meantime. None while another version is being evaluated, or if no
+        evaluation is planned."""
         is_held = self._history is None or self._history.is_held
         if is_held or self._evaluation is not None or self._is_stopped:
             return None
@@ -305,8 +307,8 @@ class _Difference:
         self._width = width
         self._sequence = BettingSequence(differences, rules.alpha)
         self._test: BettingTest | None = None
-        """Test of the margin. None if the margin is as large as the whole range. Nothing is decided
-        then."""
+        """Test whether the loss is above or below the margin. None if the margin is at least as
+        large as the whole range of rewards. In this case, nothing is decided."""
         if rules.margin < width:
             self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
@@ -437,8 +439,8 @@ class _LiveTest:
         """Sums over the sessions of the training arm since the last pair. Sessions whose version is
         newer than the candidate are in `_newer`, and all others in `_older`."""
         self._older_differences = _Sum()
-        """Sum over the sessions that were in `_older`. For each session, its mean reward minus the
-        mean reward of the released arm in its pair is added."""
+        """Sum over the sessions that were in `_older`: the mean reward of each session, minus the
+        mean reward of the released arm in the session's pair."""
         self._oldest: int | None = None
         self._oldest_newer: int | None = None
         """The oldest of the versions that took part in the comparison and are newer than the

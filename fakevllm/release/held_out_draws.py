@@ -3,9 +3,9 @@ evaluation's id determines the draws.
 
 Each draw chooses a row of the held-out file, uniformly at random and with replacement. The
 difference between the two versions on a drawn row therefore has the same expectation in each draw:
-the mean difference over the whole file, whatever rows were drawn before. The gate's confidence
-sequence needs this property. (Without replacement, the expectation would depend on the rows that
-are left in the file.)
+the mean difference over the whole file. This expectation does not depend on the rows that were
+drawn before. The gate's confidence sequence needs this property. (Without replacement, the
+expectation would depend on the rows that are left in the file.)
 """
 
 from __future__ import annotations

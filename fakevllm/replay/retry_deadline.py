@@ -1,5 +1,5 @@
-"""The time limit for retries of one row while the connection is broken, and the pauses between
-them. This module does no I/O."""
+"""The time limit for retries of one row while the connection is broken, and the pauses between the
+retries. This module does no I/O."""
 
 from __future__ import annotations
 

@@ -23,18 +23,18 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class ImportCounts:
-    """What became of the entries of a log."""
+    """Numbers of the log entries that became rows or were skipped."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Entries without a row, by the slug of the reason."""
+    """Number of entries without a row, by the slug of the reason."""
     num_broken: int = 0
     broken_lines: list[int] = field(default_factory=list[int])
-    """Numbers of the first lines that are not JSON."""
+    """Line numbers of the first lines that are not JSON."""
 
 
 def run_import(log: Path, target: Path, console: Console | None = None) -> None:
-    """Write the rows of the dataset, and print how many there are.
+    """Write the rows of the dataset, and print the number of rows.
 
     Raises UserError if the log cannot be read, if it has no request, or if the dataset cannot be
     written.

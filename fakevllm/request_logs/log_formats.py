@@ -3,13 +3,15 @@
 An entry has one of these shapes:
 
 * the body of a request: `{"model": …, "messages": […]}` or `{"model": …, "input": …}`. Requests to
-  Anthropic's Messages API also have `messages`; they are recognised by what only they have.
+  Anthropic's Messages API also have `messages`. They are recognised by fields that only this API
+  has.
 * a request with its response: `{"request": {…}, "response": {…}}`
 * a stored chat completion with its messages: `{"object": "chat.completion", "messages": […],
   "choices": […]}`
-* a line of the input of a batch: `{"custom_id": …, "url": "/v1/chat/completions", "body": {…}}`,
-  and a line with `params` of a batch for Anthropic
-* a line of a file for fine-tuning: `{"messages": […]}`, whose last message is the answer
+* a line of the input file of a batch:
+  `{"custom_id": …, "url": "/v1/chat/completions", "body": {…}}`. In a batch for Anthropic, the line
+  has `params` in place of `body`.
+* a line of a file for fine-tuning: `{"messages": […]}`. The last message is the answer.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 Json = dict[str, Any]
 
 _NOT_SENT = ("weight",)
-"""Fields of a message that only files for fine-tuning have."""
+"""Fields of a message that only files for fine-tuning have. They are not copied to the row."""
 _ROUTES = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
-"""The ends of the paths of requests, by the names of their adapters. What is before the end differs
-from provider to provider."""
+"""For each adapter (API format), by name: the end of the URL path of its requests. The beginning of
+the path differs from provider to provider."""
 _ANTHROPIC_FIELDS = {"system", "stop_sequences", "anthropic_version"}
-"""Fields that a request to Anthropic's Messages API may have, and one to OpenAI's API may not."""
+"""Fields that requests to Anthropic's Messages API may have, and that requests to OpenAI's API
+never have."""
 _ANTHROPIC_BLOCKS = {
     "tool_use",
     "tool_result",
@@ -43,11 +46,12 @@ _ANTHROPIC_BLOCKS = {
 }
 """Types of content blocks that only Anthropic's Messages API has."""
 _ANTHROPIC_REQUIRED: Json = {"model": "unknown", "max_tokens": 1}
-"""Fields that the adapter needs, and that a log may lack. They are not copied to the row."""
+"""Values for fields that the adapter of Anthropic's API needs and a log may lack. These values are
+not copied to the row."""
 
 
 class NotImported(Exception):
-    """Raised if an entry gives no row. The message is the slug of the reason."""
+    """Raised if no row can be made from a log entry. The message is the slug of the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,9 @@ def entries_of(value: object) -> Iterator[object]:
 
 
 def row_of(entry: object) -> Json:
-    """Return the row of a dataset for an entry of a log. Its field `question` is the last user
-    message, `messages` and `tools` are the request, and `answer` is the text of the logged answer.
+    """Return the row of a dataset for an entry of a log. The row's field `question` is the last
+    user message, `messages` and `tools` are those of the request, and `answer` is the text of the
+    logged answer.
 
     Raises NotImported if the entry has no request that can be sent to a chat model.
 
@@ -141,8 +146,8 @@ def _body_of(fields: Json) -> Json:
 
 
 def _is_anthropic(body: Json, response: Json) -> bool:
-    """Return True for a request to Anthropic's Messages API. Return False for a body without any
-    field that only Anthropic has, because it means the same in OpenAI's format."""
+    """Return True for a request to Anthropic's Messages API. Return False if the body has no field
+    that only Anthropic has. Such a body has the same meaning in OpenAI's format."""
     tools = _items(body.get("tools"))
     blocks = [
         block for message in _items(body["messages"]) for block in _items(message.get("content"))
@@ -188,7 +193,7 @@ def _without(message: Json) -> Json:
 
 
 def _answer(response: Json) -> str | None:
-    """Return the text of a response of one of the three APIs; None without text."""
+    """Return the text of a response of one of the three APIs, or None if it has no text."""
     choices = _items(response.get("choices"))
     message = _object(choices[0].get("message")) if choices else None
     if message is not None:

@@ -1,4 +1,4 @@
-"""The lines that say what new hooks change, for the terminal and for the proxy's log."""
+"""Text lines that describe what new hooks change, for the terminal and for the proxy's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fakevllm.runtime.plurals import counted
 
 
 def change_lines(comparison: HookComparison) -> list[str]:
-    """Return lines that say what the new hooks change for the compared groups."""
+    """Return text lines that describe what the new hooks change in the compared groups."""
     num = comparison.num_compared
     return [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "
@@ -24,7 +24,7 @@ def change_lines(comparison: HookComparison) -> list[str]:
 
 
 def _noise(comparison: HookComparison) -> list[str]:
-    """Return the line about different rewards of equal answers, if there are any."""
+    """Return a line about equal answers that got different rewards, if there are such answers."""
     if not comparison.noise_share:
         return []
     line = f"noise of the new rewards within groups: {comparison.noise_share:.0%}"

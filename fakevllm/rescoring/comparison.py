@@ -1,8 +1,9 @@
 """Compare the rewards of two versions of the hooks for the same answers. This module does no I/O.
 
-Only the differences between the rewards of one group train the model, so most figures count groups:
-those that have a signal, those whose answers change their order, and those in which another answer
-would have been served. A group is a request with the answers (siblings) that were sampled for it.
+Only the differences between the rewards of one group train the model. Therefore most figures count
+groups: the groups with a signal (two different rewards), the groups in which the order of the
+answers by reward changes, and the groups in which another answer would have been served. A group is
+a request with the answers (siblings) that were sampled for it.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ class RescoredGroup:
     group_id: str
     old: Rewards
     new: Rewards | None
-    """Rewards of the new hooks; None if they failed."""
+    """Rewards of the new hooks; None if the new hooks failed."""
     reason: str | None = None
-    """Reason why the new hooks failed; None if they did not."""
+    """Reason why the new hooks failed; None if they did not fail."""
     served: int | None = None
     """Position of the sibling that the app got because its old reward was the highest. None if the
     app got another answer."""
     greedy: int | None = None
-    """Position of the sibling that was sampled at temperature 0, which says nothing about the mean
-    of the model's answers. None if there is none."""
+    """Position of the sibling that was sampled at temperature 0; None if there is no such sibling.
+    The reward of this sibling is left out of estimates of the model's mean reward."""
     is_known: bool = False
-    """Whether the new rewards are those of an earlier command."""
+    """Whether an earlier command has computed the new rewards."""
     lacks_task: bool = False
-    """Whether the group belongs to a dataset task that is unknown. Hooks get no metadata of it."""
+    """Whether the group belongs to a dataset task that is unknown. Hooks get no metadata of such a
+    task."""
     answers: Sequence[Hashable] = ()
-    """The answers in a form in which equal answers are equal; empty if unknown."""
+    """The answers in a canonical form, in which equal answers compare as equal. Empty if the
+    answers are unknown."""
 
 
 @dataclass(slots=True)
@@ -95,14 +98,15 @@ class _Mean:
 
 @dataclass(slots=True)
 class HookMeans:
-    """What one version of the hooks says about the compared groups."""
+    """Figures of the rewards that one version of the hooks gave in the compared groups."""
 
     _all: _Mean = field(default_factory=_Mean)
     _best: _Mean = field(default_factory=_Mean)
     num_with_signal: int = 0
-    """Groups with at least two different rewards. Other groups do not train."""
+    """Number of groups with at least two different rewards. Other groups do not train the model."""
     num_tied: int = 0
-    """Groups in which several siblings share the highest reward, so that none of them is best."""
+    """Number of groups in which several siblings share the highest reward, so that no sibling is
+    the only best one."""
 
     def add(self, rewards: Sequence[float], greedy: int | None) -> None:
         """Add the rewards of one group. `greedy` is the position of the sibling that was sampled at
@@ -116,14 +120,14 @@ class HookMeans:
 
     @property
     def mean(self) -> float | None:
-        """Mean reward of all siblings that were not sampled at temperature 0. It estimates the
-        expected reward of the model."""
+        """Mean reward of all siblings that were not sampled at temperature 0. This mean is an
+        estimate of the model's expected reward."""
         return self._all.value
 
     @property
     def best(self) -> float | None:
-        """Mean over the groups of the highest reward. It is what an app gets that is served the
-        best sibling."""
+        """The highest reward of each group, averaged over the groups. An app that is always served
+        the best sibling gets this mean reward."""
         return self._best.value
 
 
@@ -131,7 +135,7 @@ class HookComparison:
     """The comparison of new hooks with the rewards in the ledger.
 
     The means, the correlations and the counts of changed groups cover the groups that both versions
-    have scored. Groups without an old reward are counted, and left out.
+    have scored. Groups without an old reward are only counted.
 
     >>> comparison = HookComparison()
     >>> comparison.add(RescoredGroup("g1", old=[0.0, 1.0], new=[1.0, 0.0], served=1))
@@ -142,34 +146,36 @@ class HookComparison:
     def __init__(self) -> None:
         self.old, self.new = HookMeans(), HookMeans()
         self.num_groups = 0
-        """Groups that the new hooks got."""
+        """Number of groups that the new hooks were called for."""
         self.failures: Counter[str] = Counter()
-        """Groups for which the new hooks failed, by the slug of the reason."""
+        """Number of groups for which the new hooks failed, by the slug of the reason."""
         self.first_failure: str | None = None
-        """Reason of the first of these failures, with its detail."""
+        """Reason of the first failure of the new hooks, with its detail."""
         self.num_new_failures = 0
-        """Groups with an old reward for which the new hooks failed."""
+        """Number of groups with an old reward for which the new hooks failed."""
         self.first_new_failure: RescoredGroup | None = None
-        """The first of these groups."""
+        """The first group with an old reward for which the new hooks failed."""
         self.num_known = 0
-        """Groups that an earlier command with the same hooks has scored."""
+        """Number of groups that an earlier command with the same hooks has scored."""
         self.num_without_task = 0
-        """Groups of a dataset task that is unknown."""
+        """Number of groups that belong to an unknown dataset task."""
         self.num_without_old = 0
-        """Groups without an old reward."""
+        """Number of groups without an old reward."""
         self.num_compared = 0
         self.num_siblings = 0
-        """Siblings with an old and a new reward."""
+        """Number of siblings with both an old and a new reward."""
         self.num_reordered = 0
-        """Groups in which two siblings have the opposite order."""
+        """Number of groups in which the order of at least two siblings by reward is reversed."""
         self.num_gained = 0
-        """Groups that have a signal only with the new hooks."""
+        """Number of groups that have a signal (two different rewards) only with the new hooks."""
         self.num_lost = 0
-        """Groups that have a signal only with the old rewards."""
+        """Number of groups that have a signal (two different rewards) only with the old rewards."""
         self.num_served = 0
-        """Compared groups in which the app got the sibling with the highest old reward."""
+        """Number of compared groups in which the app got the sibling with the highest old reward.
+        """
         self.num_served_otherwise = 0
-        """How many of them have a sibling with a higher new reward than the one that was served."""
+        """Number of groups in which the served sibling had the highest old reward, and another
+        sibling has a higher new reward."""
         self._overall, self._within = Correlation(), Correlation()
         self._noise = RewardNoise()
 
@@ -181,24 +187,24 @@ class HookComparison:
 
     @property
     def correlation_within(self) -> float | None:
-        """Correlation of the rewards after the mean of their group was subtracted. Only this part
-        of the rewards trains the model."""
+        """Correlation of the old and the new rewards, after the mean of the group was subtracted
+        from each reward. Only these differences from the mean train the model."""
         return self._within.value
 
     @property
     def noise_share(self) -> float | None:
-        """Share of the new rewards' variance within groups that is noise: equal answers got
-        different rewards. None if no group has two equal answers."""
+        """Share of the variance of the new rewards within groups that is noise. Rewards are noisy
+        if equal answers get different rewards. None if no group has two equal answers."""
         return self._noise.share
 
     @property
     def correlation_without_noise(self) -> float | None:
-        """What `correlation_within` would be without the noise of the new rewards. Training
-        averages the noise out. None if it is not known."""
+        """Value that `correlation_within` would have without the noise of the new rewards. Training
+        averages this noise out. None if the value cannot be estimated."""
         return self._noise.without_noise(self.correlation_within)
 
     def add(self, group: RescoredGroup) -> None:
-        """Add one group."""
+        """Add one group to the comparison."""
         self.num_groups += 1
         self.num_known += group.is_known
         self.num_without_task += group.lacks_task
@@ -260,7 +266,7 @@ class HookComparison:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures."""
+        """Return all figures of the comparison as a JSON object."""
         names = (
             *("num_groups", "num_known", "num_without_task", "num_compared", "num_without_old"),
             *(
@@ -292,8 +298,8 @@ def has_signal(rewards: Rewards) -> bool:
 
 
 def _deviations(rewards: list[float]) -> list[float]:
-    """Return the differences of the rewards to their mean. They are exactly 0 if all rewards are
-    equal, so that rounding errors do not look like a correlation.
+    """Return the rewards minus their mean. If all rewards are equal, the results are exactly 0, so
+    that rounding errors do not look like a correlation.
 
     >>> _deviations([0.1, 0.1, 0.1]), _deviations([0.0, 1.0])
     ([0.0, 0.0, 0.0], [-0.5, 0.5])

@@ -31,13 +31,13 @@ class ReloadsStopped(Exception):
 
 
 class ReloadState(Enum):
-    """What became of a reload."""
+    """The result of a reload."""
 
     TAKEN_OVER = "taken_over"
     UNCHANGED = "unchanged"
     REFUSED = "refused"
     POSTPONED = "postponed"
-    """The new hooks were not tried, for a reason that will pass."""
+    """The new hooks were not tried, for a temporary reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,12 @@ class ReloadOutcome:
 
     state: ReloadState
     message: str
-    """One line that says what became of the reload, and why."""
+    """One line with the result of the reload and the reason for this result."""
     changes: list[str] = field(default_factory=list[str])
     """Lines that compare the new rewards with the old ones; empty if no group was tried."""
     figures: dict[str, Any] | None = None
-    """All figures of the comparison; None if no group was tried."""
+    """All figures of the comparison of the new rewards with the old ones. None if no group was
+    tried."""
     at: float = 0.0
     """Unix time at which the reload ended."""
     digest: str | None = None
@@ -58,7 +59,7 @@ class ReloadOutcome:
 
 
 class HookReloader:
-    """The reloads of one proxy. They run one after the other."""
+    """Runs the reloads of one proxy, one after the other."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class HookReloader:
         max_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the reloader. `new_worker` returns a worker for the hook files, which is not
-        started. `max_s` is the number of seconds that loading and trying may take. `clock` returns
-        the Unix time."""
+        """Create the reloader. `new_worker` returns a worker for the hook files. This worker is not
+        started yet. `max_s` is the number of seconds that loading and trying may take. `clock`
+        returns the Unix time."""
         self._versions = versions
         self._new_worker = new_worker
         self._trial = trial
@@ -80,7 +81,7 @@ class HookReloader:
         self._running: set[asyncio.Task[ReloadOutcome]] = set()
         self._is_stopped = False
         self.last: ReloadOutcome | None = None
-        """Outcome of the last reload that found edited files; None if there was none."""
+        """Outcome of the last reload that found edited files; None if no reload has found any."""
 
     async def reload(self) -> ReloadOutcome:
         """Try the hook files on disk, and let them take over if the limits allow it. The reload
@@ -99,7 +100,7 @@ class HookReloader:
 
     async def reload_edited(self) -> str | None:
         """Run `reload` for edited files. Return the digest of the files that were tried. Return
-        None if files must be tried again later."""
+        None if the same files must be tried again later."""
         try:
             outcome = await self.reload()
         except ReloadsStopped:
@@ -107,7 +108,7 @@ class HookReloader:
         return None if outcome.state is ReloadState.POSTPONED else outcome.digest
 
     def stop(self) -> None:
-        """End all reloads, and begin no other."""
+        """End all running reloads, and begin no further reload."""
         self._is_stopped = True
         for task in self._running:
             task.cancel()
@@ -218,8 +219,9 @@ class HookReloader:
 
 
 def _same_verdict(first: ReloadOutcome, second: ReloadOutcome) -> bool:
-    """Return True if both reloads had the same verdict about the same files. Their messages may
-    differ: groups end in any order, so another group may be named as the first that failed."""
+    """Return True if both reloads had the same result for the same files. The messages of the two
+    reloads may still differ, because groups end in any order, and each message names the first
+    group that failed."""
     files = [one.digest or one.message for one in (first, second)]
     return first.state is second.state and files[0] == files[1]
 

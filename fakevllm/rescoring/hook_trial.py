@@ -21,17 +21,19 @@ from fakevllm.runtime.bounded_tasks import run_bounded
 from fakevllm_adapters.protocol.swarm import Task
 
 CONCURRENCY = 2
-"""Number of groups that are tried at a time. Apps are being served meanwhile, so it is small."""
+"""Number of groups that are tried at a time. The number is small, because the proxy serves apps at
+the same time."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """The results so far. They can be read while the trial runs."""
+    """The results of a trial so far. They can be read while the trial runs."""
 
     num_groups: int = 0
     """Number of groups that the trial has found in the ledger."""
     num_skipped: int = 0
-    """Number of these groups that cannot be read, or whose dataset row is unknown."""
+    """Number of groups that the trial skipped, because a group cannot be read or because its
+    dataset row is unknown."""
     comparison: HookComparison = field(default_factory=HookComparison)
 
 
@@ -46,8 +48,8 @@ class HookTrial:
         limits: ReloadSection,
         failure_floor: float | None = None,
     ) -> None:
-        """Create the trial. `file` is the file of `ledger`. `find_task` returns the dataset task
-        with an id, or None. `failure_floor` is the setting `reward.failure_floor`."""
+        """Create the trial. `file` is the file of `ledger`. `find_task` takes a task id, and
+        returns the dataset task or None. `failure_floor` is the setting `reward.failure_floor`."""
         self._ledger = ledger
         self._file = file
         self._find_task = find_task
@@ -56,8 +58,9 @@ class HookTrial:
         self._failure_floor = failure_floor
 
     async def run(self, worker: HookWorker, trial: Trial) -> str | None:
-        """Run started hooks on the latest groups, and add the results to `trial`. Return the reason
-        why the hooks must not take over, or None. The trial ends early if the reason is clear.
+        """Run the hooks of `worker`, which is already started, on the latest groups. Add the
+        results to `trial`. Return the reason why the hooks must not take over, or None if they may.
+        The trial ends early as soon as it is certain that the hooks must not take over.
 
         Raises UserError if the ledger cannot be read.
         """
@@ -87,8 +90,8 @@ class HookTrial:
         return list(selection.find().ids())
 
     async def _try(self, worker: HookWorker, group_id: str) -> RescoredGroup | None:
-        """Run the hooks on one group, as they would run for the request. Return None if the group
-        is skipped."""
+        """Run the hooks on one group, in the same way as for a live request. Return None if the
+        group is skipped."""
         try:
             group = await asyncio.to_thread(
                 LoggedGroup.read, self._ledger, group_id, self._find_task

@@ -16,7 +16,8 @@ from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
-"""Number of answers from which on a group can be scored. A single answer cannot be compared."""
+"""Minimum number of answers of a group that can be scored. A single answer cannot be compared with
+any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class LoggedGroup:
     recorded: RecordedGroup
     rewards: Sequence[float | None]
     failures: Sequence[str | None]
-    """For each sibling, why the answer is not usable; None for a usable answer."""
+    """For each sibling, the reason why its answer is not usable; None for a usable answer."""
     served: int | None
     """Position of the sibling that the app got because its reward was the highest. None if the app
     got another answer."""
@@ -37,13 +38,14 @@ class LoggedGroup:
 
     @property
     def answers(self) -> list[Hashable]:
-        """The answers in a form in which equal answers are equal."""
+        """The answers as JSON in a canonical form, so that equal answers have equal bytes."""
         return [orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for one in self.recorded.answers]
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
-        """Join a group of the ledger with the form that hooks get. `task` is the dataset task of
-        the group, or None if it is unknown or if there is none."""
+        """Create the object from a group's ledger record, and from the form in which hooks get the
+        group (`recorded`). `task` is the group's dataset task. It is None if the group has no task,
+        or if the task is unknown."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
@@ -60,7 +62,7 @@ class LoggedGroup:
     @staticmethod
     def read(ledger: Ledger, group_id: str, find_task: Callable[[str], Task | None]) -> LoggedGroup:
         """Read a group. `find_task(task_id)` returns the dataset task with this id, or None if
-        there is none. Raises one of READ_ERRORS if the group cannot be read."""
+        there is no such task. Raises one of READ_ERRORS if the group cannot be read."""
         record = ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
@@ -75,8 +77,9 @@ class LoggedGroup:
         *,
         is_known: bool = False,
     ) -> RescoredGroup:
-        """Join the group with the rewards that other hooks gave. `rewards` is None if the hooks
-        failed, and `reason` says why. `failure_floor` is the setting `reward.failure_floor`."""
+        """Combine the group with the rewards that other hooks gave, and return the result. If these
+        hooks failed, `rewards` is None and `reason` is the reason of the failure. `failure_floor`
+        is the setting `reward.failure_floor`."""
         if rewards is not None:
             rewards = with_floor(rewards, self.failures, failure_floor)
         return RescoredGroup(

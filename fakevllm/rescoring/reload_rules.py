@@ -7,8 +7,8 @@ from fakevllm.rescoring.comparison import HookComparison
 from fakevllm.runtime.plurals import counted
 
 MIN_WITH_SIGNAL = 10
-"""Number of groups with a signal from which on the limit `max_lost_signal` holds. The share of
-fewer groups says little."""
+"""Minimum number of groups with a signal for which the limit `max_lost_signal` is applied. A share
+of fewer groups would not be reliable."""
 
 
 class ReloadRules:
@@ -25,12 +25,14 @@ class ReloadRules:
         self._limits = limits
 
     def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
-        """Return True if the new hooks will be refused, whatever the rest of the `num_groups`
-        groups shows."""
+        """Return True if the new hooks will be refused in any case. `comparison` has the results so
+        far. Even if the new hooks do not fail for any further group, they have failed for too many
+        of the `num_groups` groups of the trial."""
         return comparison.num_new_failures > self._limits.max_failed * num_groups
 
     def refusal(self, comparison: HookComparison) -> str | None:
-        """Return the reason why the new hooks do not take over, or None if they do."""
+        """Return the reason why the new hooks must not take over. Return None if they may take
+        over."""
         num_failed, first = comparison.num_new_failures, comparison.first_new_failure
         num = comparison.num_compared + num_failed
         if first is not None and num_failed > self._limits.max_failed * num:

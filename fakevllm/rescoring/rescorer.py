@@ -35,7 +35,8 @@ HOOKS_CHANGED = (
 )
 RUN_AGAIN = "run the command again, which scores only what is missing"
 MAX_WAITING = 100
-"""Number of unwritten results from which on the command waits for the ledger."""
+"""Maximum number of unwritten results. If there are more, the command waits until the ledger has
+written them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class Scorer:
     num_processes: int
     """Number of processes that run the hooks. A process runs one sync hook at a time."""
     concurrency: int
-    """Number of groups that are scored at a time. More than one for each process helps async
-    hooks."""
+    """Number of groups that are scored at a time. Async hooks are faster if this number is larger
+    than `num_processes`."""
     failure_floor: float | None = None
-    """Reward of unusable answers: the setting `reward.failure_floor`. The ledger keeps the rewards
-    of the hooks, without the floor."""
+    """Reward of unusable answers: the setting `reward.failure_floor`. The ledger stores the rewards
+    as the hooks returned them, without this floor."""
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
-    """Rows of the dataset file by the ids of their tasks. The ledger does not have them."""
+    """Rows of the dataset file, by the ids of their tasks. The ledger does not have these rows."""
     redaction: RedactionInUse | None = None
     """What is redacted in the output of the hooks; None means nothing."""
 
@@ -64,8 +65,8 @@ class Rescorer:
     starts the hook processes and ends them."""
 
     def __init__(self, ledger: Ledger, scorer: Scorer, *, again: bool = False) -> None:
-        """Create the rescorer. With `again`, groups are scored again that the same hooks have
-        scored before."""
+        """Create the rescorer. With `again`, groups that the same hooks have already scored are
+        scored once more."""
         self._ledger = ledger
         self._scorer = scorer
         self._again = again
@@ -74,7 +75,7 @@ class Rescorer:
         self.hook_hash = ""
         """Content hash of the hook files."""
         self._num_running: Counter[int] = Counter()
-        """Number of groups that each worker scores now, by the worker's position."""
+        """For each worker, by its position: the number of groups that it is scoring."""
 
     async def __aenter__(self) -> Rescorer:
         """Start the hook processes. Raises HookError if the hooks cannot be loaded."""
@@ -122,7 +123,7 @@ class Rescorer:
         return group.rescored(outcome.rewards, outcome.reason, self._scorer.failure_floor)
 
     async def _run_hook(self, group: LoggedGroup) -> RewardOutcome:
-        """Call the reward hook in the process that has the fewest calls now."""
+        """Call the reward hook in the process with the fewest running calls."""
         position = min(range(len(self._workers)), key=lambda one: self._num_running[one])
         recorded = group.recorded
         self._num_running[position] += 1
@@ -134,8 +135,8 @@ class Rescorer:
             self._num_running[position] -= 1
 
     def _read(self, group_id: str) -> tuple[LoggedGroup, list[float | None] | None]:
-        """Read a group, and the rewards that an earlier command with the same hooks has stored, if
-        there are any."""
+        """Read a group. Return a pair: the group, and the rewards that an earlier command with the
+        same hooks has stored. The rewards are None if the group must be scored."""
         find_task = partial(self._ledger.task, rows=self._scorer.tasks)
         group = LoggedGroup.read(self._ledger, group_id, find_task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
@@ -159,7 +160,7 @@ class Rescorer:
         self._check_written()
 
     async def flush(self) -> None:
-        """Wait until all results are in the ledger's file. Raises LedgerError if some cannot be
+        """Wait until all results are in the ledger's file. Raises LedgerError if a result cannot be
         written."""
         is_written = await self._ledger.flush()
         self._check_written()

@@ -1,9 +1,10 @@
 """Estimate how much of a hook's rewards is noise, from equal answers that get different rewards.
 This module does no I/O.
 
-A judge that is a model may give the same answer a high reward once and a low one later. Such noise
-lowers the correlation with other rewards. In training it averages out, while a systematic error of
-the hook is learned. So two hooks with the same correlation may train a model very differently.
+A judge that is a model may give the same answer a high reward once and a low reward later. Such
+noise lowers the correlation with other rewards. Training averages the noise out, but the model
+learns each systematic error of the hook. Therefore two hooks whose rewards have the same
+correlation may train a model very differently.
 
 The correlation without noise is Spearman's correction for attenuation: the correlation divided by
 the square root of the rewards' reliability (C. Spearman, "The proof and measurement of association
@@ -19,8 +20,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 LEAST_RELIABILITY = 0.05
-"""Reliability below which nothing is corrected. The rewards are then nearly all noise, and the
-quotient says nothing."""
+"""Minimum reliability of rewards whose correlation is corrected. With a lower reliability, the
+rewards are nearly all noise, and the corrected correlation would have no meaning."""
 
 
 @dataclass(slots=True)
@@ -29,10 +30,10 @@ class _Variance:
 
     _squares: float = 0.0
     _num_free: int = 0
-    """Degrees of freedom: the numbers without one of each set."""
+    """Degrees of freedom: the size of each set minus 1, summed over the sets."""
 
     def add(self, numbers: Sequence[float]) -> None:
-        """Add one set of numbers. Its deviations are taken from the mean of this set."""
+        """Add one set of numbers. The deviations are computed from the mean of this set."""
         if len(set(numbers)) > 1:  # otherwise rounding errors would look like noise
             mean = math.fsum(numbers) / len(numbers)
             self._squares += math.fsum((number - mean) ** 2 for number in numbers)
@@ -40,7 +41,7 @@ class _Variance:
 
     @property
     def value(self) -> float | None:
-        """The variance; None if no set had two numbers."""
+        """The variance; None if no set has at least two numbers."""
         return self._squares / self._num_free if self._num_free else None
 
 
@@ -76,8 +77,8 @@ class RewardNoise:
         return min(1.0, noise / total)
 
     def without_noise(self, correlation: float | None) -> float | None:
-        """Return what a correlation within groups would be without the noise. None if it is not
-        known."""
+        """Return the value that `correlation`, a correlation within groups, would have without the
+        noise. Return None if this value cannot be estimated."""
         share = self.share
         if correlation is None or share is None or 1 - share < LEAST_RELIABILITY:
             return None

@@ -22,7 +22,7 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class Rescored:
-    """The results of a command."""
+    """The results of one run of `fakevllm rescore`."""
 
     ledger: Path
     """Ledger file that has the new rewards."""
@@ -32,8 +32,8 @@ class Rescored:
 
 
 def render(rescored: Rescored, title: str) -> Group:
-    """Return the means of the old and the new rewards as a table, what changed as a list of lines,
-    and warnings."""
+    """Return the results for the terminal: a table of the means of the old and the new rewards,
+    lines that describe the changes, and warnings."""
     comparison = rescored.comparison
     num_groups = counted(comparison.num_groups, "group")
     texts = [_warnings(rescored)]

@@ -29,8 +29,8 @@ def new_file(target: Path) -> Generator[IO[bytes]]:
     `target` when the `with` block ends. If the block raises an exception, or if SIGTERM or SIGHUP
     stops the process, no file is left, and an older file `target` stays as it is.
 
-    Raises ConfigError if the file cannot be written. The yielded file's method `write` raises it
-    too.
+    Raises ConfigError if the file cannot be written. The method `write` of the yielded file raises
+    ConfigError too.
     """
     folder = target.absolute().parent
     with _stopping_by_exception():
@@ -53,8 +53,8 @@ def new_file(target: Path) -> Generator[IO[bytes]]:
 
 
 class _TargetFile(io.BufferedWriter):
-    """A file whose errors of writing have a class of their own, so that `new_file` can tell them
-    from other errors in its `with` block."""
+    """A file whose write errors have an exception class of their own. Therefore `new_file` can
+    distinguish write errors from other errors in its `with` block."""
 
     def __init__(self, number: int, target: Path) -> None:
         self._target = target

@@ -7,8 +7,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr, which is removed at the end. The output of the command stays
-    alone on stdout. If stderr is not a terminal, the bar is not shown, and writes no empty line."""
+    """Return a progress bar on stderr, which is removed at the end. The bar writes nothing to
+    stdout, so that stdout has only the output of the command. If stderr is not a terminal, nothing
+    is shown."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),

@@ -15,12 +15,12 @@ from pathlib import Path
 from fakevllm.errors import FakevllmError, UserError
 
 STOP_GRACE_S = 120.0
-"""Seconds that a process has to stop after SIGTERM. In this time a swarm server finishes its
-current step, saves a checkpoint, and closes its engine."""
+"""Maximum number of seconds that a process may take to stop after SIGTERM. In this time, a swarm
+server finishes its current step, saves a checkpoint, and closes its engine."""
 MAX_RESTARTS = 20
 MIN_START_INTERVAL_S = 2.0
-"""Minimum number of seconds between two starts of a process. Without it, a process that dies at
-once would be restarted in a tight loop."""
+"""Minimum number of seconds between two starts of a process. Without this minimum, a process that
+dies at once would be restarted in a tight loop."""
 
 
 class SupervisedProcess:
@@ -120,9 +120,9 @@ async def supervise(
 ) -> AsyncGenerator[None]:
     """Keep the processes running while the `async with` block runs.
 
-    At the end, the processes are stopped one after the other, the last process first. Therefore an
-    earlier process can still receive what a later process sends while the later process stops. If a
-    process cannot be kept running, the block is cancelled and a FakevllmError is raised.
+    At the end, the processes are stopped one after the other, in reverse order. Therefore a process
+    can still receive messages that the processes after it send while they stop. If a process cannot
+    be kept running, the block is cancelled and a FakevllmError is raised.
     """
     body = asyncio.current_task()
     assert body is not None

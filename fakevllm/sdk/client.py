@@ -76,7 +76,7 @@ class SwarmClient:
         # The finalizer also runs when the script ends.
         self._abort_open_claims = weakref.finalize(self, self.open_claims.abort_all)
         self._has_seen_engine = False
-        """Whether this client knows that the engine was running at some time."""
+        """Whether this client has seen the engine running at some time."""
 
     def close(self) -> None:
         self._abort_open_claims()

@@ -117,7 +117,7 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
 
 
 def _try_start(backoff: Backoff) -> ServerCall[bool]:
-    """Ask the server to start the engine, and return True if the server does so. If the server
+    """Ask the server to start the engine, and return True if the server starts it. If the server
     cannot start the engine at the moment, wait for one pause of `backoff` and return False.
 
     Raises SwarmError if the server refuses the start, or if the time limit of `backoff` is reached.

@@ -70,8 +70,8 @@ class PeriodicDrainThreadPoolExecutor:
                 executor.submit_with_periodic_drain(fn=rollout, task=task)
         executor.shutdown()
 
-    When the engine is stopped or the client is closed, no further episode begins. The executor
-    raises the error the next time that one of its methods is called.
+    When the engine is stopped or the client is closed, no further episode begins. The next call of
+    any method of the executor then raises the error (SwarmServerOfflineError or ClientClosed).
 
     A script that ends without `shutdown()` waits for the submitted episodes. It does not wait if an
     unhandled exception, such as KeyboardInterrupt, ends the script.

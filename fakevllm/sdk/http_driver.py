@@ -268,9 +268,8 @@ class WaitLog:
 def bare_url(url: str) -> str:
     """Return a server's URL without credentials (the user name and the key before the host).
 
-    The result can be given to agents, because they use the API key of their episode. It can be
-    quoted in error messages, because the people who read these messages must not learn the client's
-    key.
+    Agents and error messages get this URL. Agents need no credentials in the URL, because they use
+    the API key of their episode. Readers of error messages must not learn the client's key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 

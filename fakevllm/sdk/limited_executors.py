@@ -79,8 +79,8 @@ class TaskCountLimitedThreadPoolExecutor:
             executor.submit_group(task_id=task.task_id, fn=rollout, args_list=arguments)
         executor.shutdown()
 
-    When the engine is stopped or the client is closed, no further episode begins. The executor
-    raises the error the next time that one of its methods is called.
+    When the engine is stopped or the client is closed, no further episode begins. The next call of
+    any method of the executor then raises the error (SwarmServerOfflineError or ClientClosed).
     """
 
     def __init__(

@@ -100,7 +100,8 @@ class ServerReply:
 
 def _quoted(text: str) -> str:
     """Return the first REPLY_CHARS characters of a reply's text, as one line. For an HTML page,
-    return only its title. The rest of an error page may contain an id, and would differ each time.
+    return only its title. The rest of an error page may contain an id that differs each time, so
+    that equal errors would have different messages.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'

@@ -34,8 +34,8 @@ class ThrottlePolicy(_OneLineErrors, batch_status.ThrottlePolicy):
 
 
 class SwarmError(RuntimeError):
-    """The server refused a request. The message gives the server's reason. This is also the base
-    class of the SDK's other errors."""
+    """The server refused a request. The message gives the server's reason. SwarmError is also the
+    base class of the SDK's other errors."""
 
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)

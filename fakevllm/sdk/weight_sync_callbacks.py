@@ -19,8 +19,8 @@ class SyncDetector:
     """A detector of weight syncs (training steps with the publication of their weights), without
     I/O. The detector gets the server's statuses in the order in which they were polled.
 
-    If a sync began and ended between two polls, it is detected because the number of the training
-    step is higher in the later status.
+    A sync that began and ended between two polls is detected too, because the later status has a
+    higher number of the training step.
     """
 
     def __init__(self) -> None:

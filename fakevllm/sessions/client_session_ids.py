@@ -41,7 +41,7 @@ response_id=None, is_retry=False)
     parent: str | None = None
     """Name of the session that started this session."""
     is_header: bool = False
-    """Whether the session is named by a header. False if a field of the body names it."""
+    """Whether a header names the session. False if a field of the body names the session."""
     user: str = ""
     """Name of the user, who may have many sessions. A request is never matched with a session of
     another user."""

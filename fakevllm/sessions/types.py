@@ -45,7 +45,7 @@ class Evidence(StrEnum):
     response_id   `previous_response_id` names an answer of the session.
     tool_call_id  The history has the id of a tool call that an answer of the session made.
     prefix        The history begins with the history and the answer of an earlier request.
-    retry         A request with this history failed, and the client marks this one as a retry.
+    retry         An equal request failed, and the client marks the new request as a retry.
     question      The history begins with an earlier request's history, then a reworded answer.
     answer        The history has an answer of the session, but not the messages before it.
     cache_key     The session has the request's `prompt_cache_key`. No history matches.

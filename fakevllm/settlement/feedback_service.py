@@ -325,7 +325,7 @@ class FeedbackService:
         self, group_id: str, feedback: Feedback
     ) -> FeedbackValue | HookFailure | None:
         """Call `on_feedback` of the hooks that the group uses, or of the newest hooks if the
-        group's reward is final. Return None if these hooks do not have it."""
+        group's reward is final. Return None if these hooks do not have `on_feedback`."""
         assert self._hooks is not None, "only hooks are called"
         with self._hooks.using(group_id, Use.CALL) as hooks:
             return await hooks.feedback(feedback) if hooks.info.has_feedback else None

@@ -1,4 +1,4 @@
-"""The argument of the `on_feedback` hook: an answered request, and feedback about its answer."""
+"""The argument of the `on_feedback` hook: an answered request, and feedback about the answer."""
 
 from __future__ import annotations
 

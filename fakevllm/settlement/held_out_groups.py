@@ -7,13 +7,29 @@ A group may have been recorded before its row was held out. Such a group must no
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
+from pathlib import Path
 
 from fakevllm.admission.admission_rules import ServeOnlyReason
 from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.store import Ledger
+from fakevllm_runtime.read_only import connect_read_only
 
 HELD_OUT = ServeOnlyReason.HELD_OUT.value
 """Reason slug of groups and feedback that are not trained because of a held-out row."""
+_HELD_OUT_REASON = f"reason = '{HELD_OUT}' OR reason LIKE '{HELD_OUT}:%'"
+_HELD_OUT_QUERIES = (
+    f"SELECT 1 FROM group_rows WHERE kind = '{EVAL_KIND}' OR {_HELD_OUT_REASON} LIMIT 1",
+    f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON} LIMIT 1",
+)
+
+
+def has_held_out_rows(ledger: Path) -> bool:
+    """Return True if the ledger has evaluations, or requests or feedback with the reason
+    `held_out`."""
+    with closing(connect_read_only(ledger)) as db:
+        return any(db.execute(query).fetchone() is not None for query in _HELD_OUT_QUERIES)
 
 
 class HeldOutGroups:

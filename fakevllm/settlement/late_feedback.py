@@ -173,8 +173,8 @@ class LateSamples:
 
 
 def _untrainable_reason(served: ServedCalls) -> str | None:
-    """Return the reason why an answer cannot become a training sample, or None if the answer
-    can."""
+    """Return the reason why an answer cannot become a training sample. Return None if the answer
+    can become one."""
     if not served.calls:
         return "no_calls: the answer's tokens are not in the ledger"
     if len(served.calls) > MAX_SAMPLE_CALLS:

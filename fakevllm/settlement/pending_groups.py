@@ -25,7 +25,7 @@ class _Group:
     accepts_feedback: bool = True
     """Whether feedback may be added to the group's reward."""
     num_in_progress: int = 0
-    """Number of feedbacks about the answer that are being processed now."""
+    """Number of feedback items about the answer that are being processed."""
     added: float = 0.0
     """Sum of the amounts of all feedback so far. This sum is added to the reward of the served
     sibling."""

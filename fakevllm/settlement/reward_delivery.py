@@ -146,8 +146,8 @@ class Delivery:
 
     def settle(self, record: GroupRecord) -> None:
         """Write a group to the ledger, then report its end to the server. For a scored group, the
-        report contains the rewards. Any other group is aborted. This method only starts this work
-        and does not wait for its end."""
+        report contains the rewards. For any other group, the report tells the server that the group
+        is aborted. This method only starts this work and does not wait for its end."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -215,7 +215,7 @@ class Delivery:
 
     async def _send(self, group: ScoredGroup) -> None:
         """Send a group, and retry for as long as the server is unreachable. If the proxy stops
-        before this succeeds, the next proxy process sends the group."""
+        before the group was sent, the next proxy process sends it."""
         while True:
             try:
                 return await self._end(group)
@@ -289,7 +289,8 @@ class Delivery:
         return replace(group, rewards=rewards)
 
     def _remove(self, group_id: str) -> float:
-        """Forget a group whose reward is final, and return the amount that feedback adds to it."""
+        """Forget a group whose reward is final, and return the amount that feedback adds to this
+        reward."""
         added = self._pending.remove(group_id)
         self._notify(group_id)
         self._on_final(group_id)

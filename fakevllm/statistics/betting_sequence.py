@@ -5,8 +5,8 @@ Source: I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variable
 Journal of the Royal Statistical Society B 86 (2024), theorem 1 and section 4: capital processes,
 here with a mixture of constant bets.
 
-Let X_1, X_2, ... be observations between `low` and `high`, and let each have the expectation mu
-given all earlier ones. For a candidate m of the mean, a gambler with the capital 1 bets that mu is
+Let X_1, X_2, ... be observations between `low` and `high`. Given all earlier observations, each X_i
+has the expectation mu. For a candidate m of the mean, a gambler with the capital 1 bets that mu is
 above m. After t observations, the gambler has the capital K_t(m):
 
     K_t(m) = average over the fractions g of  product over i <= t of (1 + g * (X_i - m) / (m - low))
@@ -53,8 +53,8 @@ means of 2, 4, 8, ... rewards of 0 or 1 are on the grid exactly."""
 class BettingTest:
     """Test whether the mean of observations is above or below one value. The observations lie
     between two known numbers. Unlike `BettingSequence`, the test does not round observations to a
-    grid. Apart from the effect of this rounding, both give the same results. The time for an
-    observation does not depend on the number of earlier observations.
+    grid. Apart from the effect of this rounding, the two classes give the same results. The time to
+    add an observation does not depend on the number of earlier observations.
 
     >>> rewards = BettingTest(RewardRange(0.0, 1.0), 0.9)
     >>> for _ in range(200):

@@ -5,6 +5,6 @@
 * `load_probe` reads how many requests wait in the engine's queue.
 * `errors` describes a failed request to the server, and decides whether a retry may help.
 
-A failed request to the server does not end the background tasks of the connection. They send the
-next request at the usual time.
+A failed request to the server does not end the background tasks of the connection. These tasks send
+the next request at the usual time.
 """

@@ -78,7 +78,8 @@ answer. A restart of the server takes much less time."""
 FIRST_RETRY_PAUSE_S = 0.1
 MAX_RETRY_PAUSE_S = 2.0
 PASSING_STATUSES = (429, 502, 503, 504)
-"""HTTP statuses that mean: the server cannot start its engine now, but may be able to later."""
+"""HTTP statuses with which the server reports that it cannot start its engine at the moment, but
+may be able to start it later."""
 FIRST_START_PAUSE_S = 1.0
 MAX_START_PAUSE_S = 10.0
 _UNCOMPARED_KEYS = frozenset({"num_repeat", "temperature", "privacy"})
@@ -289,8 +290,9 @@ class SwarmLink:
 
     async def until_serving(self, limit_s: float) -> None:
         """Wait until the engine becomes ready, but at most `limit_s` seconds. The caller sends a
-        failed request again after this wait. If the latest status says that the engine is ready
-        already, wait for the full `limit_s` seconds, because the request failed all the same."""
+        failed request again after this wait. If the engine is ready already according to the latest
+        status, wait for the full `limit_s` seconds. The request failed although the engine seemed
+        to be ready, so an immediate retry would not help."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -412,9 +414,9 @@ class SwarmLink:
         return await self._post("/training_limit", request, SuccessReply)
 
     async def fetch_weights(self, version: int) -> WeightsReply:
-        """Return what the server knows about one version of the weights of the server's current
-        run. Raises one of NETWORK_ERRORS if the request fails, or if the server is too old for this
-        request."""
+        """Return the server's data about one version of the weights. The version belongs to the
+        server's current run. Raises one of NETWORK_ERRORS if the request fails, or if the server is
+        too old for this request."""
         return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:

@@ -9,10 +9,11 @@ from fakevllm.tokens.page import Token
 
 GOOD, BAD, SURPRISING = (46, 160, 67), (218, 54, 51), (219, 137, 16)
 MIN_STRENGTH = 0.12
-"""Strength of the colour for the smallest advantage. It is above 0, so that a trained token can be
-distinguished from a token that is not in the loss."""
+"""Strength of the colour for the smallest advantage. The strength is above 0, so that a trained
+token can be distinguished from a token that is not in the loss."""
 MAX_SURPRISE = 5.0
-"""Surprise (negative log-probability, in nats) from which on a colour has its full strength."""
+"""Minimum surprise (negative log-probability, in nats) that is shown with the full strength of the
+colour."""
 
 
 class ColourBy(StrEnum):

@@ -111,8 +111,9 @@ class RolloutLoop:
 
     def _ensure_engine_runs(self) -> None:
         """Start the engine with this run's job, unless an engine is running already. Raises
-        UserError if an engine runs with a job that does not fit this run: the engine's job ends
-        before this run's last step, or its steps have another number of tasks or episodes."""
+        UserError if an engine runs with a job that does not fit this run. A job does not fit if it
+        ends before this run's last step, or if its steps have another number of tasks or episodes.
+        """
         running, wanted = self._start_engine(), self._inputs.job
         if running is None:
             return

@@ -39,9 +39,9 @@ ends with another error, the engine is alive, and the error is part of the engin
 CALL_TIMEOUT_S = 3600
 """Timeout of a whole call, in seconds."""
 CONNECT_TIMEOUT_S = 30
-"""Timeout for opening a connection, in seconds. A connection usually opens much faster. But if the
-proxy's own event loop is busy, its delays count too. If the server is unavailable, the watchdog of
-the call ends the wait earlier."""
+"""Timeout for opening a connection, in seconds. A connection usually opens much faster. The timeout
+is long because delays of the proxy's own event loop count too. If the server is unavailable, the
+watchdog of the call ends the wait earlier."""
 IDLE_CONNECTION_S = 30
 """Seconds for which an idle connection is kept. The server keeps idle connections for longer.
 Therefore the proxy never sends a request on a connection that the server is closing."""
@@ -62,7 +62,7 @@ class EngineResponse:
     streamed: bool
     latency_s: float
     is_from_stream: bool = False
-    """Whether this response was made from a stream whose first event was an error."""
+    """Whether this response was created from a stream whose first event was an error."""
     parsed_events: list[bytes] | None = None
     """Events of the stream; None if the body has not been split into events yet."""
     reason: OutageReason | None = None

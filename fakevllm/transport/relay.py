@@ -212,8 +212,8 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 def _has_token(events: Sequence[bytes]) -> bool:
     """Return True if there are at least two events. In this case, the events surely contain a
-    token. The first event alone is no proof. It may contain only the role, which the engine sends
-    before it has processed the prompt."""
+    token. A single event is no proof of a token, because the first event may contain only the role.
+    The engine sends the role before it has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 

@@ -27,8 +27,8 @@ _MAX_SHARED_SEED = 2**62
 """Maximum seed of a lead whose siblings may share a call. For each further choice of a call, the
 engine adds 1 to the seed, and the sum must not become too large for the engine."""
 _UNSHARED_OVERRIDES = frozenset({"seed", "n", "request_id", "stream", "stream_options"})
-"""If a plan replaces one of these fields of the body for a sibling, the sibling cannot share a call
-with siblings that have an equal body. In a shared call, the field would have another effect."""
+"""Body fields that would have another effect in a shared call. If a plan replaces one of these
+fields for a sibling, the sibling is sampled by a call of its own."""
 
 
 class SiblingOutcome(StrEnum):
@@ -56,8 +56,8 @@ class Request:
     """Body that is sent to the engine. If the route of the upstream server has the app's format,
     this body equals `raw`."""
     exchange: Exchange | None
-    """The parsed request, or None if the proxy cannot parse or translate the request. Without it,
-    only the engine's own route for the app's format can answer."""
+    """The parsed request, or None if the proxy cannot parse or translate the request. If it is
+    None, only the engine's own route for the app's format can answer the request."""
     headers: dict[str, str]
     """The app's headers that may be sent to the engine."""
     no_exchange_reason: str | None = None
@@ -75,9 +75,8 @@ class Request:
     another app with the same id, and would continue that response."""
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. The decision is set
-    once, before it is first read. After the request was created, only this field, `arm` and
-    `is_redacted` are set,
-    and the code that sets `arm` may replace `exchange`."""
+    once, before it is first read. After the request was created, the proxy sets only this field,
+    `arm` and `is_redacted`. The code that sets `arm` may also replace `exchange`."""
     arm: RequestArm | None = None
     """Arm of the request's session, which decides which weights answer. None if sessions are not
     assigned to arms. The arm is set once, before the first call."""
@@ -141,7 +140,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SiblingResult:
-    """Result of one sibling: an answer, or the error that came instead."""
+    """Result of one sibling: an answer, or an error in place of the answer."""
 
     index: int
     reply: EngineResponse | None = None
@@ -226,8 +225,8 @@ class SiblingPlan:
 
     def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
         """Return the body of the call that samples the siblings `indices`. If the request has a
-        seed, the engine samples choice i of the call with the seed of the first of these siblings
-        plus i. The same sibling would have the same seed in a call of its own."""
+        seed, the call has the seed of its first sibling, and the engine adds i to this seed for
+        choice i. Each sibling therefore has the same seed as in a call of its own."""
         body = self._sibling_body(request, indices[0], temperature)
         return orjson.dumps(body | {"n": len(indices)})
 

@@ -39,8 +39,8 @@ class RequestArm:
     """Model name of the policy that samples the request; None for the served weights."""
     reload: Callable[[RequestArm], Awaitable[str | None]] | None = None
     """Function that loads the arm's policy once more. The function sets `policy` to the policy's
-    model name, which is a new one if the arm has got another version. It returns None, or the
-    reason if the load fails."""
+    model name. This name is a new one if the arm has got another version. The function returns None
+    after a success, and the reason after a failure."""
     trouble: str | None = None
     """Reason why the served weights answer in place of the arm's policy; None if the weights of the
     arm answer."""

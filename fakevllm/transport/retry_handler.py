@@ -53,8 +53,8 @@ LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
-    """Sends requests to the engine. During an outage, the handler retries requests. It also watches
-    for calls that hang. If the retries fail, it uses the fallback server."""
+    """Sends requests to the engine. During an outage, the handler retries requests. It also ends
+    calls that hang. If the retries fail, it uses the fallback server."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RetryHandler:
     ) -> tuple[EngineResponse, OutageReason | None]:
         """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
         if the engine gave the answer. If the fallback server gave the answer, the reason says why
-        the engine gave none.
+        the engine did not answer.
 
         Raises WireError if no answer data has been sent to the app, and neither the engine nor the
         fallback server answers.

@@ -1,5 +1,5 @@
-"""Decide if a request is retried while the engine is unavailable, and after how many seconds. This
-module does no I/O, and gets the time as an argument.
+"""Decide whether a request is retried while the engine is unavailable, and after how many seconds.
+This module does no I/O, and gets the time as an argument.
 
 A request is first held and retried, because most outages end soon: a server restarts, or an engine
 boots. If the retries fail and a fallback server is configured, the fallback server answers the

@@ -71,7 +71,8 @@ class SiblingLimit:
         Siblings for which an app waits do not pile up in the engine's queue, because an app usually
         sends no further request before it has its answer. Siblings for which no app waits could
         pile up. Therefore the granted number is reduced by the number of siblings for which no app
-        waits, including the requested ones. This reduction is at most `num_waiting`.
+        waits. This number includes the siblings that are requested by this call. The reduction is
+        at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -147,8 +148,8 @@ class SiblingLimit:
 
     def engine_refused(self) -> None:
         """Record that the engine refused a request because of overload. Set the limit that is
-        derived from refusals to the number of siblings at the engine minus one. If this limit is
-        lower already, or if no sibling is at the engine, do not change the limit."""
+        derived from refusals to the number of siblings at the engine minus one. If the limit is
+        already lower, or if no sibling is at the engine, do not change the limit."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1

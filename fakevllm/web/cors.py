@@ -103,8 +103,8 @@ class CorsPreflight:
 
 
 class CorsHeaders:
-    """Middleware that adds the CORS headers. With them, a browser lets the pages of allowed origins
-    read every response, including errors.
+    """Middleware that adds the CORS headers. With these headers, a browser lets the pages of
+    allowed origins read every response, including errors.
 
     This middleware is the outermost layer, around the access guard. Therefore a page can also read
     the guard's 401 and 429 responses.

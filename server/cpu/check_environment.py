@@ -39,7 +39,8 @@ def wrong_versions() -> Iterator[str]:
 
 
 def wrong_builds() -> Iterator[str]:
-    """Yield a line for each installed build that keeps vLLM from choosing the CPU, or that makes
+    """Yield a line for each installed package that is a CUDA build instead of a CPU build. A CUDA
+    build of vLLM or torch keeps vLLM from choosing the CPU. A CUDA build of any other package makes
     the import of models fail."""
     if "cpu" not in _version("vllm"):
         yield f"the version of the distribution `vllm` must contain cpu, and is {_version('vllm')}"

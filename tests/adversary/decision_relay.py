@@ -1,5 +1,5 @@
-"""A TCP relay between a proxy and its server, which stops at decisions about versions, so that a
-test can kill a process at exactly this moment."""
+"""A TCP relay between a proxy and its server. The relay can hold a request with a decision about a
+version, so that a test can kill a process at this moment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Self
 
 LIMIT_S = 60.0
-"""Seconds for which a request stands still at most, so that no test hangs."""
+"""Maximum seconds for which the relay holds a request, so that no test hangs."""
 CHUNK_BYTES = 65_536
 DECISIONS = (b"POST /release ", b"POST /rollback ")
 ROLLBACK = "rollback"
-"""Name of the request that training goes back. Other requests are named for their decision."""
+"""Name of the request that lets training go back. All other requests have the name of their
+decision."""
 
 
 class Side(StrEnum):
@@ -31,25 +32,27 @@ class Side(StrEnum):
 
 @dataclass
 class Stop:
-    """A moment at which the relay stands still until `release` is called."""
+    """A moment at which the relay holds a request or a reply until `release` is called."""
 
     decision: str
     side: Side
     reached: threading.Event = field(default_factory=threading.Event)
     is_dropped: bool = False
-    """Whether the connection is closed instead of carrying on."""
+    """Whether the relay closes the connection after `release`, instead of relaying the held
+    bytes."""
     _go: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, timeout_s: float = LIMIT_S) -> None:
         assert self.reached.wait(timeout_s), f"no request {self.decision} within {timeout_s} s"
 
     def release(self, *, drop: bool = False) -> None:
-        """Carry on, or close the connection."""
+        """End the hold. The relay then relays the held bytes, or closes the connection."""
         self.is_dropped = drop
         self._go.set()
 
     async def stand_still(self) -> None:
-        """Report the moment, and wait for `release`. Raises ConnectionError if it says so."""
+        """Report that the moment has come, and wait for `release`. Raises ConnectionError if
+        `release` has decided to close the connection."""
         self.reached.set()
         await asyncio.to_thread(self._go.wait, LIMIT_S)
         if self.is_dropped:
@@ -73,7 +76,7 @@ class DecisionRelay:
         self._ready = threading.Event()
 
     def stop_at(self, decision: str, side: Side) -> Stop:
-        """Let the next request with this decision stand still."""
+        """Hold the next request with this decision."""
         self._stop = Stop(decision, side)
         return self._stop
 
@@ -154,7 +157,7 @@ class DecisionRelay:
                 await asyncio.gather(*pumps, return_exceptions=True)
 
     def take(self, decision: str) -> Stop | None:
-        """Return the stop at this decision, which then is over."""
+        """Remove and return the stop for this decision."""
         stop = self._stop
         if stop is None or stop.decision != decision:
             return None
@@ -168,7 +171,7 @@ class _Connection:
     def __init__(self, relay: DecisionRelay) -> None:
         self._relay = relay
         self._stop: Stop | None = None
-        """Stop at which the next reply stands still."""
+        """Stop at which the next reply is held."""
 
     async def on_request(self, read: Callable[[], Awaitable[bytes]], chunk: bytes) -> bytes:
         if not chunk.startswith(DECISIONS):
@@ -220,7 +223,7 @@ async def _pump(
     writer: asyncio.StreamWriter,
     on_chunk: Callable[[Callable[[], Awaitable[bytes]], bytes], Awaitable[bytes]],
 ) -> None:
-    """Relay what `reader` yields, until one of the ends is closed."""
+    """Relay the bytes from `reader` until one of the two sides is closed."""
 
     async def read() -> bytes:
         chunk = await reader.read(CHUNK_BYTES)

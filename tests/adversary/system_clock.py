@@ -1,8 +1,8 @@
 """A system clock that a test can set, for the processes that the test starts.
 
 libfaketime (the Debian package `libfaketime`) is loaded into these processes and moves their wall
-clock, also inside SQLite. The monotonic clock and the times of files stay as they are, as they do
-when an administrator or NTP sets a real clock.
+clock, also inside SQLite. The monotonic clock and the times of files do not change, just as when an
+administrator or NTP sets a real clock.
 """
 
 from __future__ import annotations

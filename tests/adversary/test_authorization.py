@@ -83,6 +83,7 @@ SERVER_ROUTES: dict[str, Access] = {
     "/rollback": ADMIN,
     "/training_limit": ADMIN,
     "/forget_groups": ADMIN,
+    "/add_logged_group": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
     **dict.fromkeys(
@@ -148,7 +149,7 @@ RESULTS: dict[str, dict[Access, int | str]] = {
     "a task key without a signature": INVALID,
     "a task key with the signature of another task": INVALID,
 }
-"""What each kind of key gets from each kind of route."""
+"""The expected result of a request, for each kind of route and each kind of key."""
 
 ADMIN_KEY, CLIENT_KEY = "sk-admin", "sk-client"
 REVOKED_ADMIN, REVOKED_CLIENT = "sk-old-admin", "sk-old-client"
@@ -177,7 +178,7 @@ the engine, which ends all claims."""
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """A running app, with what the tests need to know about it."""
+    """A running app with the data that the tests need."""
 
     http: httpx.AsyncClient
     routes: list[Route]
@@ -196,7 +197,8 @@ class Attacked:
                 yield method, path, self.rules[route.path]
 
     async def result(self, method: str, path: str, headers: dict[str, str]) -> int | str:
-        """Send a request, and return its status if an access check may have refused it."""
+        """Send a request. Return its status if an access check may have refused the request.
+        Otherwise return PASS."""
         body = b"" if method in ("GET", "HEAD", "OPTIONS") else b"{}"
         reply = await self.http.request(method, path, content=body, headers=headers)
         is_late = reply.status_code == 404 and b"is not claimed, cannot accept" in reply.content

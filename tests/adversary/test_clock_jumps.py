@@ -31,7 +31,7 @@ WINDOW_S = 4.0
 IDLE_LIMIT_S = 3.0
 """Seconds after which an episode without a sign of life expires."""
 LATE_S = 90.0
-"""Seconds by which something that is due may be late on a busy machine."""
+"""Seconds by which an expected event may be late on a busy machine."""
 CONFIG = f"""
 [job]
 batch_size = 1

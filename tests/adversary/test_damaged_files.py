@@ -154,7 +154,8 @@ SERVER_FILES = {
     "current_run": True,
     "checkpoints": False,
 }
-"""Whether a file of the run directory is used only when the engine starts."""
+"""Maps the name of each file of the run directory to True if the file is read only when the engine
+starts."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -91,7 +91,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "replaces the answers by something else": ("a[:] = [5]; raise ValueError", "hook_raised"),
 }
-"""The body of each hook that fails inside its process, and the beginning of the reason."""
+"""Maps the body of each hook that fails inside its process to the beginning of the expected
+reason."""
 
 PROCESS_FAULTS: dict[str, tuple[str, str]] = {
     # the end of the process
@@ -143,7 +144,7 @@ PROCESS_FAULTS: dict[str, tuple[str, str]] = {
     # the interpreter
     "breaks the library that writes replies": ("import orjson; orjson.dumps = None", "hook_"),
 }
-"""The body of each hook whose process must end, and the beginning of the reason."""
+"""Maps the body of each hook whose process must end to the beginning of the expected reason."""
 
 HARMLESS: dict[str, str] = {
     "prints 5 MB": "print('x' * 5_000_000)",

@@ -44,10 +44,12 @@ def on_compute_relative_reward(siblings, answers):
     wanted = Path({wanted!r}).read_text() if is_held_out else "yes"
     return [float((answer["content"] or "").startswith(wanted)) for answer in answers]
 """
-"""A hook that always wants yes from apps' requests, and from held-out rows what a file says."""
+"""A hook. For apps' requests, it rewards answers that begin with "yes". For held-out rows, it
+rewards answers that begin with the text in a file."""
 NUM_TURNS = 2
 PAUSE_S = 0.05
-"""Seconds between two requests of the app, so that it leaves time to the processes that start."""
+"""Seconds between two requests of the app. The pause leaves CPU time to processes that are
+starting."""
 VERDICTS = ("released", "rejected", "undecided")
 
 
@@ -162,7 +164,7 @@ class Stack:
         self.app.proxy_runs.set()
         self._talking = threads.submit(self.app.run)
         self.records: list[dict[str, Any]] = []
-        """The history as it was when it was last checked."""
+        """The history of releases at the time of the last check."""
 
     def close(self) -> None:
         self.app.is_over.set()
@@ -198,7 +200,8 @@ class Stack:
         self.app.proxy_runs.set()
 
     def carry_out(self, kill: Kill) -> None:
-        """Kill a process at the next such moment, start it again, and check the history."""
+        """Kill a process at the next moment that `kill` describes, start the process again, and
+        check the history."""
         start = time.monotonic()
         if kill.side is None:
             self._kill_in_evaluation(kill.victim)
@@ -234,8 +237,8 @@ class Stack:
         self.check_history()
 
     def check_history(self) -> None:
-        """Check that the history continues the one that was known, and that no decision appears
-        twice."""
+        """Check that the history begins with the history of the previous check, and that no
+        decision appears twice."""
         records = history(self.server)
         assert records[: len(self.records)] == self.records
         assert [one["number"] for one in records] == list(range(1, len(records) + 1))
@@ -247,7 +250,8 @@ class Stack:
         self.records = records
 
     def check_evaluations(self) -> None:
-        """Check that each verdict follows from rows that both versions answered once."""
+        """Check that each verdict is based on rows that each of the two versions answered exactly
+        once."""
         query = "SELECT COUNT(*) FROM groups WHERE eval_id LIKE ? AND eval_version = ?"
         for record in self.records:
             evidence = record["evidence"]
@@ -261,8 +265,8 @@ class Stack:
             assert sampled == [evidence["draws"]] * 2, record
 
     def check_arms(self) -> None:
-        """Check that all turns of a session have one arm. A request for which the engine did not
-        hold the arm's version has no propensity."""
+        """Check that all turns of a session have the same arm. Turns without a propensity are not
+        checked. A request has no propensity if the engine did not hold the arm's version."""
         query = "SELECT group_id, session_id, arm, arm_propensity, reason FROM groups"
         found = {row["group_id"]: row for row in rows(self.proxy, query)}
         arms: defaultdict[str, set[str]] = defaultdict(set)

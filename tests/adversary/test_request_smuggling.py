@@ -32,7 +32,8 @@ LAST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 """A request in a body. It gets a 200 if the server reads it as a request of its own."""
 H2C = (b"Connection: Upgrade, HTTP2-Settings\r\n", b"Upgrade: h2c\r\n", b"HTTP2-Settings: AAMA\r\n")
-"""The offer to switch to HTTP/2 that Java's HTTP client sends with each request."""
+"""The headers with which Java's HTTP client offers to switch to HTTP/2. The client sends them with
+each request."""
 LIMIT_S = 10.0
 NUM_TURNS = 4
 """Number of turns of the event loop in which the server, which runs in the same loop, reads and

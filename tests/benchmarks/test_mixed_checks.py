@@ -169,7 +169,8 @@ def test_a_step_that_a_kill_undid_counts_once_it_is_taken_again() -> None:
 
 
 def memory(name: str, growth: float) -> list[MemoryReading]:
-    """Return readings of ten minutes, and for the server of three starts of ten minutes each."""
+    """Return readings of ten minutes for the proxy. For the server, return readings of three
+    starts, ten minutes after each start."""
     return [
         MemoryReading(
             name, 600.0 * start + age, start, age, 100 + growth * (600 * start + age) / 1800

@@ -11,7 +11,8 @@ from benchmarks.soak import Outcome, Sample, SoakLog, Usage, check
 
 
 def log_of(files: list[int], kind: str = "whole", calls_left: float = 0.0) -> SoakLog:
-    """Return a log with these numbers of open files at the rests, and one outcome of a kind."""
+    """Return a log with these numbers of open files at the rests. The log has a whole answer in
+    each quarter, and one more outcome of the given kind."""
     rests = [Sample(0, Usage(num, 100.0), Usage(30, 100.0), calls_left, 0.0, 0.0) for num in files]
     outcomes = [Outcome(quarter, "whole", 0.1) for quarter in range(4)]
     return SoakLog([*outcomes, Outcome(1, kind, 0.1)], [], rests)

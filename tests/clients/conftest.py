@@ -40,6 +40,6 @@ def session(request: pytest.FixtureRequest, proxies: dict[int, Process]) -> Iter
 
 @pytest.fixture
 def client(session: Session) -> Iterator[openai.OpenAI]:
-    """OpenAI's Python client with retries; tests of other clients have fixtures of their own."""
+    """OpenAI's Python client with retries. Tests of other clients define their own fixtures."""
     with openai.OpenAI(base_url=session.base_url, api_key=KEY) as client:
         yield client

@@ -28,7 +28,8 @@ Event = Callable[[str], bytes]
 TEXT = "All is well."
 SILENCE = "silence"
 SILENCE_S = web.RequestKey("SILENCE_S", float)
-"""Key of a request for the seconds of a silence, which is longer than the client's limit."""
+"""Key under which a request stores the duration of a silence, in seconds. The silence is longer
+than the client's timeout."""
 
 WELL = 200
 """The app gets the answer after one request."""
@@ -40,7 +41,8 @@ TROUBLE = 0
 class Fault:
     """A fault and its expected outcome: WELL, TROUBLE, or the status that the app gets.
 
-    `streamed` or `whole` is None if the mode does not have this fault.
+    `streamed` is None if a stream cannot have this fault. `whole` is None if a plain response
+    cannot have it.
     """
 
     streamed: Play | None
@@ -129,7 +131,7 @@ def _drop(request: web.Request) -> None:
 
 
 def _whole(path: str, **changes: Any) -> Json:
-    """Return an answer whose fields, or whose choice's fields, are changed."""
+    """Return an answer in which fields of the answer, or fields of its choice, are changed."""
     content: Json = {"text": TEXT}
     if path == chat.PATH:
         content = {"message": {"role": "assistant", "content": TEXT}}
@@ -155,7 +157,7 @@ def _says(body: bytes | Json) -> Play:
 
 
 def _half(*, rests: bool = False, drops: bool = False) -> Play:
-    """Send the first half of an answer; after a silence the second half, if `rests` is set."""
+    """Send the first half of an answer. With `rests`, send the second half after a silence."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         body = orjson.dumps(_whole(request.path))

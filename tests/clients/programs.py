@@ -41,7 +41,8 @@ class OpenCode:
     ) -> None:
         """Create the client.
 
-        `command` replaces the program in $FAKEVLLM_CLIENTS_NPM. `options` are the provider's.
+        `command` replaces the program in $FAKEVLLM_CLIENTS_NPM. `options` are options of the model
+        provider in opencode's configuration.
         """
         self.folder = folder
         self._command = command
@@ -78,7 +79,7 @@ class Codex:
     """Codex, which supports only the Responses API."""
 
     def __init__(self, base_url: str, folder: Path, model: str = MODEL, **limits: int) -> None:
-        """Create the client; `limits` are keys of the provider's configuration."""
+        """Create the client. `limits` are keys of the model provider's configuration."""
         self.folder = folder
         folder.mkdir()
         home = folder.parent / "codex"

@@ -59,7 +59,8 @@ def all_cases() -> list[Any]:
 
 
 def marks_of(client: str, turn: int) -> list[pytest.MarkDecorator]:
-    """Return the marks of a client's case with the fault that has this place in the table."""
+    """Return the pytest marks for a case: the client, and the fault with this index in the
+    table."""
     reason = NOT_APPLICABLE.get((client, list(FAULTS)[turn]))
     if reason is not None:
         return [pytest.mark.skip(reason)]

@@ -85,12 +85,14 @@ CONSTRAINED: dict[str, Json] = {
 }
 """Requests that an engine may refuse by design, by the field that the refusal names."""
 MASKING_FIELDS = frozenset({"response_format", "tool_choice", "structured_outputs", "min_tokens"})
-"""Fields that restrict the tokens; trained on if the engine reports the allowed tokens."""
+"""Fields that restrict the allowed tokens. A call with these fields is trained if the engine
+reports the allowed tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Deliberate differences between engines; everything else holds for each engine."""
+    """Deliberate differences between engines. In all other respects, all engines must behave
+    alike."""
 
     model: str | None
     refuses: frozenset[str] = frozenset()
@@ -144,7 +146,8 @@ class CapturedAnswer(NamedTuple):
 
 @dataclass
 class Rig:
-    """A running engine. `folders` are the weights that it started with, and other weights."""
+    """A running engine. `folders` has two folders of weights: those with which the engine was
+    started, and other weights."""
 
     name: str
     rollout: Rollout
@@ -179,7 +182,7 @@ class Rig:
             return chunks_of(await answer.read())
 
     async def _relay(self, body: Json) -> SentAnswer:
-        """Send a request as the server relays it, which selects the adapter."""
+        """Send a request in the way in which the server relays it. This way selects the adapter."""
         sent = SentAnswer()
         headers = {"Content-Type": "application/json"}
         await self.client.relay("POST", CHAT, orjson.dumps(body), headers, sent)
@@ -348,7 +351,8 @@ def lora_trainer(rank: int, seed: int = 1) -> Any:
 
 
 def _change(folder: Path) -> None:
-    """Scale all tensors, as an export of a trainer has the same tensors with other values."""
+    """Scale all tensors. The result is like the export of a trainer, which has the same tensors
+    with other values."""
     tensors: Any = importlib.import_module("safetensors.torch")
     file = folder / "model.safetensors"
     changed = {name: tensor * 0.7 for name, tensor in tensors.load_file(file).items()}

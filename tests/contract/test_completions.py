@@ -63,7 +63,7 @@ async def stream(rig: Rig, fields: Json) -> list[Json]:
 
 
 async def capture_call(rig: Rig, fields: Json) -> CapturedAnswer:
-    """Send a request as the server does, captured the weight gate and with a capture."""
+    """Send a request as the server does, through the weight gate and with a capture."""
     sent = SentAnswer()
     records: list[RecordedCall | None] = []
     endpoint = rig.endpoint

@@ -243,7 +243,8 @@ class Client:
         await self._once(f"late {name}", end_late)
 
     async def once(self, name: str, do: Callable[[], Ack]) -> None:
-        """Run a synchronous action once in the whole script, and record it as done."""
+        """Run a synchronous action only once in the whole script. Record that the action is
+        done."""
 
         async def run() -> Ack:
             return do()
@@ -324,7 +325,8 @@ class Client:
         return self._acks[name]
 
     def _new_call(self, owner: str) -> RecordedCall:
-        """Create a call with a mark of its own: a repeated call gets another answer."""
+        """Create a call with a mark of its own, because a repeated call would get another answer
+        from a real engine."""
         mark = zlib.crc32(f"{owner} {self._process_id}".encode()) >> 1
         return RecordedCall(
             prompt_ids=[1, 2, mark],

@@ -21,8 +21,8 @@ def fork_server() -> Iterator[ForkServer]:
 def run_dir() -> Iterator[Path]:
     """Create an empty run directory, in memory if possible.
 
-    The kernel keeps a killed process's writes, flushed or not. Therefore the tests need no real
-    disk, whose flushes would take time.
+    The kernel keeps all writes of a killed process, even those that were not flushed. Therefore the
+    tests need no real disk, whose flushes would take time.
     """
     parent = IN_MEMORY if IN_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fakevllm-crash-", dir=parent) as folder:

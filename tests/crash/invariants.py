@@ -26,7 +26,8 @@ from fakevllm_server.types.calls import RecordedCall
 
 ENDS = {"consumed", "dropped", "eval"}
 ID_CHARS = 28
-"""Number of characters of the episode's id in a claim's uuid; the others are its epoch."""
+"""Number of characters of the episode's id in a claim's uuid. The other characters are the claim's
+epoch."""
 
 
 def v1_acknowledged_is_accounted_for(run: RunFiles) -> None:
@@ -267,7 +268,8 @@ def _resends(server: Any, ack: Ack, other: bool = False) -> Iterator[Callable[[]
 
 
 def _deleted_calls(run: RunFiles, ack: Ack) -> dict[str, Any]:
-    """Return the change in a repeated reply whose calls are no longer in the journal."""
+    """Return the fields that differ in the repeated reply if the journal no longer has the calls of
+    the reply."""
     request = ack["request"]
     if "rewards" not in request:
         return {}

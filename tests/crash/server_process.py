@@ -153,7 +153,8 @@ async def _play_second_half(client: Client, run_dir: Path) -> None:
 
 
 async def _play_releases(client: Client) -> None:
-    """Release a version, reject a later one, and return to the rejected and the released one."""
+    """Release a version, and reject a later version. Then let training go back to the rejected
+    version, and after that to the released version."""
     await client.start("fifth", TASKS_OF_TWO)
     await client.group("released", 0.2, 0.0)
     await client.decide("pause", Decision.HOLD)

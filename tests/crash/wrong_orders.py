@@ -42,7 +42,7 @@ def acknowledges_before_the_commit() -> None:
 
 def commits_before_the_flush() -> None:
     def fsync(_: int) -> None:
-        """Flush nothing."""
+        """Return without flushing the file."""
 
     os.fsync = fsync
 

@@ -100,8 +100,8 @@ def _json_events(events: list[Event]) -> list[Event]:
 
 
 def writers(texts: list[bytes]) -> set[str]:
-    """Return the JSON writers that write all texts like this. Writers differ in floats and
-    spaces."""
+    """Return the names of the JSON writers that write all these texts in exactly this form. Writers
+    differ in floats and spaces."""
     candidates = {"compact": _compact, "orjson": orjson.dumps, "spaced": _spaced}
     values = [json.loads(text) for text in texts]
     return {
@@ -120,7 +120,8 @@ def _spaced(value: Any) -> bytes:
 
 
 def _within(where: str, one: Any, other: Any) -> Iterator[str]:
-    """Yield a line for each place at which two JSON values differ, as deep as possible."""
+    """Yield a line for each place at which two JSON values differ. Each place is as deep in the
+    values as possible."""
     if isinstance(one, dict) and isinstance(other, dict):
         yield from _objects(where, cast(Json, one), cast(Json, other))
     elif isinstance(one, list) and isinstance(other, list):

@@ -48,7 +48,7 @@ def on_compute_relative_reward(valid_results, all_answers):
     return [0.5 for _ in valid_results]
 """
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""Environment of vLLM. With a model this small, threads only wait for each other."""
+"""Environment of vLLM. With so small a model, several threads would only wait for each other."""
 DIRECT = "vLLM"
 SIBLINGS = {"N=1": 1, "N=4": 4}
 """Number of siblings by setup with proxy and server."""
@@ -72,7 +72,8 @@ class Setups:
         self._pool = ThreadPoolExecutor(len(COMPARED))
 
     def send(self, setup: str, request: Request, corpus: dict[str, Request]) -> RawResponse:
-        """Return the response. A request that follows another is sent after that one."""
+        """Return the response of one setup. At the first call for a request, the request is sent to
+        all setups. If the request follows another request, the other request is sent first."""
         if (setup, request.name) not in self._responses:
             if request.follows is not None:
                 self.send(setup, corpus[request.follows], corpus)

@@ -27,8 +27,8 @@ class KnownDifference:
     requests: tuple[str, ...]
     """Names of requests, or patterns of names."""
     differs: tuple[str, ...]
-    """Patterns of the lines that describe the difference. Each must occur, and no other line
-    may."""
+    """Patterns of the lines that describe the difference. Each pattern must match a line, and each
+    line must match a pattern."""
     setups: tuple[str, ...] = ("N=1", "N=4")
     """Setups in which the difference occurs."""
     exceptions: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 PAUSE_S = 0.2
 """Pause before a request is repeated because the server was down or not ready."""
 NOT_CLAIMED = ("not claimed", "not found")
-"""Parts of the refusals for an expired claim: of an end, and of a model call.
+"""Parts of the refusals after a claim has expired: for an end, and for a model call.
 
 The claim of a client that was killed may have expired."""
 MAX_WORK_S = 0.5

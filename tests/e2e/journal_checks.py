@@ -1,6 +1,6 @@
 """Checks of a server's journal against the notes of the clients that ended episodes.
 
-The checks hold whichever process was killed meanwhile.
+The checks must pass no matter which process was killed meanwhile.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ process for each program that a test starts.
 Importing takes four fifths of the CPU time of a start, and a test run starts more than a thousand
 programs. A forked program is a process of its own, with its own session, working directory, log and
 standard input. It runs `python -m MODULE` or `python FILE` from there on, and ends as any program
-does. Its environment variables are those of the test run: a program with others is started without
-a fork, because a module may read them when it is imported.
+does. A forked program has the environment variables of the test run. A program that needs other
+variables is started without a fork, because the imported modules may already have read the
+variables.
 
 As a script, this file is the interpreter that forks.
 """
@@ -105,7 +106,8 @@ class ForkedProgram:
 
 
 class PreloadedPython:
-    """The interpreter that forks. It is started for the first program, and ends with this one."""
+    """The interpreter that forks. It is started for the first program, and ends together with the
+    interpreter that runs the tests."""
 
     def __init__(self) -> None:
         self._requests: socket.socket | None = None
@@ -178,7 +180,8 @@ PRELOADED_PYTHON = PreloadedPython()
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork a process for each request. Return in the forked process, after its program."""
+    """Fork a process for each request, and run the requested program in it. This function returns
+    only in a forked process, after its program has ended."""
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # a collection in a forked process would copy all pages
@@ -198,8 +201,8 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _fork_and_watch(stdin: int, log: int, errors: int, status: int) -> None:
-    """Fork the process of the program, and return in it. This process writes its id and its exit
-    code to `status`, and ends with it."""
+    """Fork the process of the program, and return only in the new process. The old process stays as
+    a watcher: it writes the id and then the exit code of the new process to `status`, and exits."""
     pid = os.fork()
     if pid == 0:
         os.setsid()

@@ -1,5 +1,5 @@
-"""What tests of arms and releases share: the proxy's settings in front of the fake engine, and
-questions about the state of the gate."""
+"""Helpers for tests of arms and releases: the proxy's settings in front of the fake engine, and
+queries of the state of the gate."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class Talk:
         wait_until(answered, 30.0, "an answer of the released version")
 
     def ask_until_decided(self, server: Process, decision: str, after: int = 0) -> dict[str, Any]:
-        """Ask until a version is decided about in this way, and return the first such record whose
-        number is above `after`."""
+        """Ask questions until the history has a record with this decision and a number above
+        `after`. Return the first such record."""
 
         def records() -> list[dict[str, Any]]:
             return [

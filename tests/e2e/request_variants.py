@@ -78,8 +78,9 @@ def send_each_variant(app: openai.OpenAI) -> None:
 def forbid_white_space() -> dict[str, int]:
     """Return a `logit_bias` against tokens of white space.
 
-    Grammars allow any amount of white space between tokens. So small a model would sample it until
-    the answer is cut off. White space that the grammar demands is still sampled.
+    Grammars allow any amount of white space between tokens. A model as small as the demo's model
+    would sample white space until the answer is cut off. White space that the grammar requires is
+    still sampled.
     """
     vocabulary: dict[str, int] = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())[
         "model"

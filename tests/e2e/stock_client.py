@@ -92,7 +92,7 @@ class StockClient:
         return True
 
     def agree_sync_weight(self) -> bool:
-        """Agree to a step, and wait until the step is seen to begin, as AgentJet's client does.
+        """Agree to a step, and wait until it is seen to have begun, as AgentJet's client does.
 
         Return False if the engine left ROLLING before the agreement was accepted. Raises
         TimeoutError where AgentJet's client would wait for ever.

@@ -1,4 +1,4 @@
-"""Two stock clients that fill one batch after another, and checks of what became of the batches.
+"""Two stock clients that fill one batch after another, and checks that the batches were trained.
 
 A batch is two tasks of two episodes. `leave_one_waiting` ends the first of these episodes, and
 `complete_batch` ends the others. All runs use the same task ids, so a server that mixed two runs
@@ -38,7 +38,7 @@ OTHER_JOB = "other_job"
 
 @dataclass(slots=True)
 class Run:
-    """What the clients know of one run."""
+    """The clients' records of one run."""
 
     folder: str = ""
     """Path of the run's folder, relative to the server's run directory."""
@@ -72,7 +72,7 @@ class StockPair:
         speed = fast_agreement_server.SPEED
         self.first, self.second = StockClient(url, speed), StockClient(url, speed)
         self.runs: defaultdict[str, Run] = defaultdict(Run)
-        """What the clients know of each run, by the pattern of the run's folder."""
+        """The clients' records of each run, by the pattern of the run's folder."""
         self._run = Run()
         self._method = ""
         self._fresh_logprob: float | None = None
@@ -112,7 +112,7 @@ class StockPair:
         self._check_abandoned()
 
     def start_other_job(self, folder: str, method: str, **changes: Any) -> None:
-        """Start the engine with a job that drops what waits in the run."""
+        """Start the engine with a job that drops the episodes that wait in the run."""
         run = self.runs[folder]
         run.dropped += run.waiting
         run.waiting = []
@@ -175,7 +175,7 @@ class StockPair:
             check_journal(self.folder / run.folder, run)
 
     def _play(self, client: StockClient, task: str, reward: float) -> None:
-        """Run one episode whose answer depends on its reward, so that the step changes the
+        """Run one episode. Its answer depends on its reward, so that the step changes the
         weights."""
         claimed = client.begin_episode()
         answer = client.wire.chat(claimed, "[[say yes]]" if reward else "[[say no]]")
@@ -184,7 +184,8 @@ class StockPair:
         self._run.waiting.append(claimed["episode_uuid"])
 
     def _agree(self) -> None:
-        """Let both clients agree. If all must agree, the agreement of one must not be enough."""
+        """Let both clients agree. If the method requires the agreement of all clients, also check
+        that the agreement of one client is not enough."""
         with ThreadPoolExecutor(2) as threads:
             agreed = [threads.submit(self.first.agree_sync_weight)]
             if self._method == ALL:
@@ -235,7 +236,7 @@ class StockPair:
 
 
 def check_journal(folder: Path, run: Run) -> None:
-    """Check a run's journal against what the clients know of the run."""
+    """Compare a run's journal with the clients' records of the run."""
     samples: dict[str, str | None] = dict(rows(folder, "SELECT owner, group_id FROM samples"))
     assert sorted(samples) == sorted(run.ended)
     groups: dict[str, Sequence[Any]] = {

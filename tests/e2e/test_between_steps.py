@@ -42,12 +42,14 @@ def on_compute_relative_reward(siblings, answers):
         return [float((answer["content"] or "").startswith("yes")) for answer in answers]
     return [3.0 * (number % 2) for number in range(len(answers))]
 """
-"""A hook whose rewards are outside of the declared range only for apps."""
+"""A hook whose rewards for apps' requests are outside of the declared range. Its rewards for
+held-out rows are within the range."""
 ANSWERED = """
     SELECT COUNT(*) FROM groups
     WHERE kind = 'eval' AND eval_id LIKE 'gate-reference-' || ? || '-%'
 """
-"""Counts the answered rows of the references whose names begin in this way."""
+"""SQL that counts the answered rows of all references whose names begin with the given version and
+decision."""
 
 
 def flags(folder: Path, hook: str = PREFER_YES, margin: float = 0.2) -> list[str]:
@@ -60,8 +62,9 @@ def releases(server: Process) -> dict[str, Any]:
 
 
 def num_answered(proxy: Process, released: int, decision: int | None = None) -> int:
-    """Return the number of answered rows of the references of a released version, or of the one
-    that it made after a decision with this number."""
+    """Return the number of held-out rows that a released version has answered as a reference. With
+    `decision`, count only the rows of the reference that was made after the decision with this
+    number."""
     name = f"{released}" if decision is None else f"{released}-{decision}"
     return rows(proxy, ANSWERED, name)[0][0]
 

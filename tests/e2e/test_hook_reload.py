@@ -50,12 +50,12 @@ BROKEN = {
     f"{REWARD}return [7.0 for _ in all_answers]\n": "lose their signal",
     NEW.replace("return 3", "return 0"): "hook_value: got 0",
 }
-"""Hook files that must not take over, and a part of the reason."""
+"""Hook files that the proxy must refuse, each with a part of the expected reason."""
 
 
 @dataclass
 class Clients:
-    """What the clients got."""
+    """The answers and errors that the clients received."""
 
     statuses: Counter[int] = field(default_factory=Counter[int])
     latest_s: float = 0.0
@@ -119,8 +119,9 @@ def start(processes: Processes, hooks: Path, *flags: str, max_s: float = 60.0) -
 
 
 def check_groups(proxy: Process, num: int, bases: dict[str, tuple[int, int]]) -> Counter[str]:
-    """Check each group: its number of siblings and its rewards are those of the version that its
-    row names. `bases` has the number of siblings and the lowest reward of each version."""
+    """Check that the number of siblings and the rewards of each group are those of the hook version
+    that the group's row names. `bases` has the number of siblings and the lowest reward of each
+    version."""
     groups = wait_for_groups(proxy, num, states="pooled trained dropped")
     rewards: dict[str, list[float]] = {}
     for row in rows(proxy, "SELECT group_id, reward FROM siblings"):

@@ -25,8 +25,8 @@ def on_compute_relative_reward(valid_results, all_answers):
 
 
 def check_agreement(server: Process) -> None:
-    """Check that the engine agreed with its trainer after each publish: only the first agreement is
-    logged, and each difference."""
+    """Check in the server's log that the engine agreed with its trainer after each publish. The
+    server logs each difference, but only the first agreement."""
     (line,) = [line for line in server.log.splitlines() if "known prompt" in line]
     assert " INFO " in line and "version 0: " in line
 

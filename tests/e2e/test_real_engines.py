@@ -35,7 +35,8 @@ READY_TIMEOUT_S = 400.0
 NUM_CLIENTS = 8
 NUM_SIBLINGS = 8
 SUCCESSORS = [f"Which number follows {number}?" for number in range(NUM_CLIENTS)]
-"""The question of each client while vLLM is killed. No task of the demo asks it."""
+"""The questions that the clients ask while vLLM is killed, one for each client. None of them is a
+question of the demo's tasks."""
 FEW_STEPS = 10
 MANY_STEPS = 40
 """Steps after which the reward has risen."""
@@ -80,9 +81,9 @@ def test_with_vllm_the_reward_rises_with_every_variant_of_requests(stack: VllmSt
 
 
 def train(stack: VllmStack, num_steps: int) -> list[float]:
-    """Train so many steps on the demo's questions, beside requests of every variant.
+    """Train on the demo's questions, and send requests of every variant meanwhile.
 
-    The result is the mean reward of each step.
+    Return the mean reward of each of the `num_steps` steps.
     """
     asyncio.run(play_until_trained(stack.proxy, stack.server, num_steps))
     steps = read_step_entries(stack.server.folder)[:num_steps]

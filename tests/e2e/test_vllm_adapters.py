@@ -59,7 +59,7 @@ def on_compute_relative_reward(siblings, answers):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, and what its receipt says."""
+    """An answer, and the version that its receipt header names."""
 
     group_id: str
     version: int | None
@@ -81,7 +81,7 @@ class Apps:
         self._numbers = count()
 
     async def talk_until(self, condition: Callable[[], bool], awaited: str) -> None:
-        """Ask as eight users until the condition holds. Every other answer is streamed."""
+        """Ask as eight users until the condition is true. Every second answer is streamed."""
         tasks = training_tasks()
 
         async def user() -> None:

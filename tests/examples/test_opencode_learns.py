@@ -20,9 +20,10 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)
 
 STEPS, SESSIONS = 14, 50
 FROZEN_STEPS, FROZEN_SESSIONS = 5, 20
-"""Number of steps that so many sessions train at least."""
+"""FROZEN_SESSIONS sessions train at least FROZEN_STEPS steps."""
 LAST = 20
-"""Number of requests at the end of a run whose mean is compared: 160 samples."""
+"""Number of requests at the end of a run. The mean reward of these requests (160 samples) is
+compared."""
 
 
 def test_opencodes_model_learns_from_its_users_and_learns_nothing_without_updates(

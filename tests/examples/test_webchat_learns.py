@@ -21,7 +21,7 @@ CONFIG = ROOT / "examples/webchat/fakevllm.toml"
 HOOKS = ROOT / "examples/webchat/hooks"
 CHATS = 220
 STEPS = 40
-"""Number of steps that so many chats train at least."""
+"""Minimum number of steps that the run's chats train."""
 
 
 def curve(tmp_path: Path, control: str) -> list[float]:

@@ -67,7 +67,7 @@ def _repeat_piece(raw: bytes, at: int) -> bytes:
 
 
 def _repeat_keys(raw: bytes, at: int) -> bytes:
-    """Write every key of an object twice. Repeat other bytes."""
+    """If the bytes are a JSON object, write each of its keys twice. Otherwise repeat the bytes."""
     is_object = raw.startswith(b"{") and len(raw) > 2
     return raw[:-1] + b"," + raw[1:] if is_object else raw + raw
 
@@ -105,8 +105,8 @@ def apply_changes(raw: bytes, changes: Sequence[Change]) -> bytes:
 
 
 def garbled(*valid: Any) -> st.SearchStrategy[bytes]:
-    """Return a strategy of noise, and of the valid bodies with an odd value or with changed
-    bytes."""
+    """Return a strategy for garbled bytes: noise, and valid bodies with an odd value or with
+    changed bytes."""
     with_holes = [raw for body in valid for raw in holes(body)]
     odd = st.builds(_fill_hole, st.sampled_from(with_holes), st.sampled_from(ODD_VALUES))
     whole = st.sampled_from([orjson.dumps(body) for body in valid])

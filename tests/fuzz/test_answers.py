@@ -43,7 +43,8 @@ def open_exchange(name: str, **more: Any) -> Exchange:
 
 
 def garbled_streams(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
-    """Return a strategy of the stream with one event garbled, with noise in it, or cut off."""
+    """Return a strategy for garbled streams: one event is garbled, noise is inserted, or the stream
+    is cut off."""
     valid = [encode(chunk) for chunk in chunks]
     at = st.integers(0, len(chunks) - 1)
     framed = garbled(*chunks, ERROR).map(lambda raw: b"data: " + raw + b"\n\n")

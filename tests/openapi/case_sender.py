@@ -13,7 +13,8 @@ from tests.differential.raw_http import RawResponse
 from tests.openapi.cases import Case
 
 TIMEOUT_S = 300.0
-"""Timeout of a response, hundreds of times what any of the generated requests takes."""
+"""Timeout of a response in seconds. It is hundreds of times the duration of any generated
+request."""
 
 
 class ResponseTimeout(Exception):

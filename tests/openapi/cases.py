@@ -32,7 +32,8 @@ class Case:
 
     operation: Operation
     kind: str
-    """Origin of the request: the document, and whether the request follows its rules."""
+    """Origin of the request: the document from which it was generated, and whether it follows the
+    document's rules."""
     target: str
     """Path and query, percent-encoded."""
     content_type: str | None

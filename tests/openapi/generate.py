@@ -2,8 +2,8 @@
 
     python -m tests.openapi.generate DOCUMENT NUMBER [SEED] > CASES
 
-NUMBER is the number of requests for each operation and kind, before duplicates are removed. This
-runs in a process of its own, because schemathesis changes Hypothesis when it is imported. The
+NUMBER is the number of requests for each operation and kind, before duplicates are removed. The
+module runs in a process of its own, because the import of schemathesis changes Hypothesis. The
 requests are the same each time if the versions are the same, SEED is the same, and PYTHONHASHSEED
 is 0.
 """

@@ -14,7 +14,7 @@ from tests.openapi.verdict import Verdict
 
 _ID = re.compile(r"/v1/responses/(?P<id>[^/?]*)(/cancel)?(\?.*)?")
 _TOOL = re.compile(r"'loc': \('body', 'tools', (\d+), ")
-"""Indices of the tools that vLLM names in a refusal."""
+"""Pattern for the indices of the tools that vLLM names in a refusal."""
 APP_TOOL_TYPES = ("function", "custom", "namespace")
 """Types of tools that the app calls itself."""
 STREAM = "text/event-stream"

@@ -44,7 +44,8 @@ _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
 """Pattern for the end of an answer. It does not match text inside a JSON string, where quotes are
 escaped."""
 _OPEN_CHOICE = b'"finish_reason":null'
-"""Field of a choice that is not complete, as engines write it."""
+"""The bytes of the field `finish_reason` in a choice that is not complete, as engines write
+them."""
 _CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 

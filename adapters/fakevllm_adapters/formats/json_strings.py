@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:(")(\s*+:)?|\\?\Z)|[{}\[\]]', re.DOTALL)
-"""A string (with the colon after it, if the string is a key), or a bracket.
+"""Pattern for a string (with the colon after it, if the string is a key), or for a bracket.
 
 A string without its closing quote reaches to the end of the bytes. The quantifiers are possessive,
 because backtracking into such a string would take quadratic time.

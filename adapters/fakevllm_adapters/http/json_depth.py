@@ -10,14 +10,15 @@ _ALL_BUT_BRACKETS = bytes(sorted(set(range(256)) - set(_BRACKETS)))
 _AS_BITS = bytes.maketrans(b"[{]}", b"1100")
 _BITS = 8
 _RISE = [2 * bits.bit_count() - _BITS for bits in range(2**_BITS)]
-"""Change of the nesting level over eight consecutive brackets. The index is the brackets as a
-number of eight bits, in which 1 is an opening bracket."""
+"""For each pattern of eight consecutive brackets: the change of the nesting level over these
+brackets. The index is the pattern as a number of eight bits, in which the bit 1 is an opening
+bracket."""
 _PEAK = [
     max(accumulate(1 if bits >> at & 1 else -1 for at in reversed(range(_BITS))))
     for bits in range(2**_BITS)
 ]
-"""Highest nesting level within eight consecutive brackets, relative to the level before them. The
-index is the same as for `_RISE`."""
+"""For each pattern of eight consecutive brackets: the highest nesting level within the pattern,
+relative to the level before the pattern. The index is the same as for `_RISE`."""
 
 
 def is_deeper(raw: bytes, depth: int) -> bool:

@@ -74,8 +74,9 @@ _NOT_SET = {
     "experiment_name": "read_yaml_name",
     "timeline_compare_level": "text",
 }
-"""For some settings, a value that is treated as if the setting were absent. Either the value tells
-AgentJet to choose, or it is AgentJet's default, which every job of AgentJet contains."""
+"""Maps some settings to a value with which the setting counts as absent. There are two kinds of
+such values: values that let AgentJet choose, and defaults of AgentJet, which are in every job of
+AgentJet."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
 _SHOWN_CHARS = 80
 _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")

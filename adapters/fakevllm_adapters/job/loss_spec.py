@@ -52,7 +52,8 @@ LOSS_DEFAULTS: dict[str, LossDefaults] = {
     "gpg": LossDefaults(0.0, 0.0, "token-mean"),
 }
 _NO_POLICY_LOSS = LossDefaults(0.0, 0.0, "token-mean")
-"""Values for a demonstration loss that is trained alone. It uses none of them."""
+"""Defaults of the policy loss's settings for a demonstration loss that is trained alone. Such a
+loss uses none of these settings."""
 COUPLED = frozenset({"gspo", "geo_mean"})
 """Losses in which all tokens of a sequence (a call, a chain of calls or an episode) share one
 probability ratio."""

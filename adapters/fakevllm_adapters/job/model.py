@@ -189,6 +189,11 @@ class TrainJob(SwarmSections):
     max_staleness: int = Field(default=4, ge=0)
     """Maximum age, in versions, of the weights that sampled a call. Calls of older weights are not
     trained, and a metric counts them."""
+    logged_weight_bound: float = Field(default=2.0, gt=0)
+    """Upper bound of the importance weights of logged groups, which an earlier run has sampled."""
+    min_logged_ess: float = Field(default=0.5, ge=0, le=1)
+    """Smallest effective sample size of a step's logged groups, as a share of their tokens. A step
+    below this limit makes no update."""
     save_freq: int = Field(default=10, ge=1)
     """Number of steps between checkpoints."""
     total_training_steps: int | None = Field(default=None, ge=1)

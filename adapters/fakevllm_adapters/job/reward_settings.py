@@ -5,7 +5,7 @@ from __future__ import annotations
 from fakevllm_adapters.job.model import TrainJob
 
 DISCOUNTS = frozenset({"reinforce_plus_plus"})
-"""Algorithms that use gamma."""
+"""Algorithms that use the discount factor gamma."""
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:

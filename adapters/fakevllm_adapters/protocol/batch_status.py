@@ -63,7 +63,7 @@ class EpisodeStatus(BaseModel):
 
     episode_uuid: str
     episode_status: str = ""
-    """`registered` or `claimed`."""
+    """Status of the episode: `registered` or `claimed`."""
     episode_type: str = "train"
     openai_base_url: str = ""
     openai_api_key: str = ""
@@ -104,9 +104,9 @@ class PoolInformation(BaseModel):
     completed_non_dummy_task_target: int = 0
     task_expected_num_repeat: int = 0
     completed_tasks_details: dict[str, list[str]] = {}
-    """Episode uuids by task id."""
+    """Uuids of the completed episodes, by task id."""
     completed_tasks_rewards: dict[str, list[float]] = {}
-    """Rewards by task id."""
+    """Rewards of the completed episodes, by task id."""
     running_episode_details: dict[str, dict[str, str]] | None = None
     """Details by episode uuid; None if no episode is claimed."""
     engine_status: str | None = None

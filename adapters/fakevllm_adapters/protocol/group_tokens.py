@@ -22,7 +22,7 @@ class SiblingView(BaseModel):
 
     index: int
     name: str
-    """`<group>/<index>`, or an episode's uuid."""
+    """Name of the sample: `<group>/<index>` for a sibling, the uuid for an episode."""
     reward: float | None = None
     advantage: float | None = None
     """Mean advantage over the sibling's tokens, from the step that trained the sibling."""

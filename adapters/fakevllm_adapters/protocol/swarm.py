@@ -389,6 +389,36 @@ class AddSampleRequest(BaseModel):
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
 
 
+class AddLoggedGroupRequest(BaseModel):
+    """A request to train a logged group again: the answers to one request that an app made in an
+    earlier run, with new rewards. The server accepts each group id only once."""
+
+    group_id: str = Field(min_length=1, max_length=200)
+    rewards: list[Reward | None] = Field(min_length=1, max_length=MAX_GROUP_SIZE)
+    """Rewards by sibling index. The server does not train a sibling whose reward is None."""
+    calls: list[Annotated[list[CapturedCall], Field(max_length=MAX_SAMPLE_CALLS)]] = Field(
+        max_length=MAX_GROUP_SIZE
+    )
+    """Captured calls by sibling index, as the ledger has them. Siblings without calls at the end of
+    the list may be left out. The weight versions are those of the earlier run."""
+    hook_hash: str = Field(default="", max_length=MAX_ID_CHARS)
+    """Digest of the hook files that gave the rewards; empty if it is unknown."""
+
+
+class AddLoggedGroupReply(BaseModel):
+    """The server's reply to an AddLoggedGroupRequest."""
+
+    success: bool
+    failure_reason: str = ""
+    pooled: bool = False
+    """Whether the group now waits to be trained."""
+    step: int = 0
+    """Number of the step that was being collected when the group arrived."""
+    is_due: bool = False
+    """Whether this step had enough groups with this group. The sender waits for the end of the step
+    before it sends the next group, so that the steps of two runs have equal groups."""
+
+
 class TrainedGroup(BaseModel):
     """A group that was trained, with the indices of the siblings (answers) that were in the
     loss."""

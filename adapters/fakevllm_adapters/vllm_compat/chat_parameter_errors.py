@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_STOP_STRINGS = 4
 MAX_N = 16384
 MAX_TOP_LOGPROBS = 20
-"""vLLM's default of --max-logprobs."""
+"""Maximum value of `top_logprobs`, which is vLLM's default of --max-logprobs."""
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 2.0
 

@@ -132,9 +132,10 @@ def parse_grammar(
     """Return the grammar that the request fields `structured_outputs` and `response_format` define.
 
     Return None if the request has no `structured_outputs`, and its `response_format` is missing or
-    plain text. In all other cases, WireError (400) is raised unless the two fields together define
-    exactly one kind of constraint. It is also raised if the JSON schema, list of choices or EBNF
-    grammar is empty. If both fields define a constraint of the same kind, `response_format` wins.
+    plain text. In all other cases, the two fields together must define exactly one kind of
+    constraint. Otherwise WireError (400) is raised. WireError (400) is also raised if the JSON
+    schema, list of choices or EBNF grammar is empty. If both fields define a constraint of the same
+    kind, `response_format` wins.
     """
     constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):

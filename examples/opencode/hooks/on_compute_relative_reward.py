@@ -1,9 +1,9 @@
-"""Reward of each sibling's answer: 1 if the task's test would pass after it, else 0.
+"""Reward of each sibling's answer: 1 if the task's test would pass after the answer, else 0.
 
-No tool call is executed here. The hook combines in memory the files that the session has written
-and the files that the answer would write. Once the file is right, only a closing message in words
-gets 1. A broken tool call is not a closing message, because the model would learn to write such
-calls.
+No tool call is executed here. In memory, the hook adds the files that the answer would write to the
+files that the session has written. If the file was already right before the answer, only a closing
+message in words gets reward 1. A broken tool call does not count as a closing message. Otherwise
+the model would learn to write broken calls.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def on_compute_relative_reward(
 def score(before: Files, answer: Json, row: Json) -> float:
     """Return the reward of one answer, and add `passes` to the answer for the ledger.
 
-    The test must pass after the answer. If the file was right before it, the answer must also end
-    the turn. If the file was wrong, the answer must write it.
+    The test must pass after the answer. If the file was right before the answer, the answer must
+    also end the turn. If the file was wrong, the answer must write the right file.
     """
     calls = list(calls_in(answer))
     after = before | dict(files_from(calls))
@@ -72,7 +72,7 @@ def calls_in(message: Json) -> Iterator[Json]:
 
 
 def files_from(calls: Sequence[Json]) -> Iterator[tuple[str, str]]:
-    """Yield (file name, content) of each complete `write` call; skip all other calls."""
+    """Yield (file name, content) of each complete `write` call. Skip all other calls."""
     for call in calls:
         try:
             arguments: Any = json.loads(call["arguments"])

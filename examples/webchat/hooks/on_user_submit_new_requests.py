@@ -1,4 +1,5 @@
-"""Number of siblings: four for a long question, which costs more, else the configured number."""
+"""Number of siblings: four for a long question, which takes more compute, else the configured
+number."""
 
 from __future__ import annotations
 

@@ -44,12 +44,13 @@ class StepStats(BaseModel):
     """Mean reward of all scored siblings, except leads (the apps' own requests) that were sampled
     at temperature 0. None if no other sibling was scored."""
     returned_best: float | None
-    """Mean reward of the served siblings that were not chosen at random. None if none of them was
-    scored."""
+    """Mean reward of the served siblings that were not chosen at random. None if no such sibling
+    was scored."""
     without_signal: int
     """Number of groups whose rewards are all equal, so that nothing can be learnt from them."""
     returned_random: float | None = None
-    """Mean reward of the served siblings that were chosen at random. None if there is none."""
+    """Mean reward of the served siblings that were chosen at random. None if no such sibling was
+    scored."""
     hooks: list[str] = []
     """Digests of the hook files that computed the rewards of this step."""
     jobs: list[str] = []
@@ -77,7 +78,7 @@ class ReleaseStats(BaseModel):
     """The released version, which answers the sessions of the released arm. None while the server
     has not sent the version."""
     candidate: int | None
-    """Version that is evaluated now; None if there is none."""
+    """Version that is being evaluated; None if no version is being evaluated."""
     is_held: bool
     """Whether releases are stopped: no version is released before somebody runs `fakevllm release
     resume`."""
@@ -85,15 +86,18 @@ class ReleaseStats(BaseModel):
     """Figures of the present evaluation: the candidate's mean reward minus the mean reward of the
     released version, with the confidence interval of this difference. If versions are evaluated
     between training steps, each newly released version first answers the held-out rows. During this
-    time, `reference` is the released version, and `reference_draws` of `reference_size` rows are
-    answered. Empty if nothing is evaluated."""
+    time, the key `reference` has the released version, `reference_size` has the number of rows, and
+    `reference_draws` has the number of rows that are answered already. The dict is empty if nothing
+    is evaluated."""
     next_candidate: int | None = None
-    """Version that is evaluated next; None while a candidate is evaluated, and if none will be."""
+    """Version that will be evaluated next. None while another version is being evaluated, or if no
+    evaluation is planned."""
     trouble: str | None = None
-    """Reason why nothing is decided now; None if there is none."""
+    """Reason why the gate can make no decision at present; None if there is no such reason."""
     has_released_arm: bool = True
     """Whether the released version answers some sessions, while the newest version answers others.
-    If False, the newest version answers, and training waits while this version is evaluated."""
+    If False, the newest version answers all sessions, and training waits while this version is
+    evaluated."""
 
 
 class ReloadReply(BaseModel):
@@ -102,11 +106,12 @@ class ReloadReply(BaseModel):
     state: ReloadState
     """`taken_over`, `unchanged`, `refused`, or `postponed` (try again later)."""
     message: str
-    """One line that says what became of the reload, and why."""
+    """One line with the result of the reload and the reason for this result."""
     changes: list[str] = []
     """Lines that compare the new rewards of the latest groups with the old ones."""
     figures: dict[str, Any] | None = None
-    """All figures of this comparison; None if no group was tried."""
+    """All figures of the comparison of the new rewards with the old ones. None if no group was
+    tried."""
     at: float
     """Unix time at which the reload ended."""
 
@@ -117,11 +122,12 @@ class HookStats(BaseModel):
     digest: str
     """Digest of the hook files whose hooks score new groups."""
     since: float
-    """Unix time from which on these hooks have scored new groups."""
+    """Unix time since which these hooks have scored new groups."""
     num_versions: int
-    """Number of versions of the hooks that run. An older version runs until its groups are done."""
+    """Number of versions of the hooks that are running. An older version keeps running until its
+    last group is done."""
     last_reload: ReloadReply | None
-    """The last reload that found edited hook files; None if there was none."""
+    """The last reload that found edited hook files; None if no reload has found any."""
 
 
 class PrivacyStats(BaseModel):
@@ -153,8 +159,8 @@ class Stats(BaseModel):
     has_hooks: bool = True
     """Whether the proxy has hooks. Without hooks, requests get no siblings and are not trained."""
     hooks_changed: str | None = None
-    """Message that says that the hook files were edited after the hooks had been loaded. None if
-    the files were not edited."""
+    """Warning that the hook files were edited after the hooks had been loaded. None if the files
+    were not edited."""
     hooks: HookStats | None = None
     """The hooks that score new groups; None without hooks."""
     counts: dict[str, int]
@@ -163,9 +169,9 @@ class Stats(BaseModel):
     """Number of groups that were not trained, by reason (the part of the stored reason before its
     colon)."""
     failures: dict[str, int] = {}
-    """Number of siblings that got no answer, by the kind of failure."""
+    """Number of siblings without a usable answer, by the kind of failure, such as `cut_off`."""
     feedback: dict[str, int] = {}
-    """Number of feedbacks by state."""
+    """Number of feedback items by state."""
     arms: ArmStats | None = None
     """Sessions and gains by arm (which decides the weights that answer a session). None if all
     sessions are in the training arm."""

@@ -17,8 +17,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """Reply with the stored feedback and its state. If the client sent the same feedback before,
-    `is_repeated` is True, and the other fields describe the earlier feedback."""
+    """Reply with the stored feedback and its state. If the client has sent the same feedback
+    before, `is_repeated` is True, and all other fields describe the earlier feedback."""
 
     object: str = "feedback"
     id: str

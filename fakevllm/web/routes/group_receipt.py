@@ -56,7 +56,7 @@ class NextGroup(BaseModel):
 
 
 class GroupFeedback(BaseModel):
-    """One feedback about the answer of a group."""
+    """One item of feedback about the answer of a group."""
 
     kind: str
     state: str
@@ -104,7 +104,7 @@ class GroupReply(BaseModel):
 
     group_id: str
     received_at: float
-    """Unix seconds."""
+    """Time at which the request arrived, in Unix seconds."""
     route: str
     session_id: str | None
     parent_session_id: str | None
@@ -139,7 +139,8 @@ class GroupReply(BaseModel):
     trained_step: int | None
     trained_version: int | None
     followed: list[NextGroup]
-    """Later groups whose requests continue from this group's answer, or ask for another answer."""
+    """Later groups whose requests continue the conversation after this group's answer, or request
+    another answer to the same question."""
     feedback: list[GroupFeedback] = []
 
 

@@ -1,10 +1,11 @@
 """Pair the prompts of a step with responses of other groups, for the KL estimate of `kto`.
 
-TRL pairs the prompt of each row of a batch with the response of the row before it. In a group of
-siblings, that response would answer the same request. This is also so if the siblings are episodes
-of several calls, although their prompts differ after the first call. Therefore rows of a group are
-put side by side here, and the responses are rotated by the number of rows of the largest group. If
-every row has a group of its own, the result is TRL's.
+The KL estimate needs a response to another request. TRL pairs the prompt of each row of a batch
+with the response of the row before it. If these two rows belonged to one group, the response would
+answer the same request or task as the prompt. Therefore this module sorts the rows by group, and
+rotates the responses by the number of rows of the largest group. A prompt then gets a response of
+another group, unless one group has more than half of the rows. If every group has only one row, the
+pairs are those of TRL.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def mismatched_pairs(rows: Sequence[Demonstration]) -> list[Demonstration]:
 
     If one group has more than half of the rows, some rows have no partner and are left out. The
     result is empty if there is only one group. Pairs that are longer than the longest row are left
-    out too, because the trainer may have no memory for them.
+    out too, because they may need more memory than the trainer has.
 
     >>> def pairs(*groups: str) -> list[tuple[int, int]]:
     ...     rows = [Demonstration(g, [7 + at], [at], "desirable") for at, g in enumerate(groups)]

@@ -24,8 +24,8 @@ TOLERANCE = 1e-9
 def sibling_demonstrations(
     group_id: str, by_sibling: Mapping[int, Sequence[Call]], scores: Mapping[int, float], loss: str
 ) -> dict[int, list[Demonstration]]:
-    """Return the demonstrations of one group for the demonstration loss `loss`, by the index of
-    the answer. Answers that are not used are absent.
+    """Return a dict from the index of each used answer of a group to the answer's demonstrations.
+    `loss` is the demonstration loss. Answers that this loss does not use are absent.
 
     `by_sibling` has the calls of each answer, and `scores` has a score for each of these answers.
     Answers without a trained token, and calls without a response, are left out.
@@ -52,8 +52,8 @@ def sibling_demonstrations(
 
 
 def _kinds(scores: Mapping[int, float], loss: str) -> dict[int, DemonstrationKind]:
-    """Return the kind of each demonstration by the index of the answer. `scores` has a score for
-    each answer, in the order of the indices."""
+    """Return a dict from the index of each used answer to the kind of its demonstrations. `scores`
+    has a score for each answer, in the order of the indices."""
     if not scores:
         return {}
     if loss == "kto":

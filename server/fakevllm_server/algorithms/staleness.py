@@ -1,5 +1,5 @@
-"""Remove stale calls from a group. A call is stale if the weights that sampled it are much older
-than the present weights.
+"""Remove stale calls from a group. A call is stale if the weights that sampled the call are too
+old, compared with the current weights.
 
 The age of weights is counted in weight versions, not in seconds. Therefore calls do not become
 stale while training pauses.

@@ -116,7 +116,7 @@ class EventFiles:
 
         If the last call of `write` failed, some of the points of this call may be missing in the
         file. In this case, the cursor in `cursor.json` is still before these points, so the next
-        call of `write` gets them again.
+        call of `write` gets these points again.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

@@ -36,9 +36,9 @@ class Point:
 
     step: int
     at: float
-    """Unix seconds."""
+    """Time of the point in Unix seconds."""
     values: dict[str, float]
-    """Value by the curve's name."""
+    """Maps the name of each curve to its value at the step."""
     text: str = ""
     """Text that is shown at the step; empty if the step has no text."""
 
@@ -50,7 +50,7 @@ class Restart:
 
     step: int
     at: float
-    """Unix seconds."""
+    """Time of the rollback in Unix seconds."""
 
 
 ChartItem = Point | Restart

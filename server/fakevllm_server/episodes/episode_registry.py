@@ -22,9 +22,10 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
-"""Maximum number of claimed episodes. It is enough for a thousand claims of clients and a thousand
-lost claims. A claim is lost if its client died or did not get the reply, and is freed only when it
-expires. The limit exists because the calls of all claimed episodes are kept in memory."""
+"""Maximum number of claimed episodes. The number is enough for a thousand claims that clients use
+and a thousand lost claims. A claim is lost if its client died or did not get the reply, and is
+freed only when it expires. The limit exists because the calls of all claimed episodes are kept in
+memory."""
 ID_CHARS = 28
 """Length of an episode's id, which is the beginning of the uuid of each of its claims."""
 _EPOCH_CHARS = 4
@@ -85,7 +86,7 @@ class Episode:
     key: str
     client_uuid: str
     kind: str
-    """`train` or `eval`."""
+    """Kind of the episode: `train` or `eval`."""
     idle_limit_s: float
     """Seconds without activity after which the claim expires."""
     last_activity: float

@@ -13,10 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
-from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
+from fakevllm_adapters.protocol.swarm import (
+    MAX_GROUP_SIZE,
+    AddLoggedGroupReply,
+    EndGroupReply,
+    SiblingRef,
+)
 from fakevllm_server.episodes.active_clients import ActiveClients
 from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
 from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
@@ -239,6 +245,37 @@ class Pool:
             success=True, failure_reason=reason or "", pooled=reason is None, step=step
         )
 
+    def add_logged_group(
+        self,
+        group_id: str,
+        rewards: Sequence[float | None],
+        calls: Sequence[Sequence[RecordedCall]],
+        step: int,
+        *,
+        closed_reason: str | None = None,
+        hook_hash: str = "",
+    ) -> AddLoggedGroupReply:
+        """Add a group of an earlier run to the groups that wait for training. `calls` has the calls
+        of each sibling. Siblings without calls at the end of the list may be left out."""
+        is_open = group_id in self._open
+        refusal = "open_group" if is_open else self._ended.refusal_of(group_id)
+        if refusal is not None:
+            return AddLoggedGroupReply(success=False, failure_reason=refusal)
+        episodes = [
+            ScoredEpisode(i, reward, tuple(own or ()), SiblingRef(group_id, i).episode_id)
+            for i, (reward, own) in enumerate(zip_longest(rewards, calls[: len(rewards)]))
+        ]
+        group = FinishedGroup(group_id, episodes, hook_hash=hook_hash)
+        reason = closed_reason or self._pool_group(group)
+        self._ended.remember(group_id, reason)
+        return AddLoggedGroupReply(
+            success=True,
+            failure_reason=reason or "",
+            pooled=reason is None,
+            step=step,
+            is_due=closed_reason is None and self.is_due,
+        )
+
     def abort_group(self, group_id: str) -> bool:
         """Drop an open group. Return False if the group has already ended."""
         self._open.pop(group_id)
@@ -338,9 +375,9 @@ class Pool:
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
-        """Return the numbers of stale calls, partial groups and dropped tied groups since the
-        previous call of this method. In a tied group, all rewards are equal. The keys of the result
-        are metric names."""
+        """Return three numbers by metric name, counted since the previous call of this method:
+        stale calls (sampled by too old weights), partial groups (with missing rewards), and dropped
+        tied groups (whose rewards are all equal)."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts

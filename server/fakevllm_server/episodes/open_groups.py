@@ -27,7 +27,7 @@ class OpenGroup:
     calls: defaultdict[int, list[RecordedCall]] = field(
         default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
     )
-    """Calls by sibling index."""
+    """Captured calls of each sibling, by sibling index."""
     last_call: float = 0.0
 
 

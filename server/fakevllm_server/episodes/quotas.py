@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 REQUESTING_S = 30.0
-"""A mix requests claims if its last claim request is at most this number of seconds ago. Waiting
-clients send a request every two seconds."""
+"""Clients count as requesting claims for a mix if the mix's last claim request is at most this
+number of seconds ago. Waiting clients send a request every two seconds."""
 UNDER_WAY_S = 60.0
 """A begun task without running episodes counts as under way if its last activity is at most this
 number of seconds ago."""
@@ -40,8 +40,8 @@ UNPRODUCTIVE_BATCHES = 4
 in tasks: UNPRODUCTIVE_BATCHES times the mix's tasks per batch. Without this limit, the other mixes
 would wait forever for a mix whose tasks are always tied or whose agent is broken."""
 MIN_UNPRODUCTIVE_TASKS = 40
-"""Minimum number of unpooled tasks in a row for an unproductive mix. If on average one task in five
-is pooled, the probability of 40 unpooled tasks in a row is 1 in 7000."""
+"""A mix is unproductive only if at least this number of its tasks in a row were not pooled. If on
+average one task in five is pooled, the probability of 40 unpooled tasks in a row is 1 in 7000."""
 
 
 @dataclass(slots=True)
@@ -107,8 +107,8 @@ class MixQuotas:
         self._mix_of_task: dict[str, _Mix] = {}
         """Maps the id of each open task to the mix that began the task."""
         self._mix_of_group: dict[str, _Mix] = {}
-        """Maps the id of each pooled group to the mix that counts the group's task. The entry is
-        removed when a step takes the group or when the group is dropped."""
+        """Maps the id of each pooled group to the mix for which the group's task counts as
+        completed. The entry is removed when a step takes the group or when the group is dropped."""
 
     def __len__(self) -> int:
         return len(self._mixes)

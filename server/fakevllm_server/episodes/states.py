@@ -20,8 +20,8 @@ TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
 
 A running state changes to BOOTING when an engine process died and is restarted. ROLLING changes
 directly to WEIGHT_SYNCING when only the trainer's process died. Calls are still answered in this
-case. ROLLING_POST changes back to ROLLING without a step when a limit of training is set during
-ROLLING_POST.
+case. ROLLING_POST changes back to ROLLING without a step if a training limit (the newest version
+that training may make) is set during ROLLING_POST.
 """
 
 SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})

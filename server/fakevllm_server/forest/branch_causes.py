@@ -144,7 +144,7 @@ class _EarlierCall:
     """An earlier call whose response the app received."""
 
     ids: array[int]
-    """Prompt and response."""
+    """Token ids of the prompt, followed by those of the response."""
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:

@@ -54,8 +54,8 @@ class Edges:
     sets: Sequence[bytes]
     """The distinct allowed sets, in the format of `CallTokens.allowed_sets`."""
     head_start: array[int]
-    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]). There is at least
-    one."""
+    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]). Each head has at
+    least one edge."""
     edge_head: array[int]
     """[edges] Index of the head that predicts the token."""
     edge_token: array[int]
@@ -81,9 +81,9 @@ class TrainedSpans:
     tokens have the same temperature."""
 
     path: Slices
-    """The nodes of the call."""
+    """The nodes of the call in order, as ranges [start, end)."""
     spans: Sequence[tuple[int, int]]
-    """Positions [start, end)."""
+    """Ranges [start, end) of positions along `path` at which tokens are trained."""
     temperature: float
     allowed_sets: Sequence[bytes | None] | None = None
     """The set of allowed tokens for each position; None for the whole vocabulary."""

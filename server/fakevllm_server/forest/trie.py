@@ -39,7 +39,7 @@ class CallTokens:
     """
 
     ids: Sequence[int]
-    """Prompt and response."""
+    """Token ids of the prompt, followed by those of the response."""
     trained: Sequence[tuple[int, int]]
     """Spans [start, end) of the positions that count in the loss. The spans are ascending and
     disjoint. They cannot contain position 0, because nothing predicts the first token."""

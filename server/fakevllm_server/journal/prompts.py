@@ -3,9 +3,9 @@ list of slices of compressed pieces, and adds pieces only for the parts that no 
 (see fakevllm_runtime/contents.py).
 
 SQL triggers count the calls of each prompt and the prompts of each piece. They delete a prompt
-together with its last call, and a piece together with its last prompt. So any statement may delete
-a call, and the data of other calls stay. Ids are never used twice, because prompts in memory may
-refer to the ids of deleted rows.
+together with its last call, and a piece together with its last prompt. Therefore any statement may
+delete a call without harm to the data of other calls. Ids are never used twice, because prompts in
+memory may refer to the ids of deleted rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fakevllm_server.journal.statements import execute
 
 NUM_RECENT = 16
 """Maximum number of recent prompts with which a new prompt is compared. Only recent prompts with
-the same beginning are compared. A comparison with one recent prompt would not be enough, because
-sessions with the same beginning may send their requests in turn."""
+the same beginning are compared. A comparison with only the latest prompt would not be enough,
+because several sessions whose prompts begin alike may send requests alternately."""
 MAX_RECENT = 64
 """Maximum number of prompts in memory."""
 HEAD_BYTES = 256

@@ -346,7 +346,8 @@ def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def checkpoint_folders(db: Connection) -> list[str]:
-    """Return the folder names of all checkpoints, including side checkpoints."""
+    """Return the folder names of all checkpoints, including side checkpoints (checkpoints of
+    versions that are no longer part of the run)."""
     return [saved.folder for saved in checkpoints(db) + side_checkpoints(db)]
 
 

@@ -15,8 +15,8 @@ from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
 KEEP_NEWEST = 100_000
-"""Number of newest replies that are kept, and number of newest groups that are kept with their
-samples. A row has about 250 bytes."""
+"""This number of the newest replies is always kept, and the same number of the newest groups, with
+their samples. A row has about 250 bytes."""
 KEEP_REPLIES_S = 3600.0
 """Seconds for which every reply is kept. Clients repeat a request for some minutes. For a proxy
 that was stopped for longer, the KEEP_NEWEST newest replies are kept whatever their age is."""

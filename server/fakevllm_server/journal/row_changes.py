@@ -125,15 +125,16 @@ def group_ended(
     group: PooledGroup,
     samples: Sequence[ScoredSample],
     submission: Submission,
-    calls: Sequence[RecordedCall] = (),
+    calls: Sequence[Sequence[RecordedCall]] = (),
 ) -> Change:
     """Store the end of a passive group (the answers to one request of an app), or a feedback sample
-    with its `calls`. A feedback sample is one answer that is trained again because of later
-    feedback."""
+    or a logged group with the `calls` of each of its samples. A feedback sample is one answer that
+    is trained again because of later feedback. A logged group is a group of an earlier run."""
 
     def apply(db: Connection) -> None:
-        for seq, call in enumerate(calls):
-            put_call(db, samples[0].owner, seq, call, group.group_id)
+        for sample, own in zip(samples, calls, strict=False):
+            for seq, call in enumerate(own):
+                put_call(db, sample.owner, seq, call, group.group_id)
         put_samples(db, samples, group.group_id)
         delete_unscored(db, group.group_id)
         put_group(db, group)
@@ -331,7 +332,8 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 def keep_beside(db: Connection, step: int, versions: Collection[int]) -> None:
-    """Copy those checkpoints of `versions` whose step is after `step` to the side checkpoints."""
+    """Copy checkpoints to the side checkpoints (checkpoints of versions that are not part of the
+    run). Copy the checkpoints of `versions` whose step is after `step`."""
     db.exec_driver_sql(
         "INSERT OR REPLACE INTO side_checkpoints "
         "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "

@@ -183,7 +183,7 @@ class Submissions(_Row, table=True):
     body_hash: bytes
     reply_json: str
     at: float
-    """Unix seconds."""
+    """Time at which the request was stored, in Unix seconds."""
 
 
 class Batches(_Row, table=True):
@@ -270,7 +270,7 @@ class Releases(_Row, table=True):
     """JSON list of further versions whose checkpoints are kept. `null` if the decision has no list.
     A list is valid until a later decision has another list."""
     at: float
-    """Unix seconds."""
+    """Time of the decision in Unix seconds."""
     decided_by: str
     evidence_json: str
 

@@ -114,8 +114,8 @@ class _Response(aiohttp.ClientResponse):
     """A response of the engine."""
 
     adapter_name: AdapterName | None = None
-    """Names of the adapter that sampled the response. None if the request was not sent to an
-    adapter."""
+    """The adapter that sampled the response, with its name and the model name that apps know. None
+    if the request was not sent to an adapter."""
 
 
 class EngineClient:
@@ -364,8 +364,9 @@ class EngineClient:
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send `body` to the engine in a POST request, and yield the response. If the engine knows
-        the served weights by an adapter's name, a request for these weights gets this name. Raises
-        NotWritable if the body cannot be written as JSON. All other errors are those of `_request`.
+        the served weights by an adapter's name, this name is put into the field `model` of a
+        request for these weights. Raises NotWritable if the body cannot be written as JSON. All
+        other errors are those of `_request`.
         """
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
@@ -438,7 +439,7 @@ class EngineClient:
 
 
 def write_body(body: Json) -> bytes:
-    """Return a request body as JSON. Raises NotWritable if it has integers beyond 64 bits."""
+    """Return a request body as JSON. Raises NotWritable if the body has integers beyond 64 bits."""
     try:
         return orjson.dumps(body)
     except TypeError as error:

@@ -25,10 +25,11 @@ class ReleaseState:
     """Versions that must not answer apps."""
     is_held: bool = False
     answering: list[int] = field(default_factory=list[int])
-    """Versions that answer apps as policies, such as a baseline, whatever the decisions are."""
+    """Versions that answer apps as policies, such as a baseline. Decisions do not change this
+    list."""
     _released: list[int] = field(default_factory=lambda: [MODEL])
-    """Versions that were released and are not rejected, oldest first. The model itself cannot be
-    rejected."""
+    """Versions that were released and are not rejected, oldest first. Version 0, the model itself,
+    is always in the list, because it cannot be rejected."""
     _pinned: Sequence[int] = ()
 
     @property

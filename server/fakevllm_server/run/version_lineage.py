@@ -28,18 +28,20 @@ class VersionLineage:
         self.last_seq = 0
         """Number of the last entry of the run log that was added."""
         self._steps = {MODEL: 0}
-        """Step of each version."""
+        """Maps each version to the training step whose weights it has."""
         self._previous: dict[int, int] = {}
         """For each version, the version from which it was trained or copied."""
         self._next: defaultdict[int, list[int]] = defaultdict(list)
         self._twins: defaultdict[int, list[int]] = defaultdict(list)
         self._copies: defaultdict[int, list[int]] = defaultdict(list)
-        """For each version, the twins that a restore made. Their weights are equal bit by bit."""
+        """For each version, the twins (versions with the same weights) that were made by a restore.
+        The weights of these twins are equal bit by bit."""
         self._restored: set[int] = set()
-        """Versions that a restore made."""
+        """Versions that were made by a restore of earlier weights."""
         self._path = [MODEL]
         self._left: dict[int, int] = {}
-        """By step, the versions that a crash has undone and whose batches will be trained again."""
+        """For each step that a crash has undone and that will be trained again: the version that
+        the step had made."""
 
     def add(self, change: VersionChange) -> None:
         """Add the version that an entry of the run log made."""
@@ -85,7 +87,7 @@ class VersionLineage:
 
     @property
     def newest(self) -> int:
-        """Version of the present weights."""
+        """Version of the current weights."""
         return self._path[-1]
 
     @property
@@ -155,7 +157,8 @@ class VersionLineage:
         return next((one for one in later if one not in but), None)
 
     def descendants(self, version: int) -> set[int]:
-        """Return a version, its twins, and all versions that were trained from these versions."""
+        """Return a version, its twins (versions with the same weights), and all versions that were
+        trained from these versions."""
         return _reached(version, self._next, self._twins)
 
 

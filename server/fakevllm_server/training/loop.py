@@ -224,8 +224,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Set the engine offline and close the engine. Until the user fixes the cause, another
-        start would also fail."""
+        """Set the engine offline and close the engine. Call this method after an error that the
+        user must fix, because another start would fail in the same way."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -342,7 +342,8 @@ class TrainLoop:
 
     async def _act_without_engines(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
         """Run an action while the engines cannot be started. If the action lets training go back to
-        an earlier version, the next start of the engines begins with a remaining checkpoint."""
+        an earlier version, the next start of the engines restores a checkpoint that still exists
+        after the action."""
         version = self._log.version
         failure = await self._act(action, done, None)
         if self._log.version != version:

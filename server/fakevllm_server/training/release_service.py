@@ -166,8 +166,8 @@ class ReleaseService:
         return SuccessReply(success=True)
 
     def _other_run(self, subject: str, remedy: str, run_id: str | None) -> str | None:
-        """If a request is about another run, return the reason why it is refused. Return None if
-        the request is about the current run."""
+        """If a request is about another run than the current run, return the reason why the request
+        is refused. Otherwise return None."""
         if run_id in (None, self._run_id):
             return None
         return (

@@ -11,7 +11,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.reward_penalties import kl_penalties
 from fakevllm_server.training.step_plan import trainable_calls
 from fakevllm_server.types.backend import Call, Trainer
-from fakevllm_server.types.calls import FinishedGroup
+from fakevllm_server.types.calls import LOGGED_VERSION, FinishedGroup
 from fakevllm_server.types.number_arrays import FloatArray, float_array
 
 
@@ -30,8 +30,14 @@ async def reward_penalties(
     calls = await asyncio.to_thread(trainable_calls, groups, job)
     if job.bypass_mode:
         old = await asyncio.to_thread(_trained_logprobs, calls)
+        # Other weights sampled the logged calls, so the policy before the step is the trainer's.
+        at = [index for index, call in enumerate(calls) if call.version == LOGGED_VERSION]
+        if at:
+            logged = await trainer.log_probs([calls[index] for index in at], "trained")
+            for index, row in zip(at, logged, strict=True):
+                old[index] = float_array(row)
     else:
-        old = await trainer.log_probs(calls, "trained")
+        old = [float_array(row) for row in await trainer.log_probs(calls, "trained")]
     reference = await trainer.log_probs(calls, "reference")
     return await asyncio.to_thread(_penalties, old, reference, job.kl_coef)
 

@@ -13,6 +13,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.call_text_comparison import Vocabulary
@@ -20,6 +21,7 @@ from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RewardSource, RunLog
 from fakevllm_server.run.trained_token_share import coverage, without_update
 from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.logged_groups import weigh_logged_calls
 from fakevllm_server.training.reward_kl import reward_penalties
 from fakevllm_server.training.session_branches import branch_metrics
 from fakevllm_server.training.step_log import DROPPED, formatted, not_finite, step_line
@@ -207,7 +209,6 @@ class StepRunner:
         penalties = await self._penalties(groups)
         plan, coverage_metrics = await asyncio.to_thread(self._plan, batch, penalties)
         branches = asyncio.create_task(asyncio.to_thread(self._branch_metrics, groups))
-        self.is_in_sync = False
         try:
             metrics = await self._update(plan)
             metrics = coverage_metrics | await branches | metrics
@@ -259,8 +260,19 @@ class StepRunner:
         return plan, _coverage(plan, batch.groups)
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
+        """Update the weights, and return the metrics of the update. If the effective sample size of
+        the step's logged groups is too low, make no update."""
+        # Converted to StepFailed: no weight has changed, and these groups seem to be the cause.
         try:
-            return await self._trainer.step(plan.batch, LossSpec.of(self._job))
+            weighed = await weigh_logged_calls(self._trainer, plan.batch, self._job)
+        except (ActionFailed, ValueError) as failure:
+            raise StepFailed(str(failure)) from failure
+        if weighed.is_below(self._job):
+            return {**weighed.metrics, **NO_UPDATE, "low_ess": 1.0}
+        self.is_in_sync = False
+        try:
+            metrics = await self._trainer.step(weighed.batch, LossSpec.of(self._job))
+            return weighed.metrics | metrics
         # No weight has changed: a step that fails half way raises a plain BackendError.
         except ActionFailed as failure:
             self.is_in_sync = True
@@ -276,7 +288,7 @@ class StepRunner:
         metrics |= self._step_seconds() | self._new_drops()
         trained = plan.trained
         if metrics.get("no_update"):
-            metrics = without_update(metrics, "too_far" if metrics.get("too_far") else "not_finite")
+            metrics = without_update(metrics, _why_no_update(metrics))
             metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
             trained = [TrainedGroup(group_id=group.group_id, siblings=[]) for group in trained]
         self._mismatch_stop.observe(step, metrics, self._job.max_mismatch_k3)
@@ -315,6 +327,15 @@ class StepRunner:
                 self._job.max_mismatch_k3,
                 extra=fields,
             )
+        elif metrics.get("low_ess"):
+            log.error(
+                "step %d made no update: the effective sample size of its logged groups, %s of "
+                "their tokens, is below min_logged_ess %s",
+                step,
+                formatted(metrics, "logged_ess", ".3g"),
+                self._job.min_logged_ess,
+                extra=fields,
+            )
         elif metrics.get("skipped"):
             updates = "no update" if metrics.get("no_update") else "not all of its updates"
             cause = not_finite(metrics) or "not finite"
@@ -322,6 +343,12 @@ class StepRunner:
         if self.stop_reason is not None:
             log.error("%s", self.stop_reason, extra=fields)
             self._log.record_stop(step, self.stop_reason)
+
+
+def _why_no_update(metrics: Mapping[str, float]) -> str:
+    """Return the reason why a step made no update, as a part of a metric's name."""
+    reasons = (reason for reason in ("too_far", "low_ess") if metrics.get(reason))
+    return next(reasons, "not_finite")
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:

@@ -64,7 +64,7 @@ def finish_reason(job: TrainJob, last_step: int) -> str | None:
 
 
 FIRST_S = 1.0
-"""Seconds before the first restart."""
+"""Seconds between a failure of the engine and the first restart."""
 MAX_S = 30.0
 """Longest pause between restarts, in seconds."""
 PROVEN_AFTER_S = 180.0

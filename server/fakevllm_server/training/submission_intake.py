@@ -18,6 +18,8 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
 from fakevllm_adapters.protocol.run_finished import describe_closed_run
 from fakevllm_adapters.protocol.swarm import (
+    AddLoggedGroupReply,
+    AddLoggedGroupRequest,
     AddSampleRequest,
     EndEpisodeReply,
     EndEpisodeRequest,
@@ -350,10 +352,45 @@ class Intake:
             reply = self.pool.add_sample(name, calls, advantage, step, closed_reason=closed_reason)
             sample = ScoredSample(SiblingRef(name, 0).episode_id, 0, advantage)
             group = pooled_or_dropped(name, reply.failure_reason, advantage)
-            change = partial(row_changes.group_ended, group, [sample], calls=calls)
+            change = partial(row_changes.group_ended, group, [sample], calls=[calls])
             return reply, change if reply.success else None
 
         return await self._acknowledger.once(f"sample:{name}", request, EndGroupReply, decide)
+
+    async def add_logged_group(
+        self,
+        request: AddLoggedGroupRequest,
+        calls: Sequence[Sequence[RecordedCall]],
+        closed_reason: str | None,
+    ) -> AddLoggedGroupReply:
+        """Add a group of an earlier run to the groups that wait for training. `calls` has the model
+        calls of each sibling.
+
+        Raises IdempotencyConflict if a different request has added the group before. Raises
+        JournalError if the group cannot be written to the journal.
+        """
+        group_id, hook_hash = request.group_id, request.hook_hash
+
+        def decide() -> Decision[AddLoggedGroupReply]:
+            reply = self.pool.add_logged_group(
+                group_id,
+                request.rewards,
+                calls,
+                self._engine.collecting_step,
+                closed_reason=closed_reason,
+                hook_hash=hook_hash,
+            )
+            samples = [
+                ScoredSample(SiblingRef(group_id, index).episode_id, index, reward)
+                for index, reward in enumerate(request.rewards)
+            ]
+            group = pooled_or_dropped(group_id, reply.failure_reason, hook_hash=hook_hash)
+            change = partial(row_changes.group_ended, group, samples, calls=calls)
+            return reply, change if reply.success else None
+
+        return await self._acknowledger.once(
+            f"logged:{group_id}", request, AddLoggedGroupReply, decide
+        )
 
     async def abort_group(self, group_id: str) -> None:
         """Drop a group that has not ended. Raises JournalError if the journal cannot be written."""

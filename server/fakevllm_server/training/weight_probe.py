@@ -69,10 +69,10 @@ def limit_of(dtype: str, num_layers: int) -> float:
 
     Let u be the unit roundoff of the type. One operation has a relative error of about u. A sum of
     n products adds √n times the unit roundoff of float32 to this error. Errors of different
-    operations have different signs, so the error of N operations is √N times the error of one. Two
-    factors of √2 are added. The first factor is needed because engine and trainer round
-    independently. The second factor is an upper bound, because a log-probability is the difference
-    of a logit and a mean of logits.
+    operations have different signs, so the error of N operations is √N times the error of one
+    operation. The limit also contains the factor √2 twice: once because engine and trainer round
+    independently, and once because a log-probability is the difference of two rounded numbers (a
+    logit, and a mean of logits). The second factor √2 is an upper bound.
 
     >>> [round(limit_of("bfloat16", layers), 2) for layers in (4, 28)]
     [0.3, 0.79]

@@ -257,8 +257,8 @@ class Trainer(Protocol):
         `policy`.
 
         The log-probabilities include the call's temperature and the set of allowed tokens at each
-        position, as in sampling. Only jobs with `use_kl_in_reward` need this method. A trainer that
-        does not support the method refuses such a job in `boot`.
+        position, as in sampling. Only jobs with `use_kl_in_reward` and logged groups need this
+        method. A trainer that does not support the method refuses such a job in `boot`.
         """
         ...
 

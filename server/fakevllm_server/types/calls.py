@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import orjson
@@ -22,6 +22,13 @@ from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
 """Largest token id and weight version. Both are sent to the trainer as 32-bit integers."""
+
+LOGGED_VERSION = MAX_ID
+"""Weight version of the tokens of logged groups, which were sampled in an earlier run. The versions
+of another run cannot be compared with those of this run. This version is above all of them, so that
+no logged call counts as stale, as rejected, or as sampled by the current weights."""
+NO_TOKEN_SETS = "no_token_sets: the sets of allowed tokens are not in the ledger"
+"""Reason why a logged call is not trained whose tokens were sampled from restricted sets."""
 
 
 def are_ids(values: Sequence[object]) -> bool:
@@ -160,6 +167,21 @@ class RecordedCall:
             call.finish_reason,
             call.untrainable,
         )
+
+    @staticmethod
+    def from_log(call: CapturedCall) -> RecordedCall:
+        """Return a call of an earlier run, as a ledger has it. The call gets the version
+        LOGGED_VERSION. If its tokens were sampled from restricted sets, it is not trainable,
+        because a ledger does not have the sets.
+
+        Raises ValueError if the fields of the call contradict each other.
+        """
+        if call.shaped:
+            untrainable = call.untrainable or NO_TOKEN_SETS
+            call = call.model_copy(update={"shaped": False, "untrainable": untrainable})
+        recorded = RecordedCall.from_wire(call)
+        span = VersionSpan(LOGGED_VERSION, 0, len(recorded.response_ids))
+        return replace(recorded, versions=[span])
 
 
 def with_prompts_apart(

@@ -32,6 +32,6 @@ class ProbeReply:
     """Log-probability of each token after the first, at temperature 1, under the distribution over
     the whole vocabulary."""
     dtype: str
-    """Data type in which the engine is taken to compute, such as `bfloat16`."""
+    """Data type in which the engine computes, or is assumed to compute, such as `bfloat16`."""
     num_layers: int
     """Number of layers of the model."""

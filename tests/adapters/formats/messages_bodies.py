@@ -9,7 +9,8 @@ from fakevllm_adapters.formats.messages.adapter import CountTokensAdapter, Messa
 
 Json = dict[str, Any]
 FEW = settings(max_examples=40, deadline=None)
-"""Settings for slow generation: a body has many parts, and many tests may run at once."""
+"""Hypothesis settings with few examples and no deadline. Generating a body with many parts is slow,
+in particular while many tests run at once."""
 MESSAGES = MessagesAdapter()
 COUNT = CountTokensAdapter()
 TOOL: Json = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}

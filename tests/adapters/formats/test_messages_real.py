@@ -79,7 +79,8 @@ class Native:
 
 
 def plain(request: Any) -> Json:
-    """Return a chat request with one spelling for limits and for a missing tool choice."""
+    """Return a chat request as JSON. A token limit and a missing tool choice are always written in
+    the same way."""
     dumped: Json = request.model_dump(mode="json")
     limit = dumped.pop("max_completion_tokens", None)
     dumped["max_tokens"] = dumped.get("max_tokens") if limit is None else limit
@@ -175,7 +176,7 @@ def problems_of(native: Native, odd: Json) -> list[Json]:
 
 
 def verdicts_agree(native: Native, odd: Json, ours: Json) -> None:
-    """Compare with vLLM; a body that fails in its translation may also fail as a chat request."""
+    """Check that vLLM's translation and ours give equal chat requests, or that both fail."""
     failed: list[Exception] = []
     requests: list[Json] = []
     for ask in (

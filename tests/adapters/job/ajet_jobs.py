@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def stock(**changes: Any) -> str:
-    """Return the stock YAML with changes; `__` in a name stands for a dot.
+    """Return the stock YAML with changes. In the names of arguments, `__` stands for a dot.
 
     For example, `ajet__rollout__top_p=0.9` changes `ajet.rollout.top_p`.
     """

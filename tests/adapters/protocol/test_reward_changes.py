@@ -6,7 +6,8 @@ from fakevllm_adapters.protocol.reward_changes import GONE_AFTER_STEPS, RewardCh
 
 
 def changed_steps(*hooks: str) -> list[int]:
-    """Return the steps with a change. Each text has one letter per hook of the step."""
+    """Return the numbers of the steps at which a change was found. There is one text per step, with
+    one letter for each hook of the step."""
     changes = RewardChanges()
     return [step for step, names in enumerate(hooks, 1) if changes.observe(names, ["j"])]
 

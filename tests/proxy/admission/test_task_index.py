@@ -110,7 +110,7 @@ ALICE, BOB = fingerprint("sk-alice"), fingerprint("sk-bob")
 
 
 class TeamKeys(KeyRing):
-    """A ring of keys with a name each, which a test can replace."""
+    """A key ring in which each key has a name. A test can replace the keys."""
 
     def __init__(self, *keys: str) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ REQUEST = aiohttp.RequestInfo(
 
 @dataclass
 class FakeServer:
-    """A server that keeps a history, and can be away, or lose its replies."""
+    """A server that keeps a history of releases. It can be unreachable, or lose its replies."""
 
     state: SimulatedServer
     run_id: str = "run"
@@ -95,7 +95,8 @@ class FakeServer:
 
 @dataclass
 class GateRig:
-    """A gate with its server, and what it samples."""
+    """A gate with its server and its held-out rows. The fields determine and record the behaviour
+    of both."""
 
     server: FakeServer
     rewards: Callable[[int], float | None] = lambda version: float(version > 0)
@@ -112,7 +113,8 @@ class GateRig:
     num_outages: int = 0
     retry_every_s: float = PAUSE_S
     most_rows: int | None = None
-    """Number of sampled rows after which the engine does not answer any more."""
+    """Number of sampled rows after which the engine stops answering. None means that it never
+    stops."""
     released: list[int] = field(default_factory=list[int])
     unloaded: list[int] = field(default_factory=list[int])
     arm_trouble: str | None = None
@@ -126,7 +128,8 @@ class GateRig:
     """Whether the server refuses to load the candidate."""
     controller: Callable[[GateRules], GateController] = GateController
     served: list[int] = field(default_factory=list[int])
-    """Versions that answer the next rows for which no version is named, instead of the newest."""
+    """Versions that answer the next rows for which the gate names no version, one version per row.
+    When the list is empty, the newest version answers."""
 
     def new_gate(self) -> ReleaseGate:
         return ReleaseGate(

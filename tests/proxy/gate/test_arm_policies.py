@@ -161,7 +161,7 @@ class VersionServer:
     def __init__(self, swarm: ScriptedSwarm, max_pinned: int = 1) -> None:
         self.max_pinned = max_pinned
         self.loaded: dict[int, bool] = {}
-        """By version, whether it is held for apps."""
+        """Maps each loaded version to True if the version is held for apps."""
         self.rejected: set[int] = set()
         self.slow: dict[int, asyncio.Event] = {}
         self.can_unload = True

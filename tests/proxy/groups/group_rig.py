@@ -94,7 +94,7 @@ class ScriptedEngine(EngineClient):
         super().__init__("http://127.0.0.1:9", None)
         self._shares = shares
         self.calls: list[tuple[int, ...]] = []
-        """Siblings of each call."""
+        """The indices of the siblings of each call."""
         self.words: dict[int, asyncio.Queue[str]] = {}
         """Queue of instructions for each running sibling."""
         self.started: list[int] = []

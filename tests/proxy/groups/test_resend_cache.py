@@ -62,7 +62,8 @@ async def was_resent(folder: Path) -> None:
 
 
 async def until_open(stack: Stack, num: int, *, has_siblings: bool = True) -> None:
-    """Wait until `num` requests wait for their answers, by default with running siblings."""
+    """Wait until `num` requests are open. With `has_siblings`, also wait until at least one sibling
+    runs."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             async with stack.http.get(stack.proxy + "/metrics") as reply:

@@ -19,7 +19,8 @@ from tests.fuzz.test_answers import LAST_BYTES, REQUESTS
 from tests.proxy.scripted_swarm import until
 
 TAKEN = ("pooled", None)
-"""By a server whose engine trains nothing yet: it waits."""
+"""State and reason of a group that the server has accepted. The group waits, because the server's
+engine trains nothing yet."""
 JSON = {"Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
 GROUP = "SELECT state, reason, num_siblings, served_index, served_by, cut, status FROM groups"

@@ -39,7 +39,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
 }
 MARKS = re.compile(rb"mark-of-(\d)")
-"""Mark in all parts of a sibling's answer: its text, and the name, arguments and id of its call."""
+"""For each sibling, a mark that occurs in all parts of the sibling's answer: the text, and the
+name, arguments and id of the tool call."""
 
 
 class CallingSwarm(ScriptedSwarm):

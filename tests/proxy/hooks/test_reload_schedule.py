@@ -6,7 +6,8 @@ from fakevllm.hooks.reload_schedule import ReloadSchedule
 
 
 def due(schedule: ReloadSchedule, *steps: tuple[float, str | None]) -> list[float]:
-    """Return the times at which the files were due, while the hooks `old` run."""
+    """Return the times at which the edited hook files were due to be loaded, while the hooks `old`
+    ran."""
     return [now_s for now_s, files in steps if schedule.is_due(files, "old", now_s)]
 
 

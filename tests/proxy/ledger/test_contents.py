@@ -43,7 +43,8 @@ PROMPT_IDS = 3_000
 
 
 def requests(num_turns: int = NUM_TURNS) -> list[str]:
-    """Return the request bodies of a session. The messages grow, and the tools follow them."""
+    """Return the request bodies of a session. Each request repeats the messages of the previous
+    request and adds further messages. In each body, the tools follow the messages."""
     messages = [{"role": "system", "content": "Be brief. " * 400}]
     bodies: list[str] = []
     for turn in range(num_turns):
@@ -277,7 +278,8 @@ def test_served_answers_of_an_older_ledger_are_stored_once(path: Path) -> None:
 
 
 def undo_pieces(path: Path) -> None:
-    """Give the file the schema and the contents that it had before pieces."""
+    """Convert the ledger file to the schema that it had before long contents were stored as
+    pieces."""
     old = path.with_name("old.sqlite")
     engine = create_engine(f"sqlite:///{old}")
     with engine.begin() as db:

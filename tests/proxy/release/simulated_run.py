@@ -25,14 +25,15 @@ NUM_SIBLINGS = 4
 BATCH_SIZE = 4
 """Sessions of the training arm that make a training step."""
 SPREAD = 0.2
-"""Distance of the mean rewards of easy and hard rows from the mean."""
+"""Difference between the mean reward of easy rows and the overall mean, and between the overall
+mean and the mean reward of hard rows."""
 
 
 @dataclass
 class SimulatedServer:
-    """The server's half: it keeps the history, and restores the released version after a
-    rejection, as a new version with the same weights. It rejects no such copy of the released
-    version, but the first version that was trained from it."""
+    """The server's part of a simulated run. The server keeps the history. After a rejection, it
+    restores the released version as a new version with the same weights. If the version to reject
+    is such a copy of the released version, the server rejects the next version that is no copy."""
 
     means: list[float]
     """True mean reward of each version."""
@@ -43,7 +44,7 @@ class SimulatedServer:
     is_held: bool = False
     training_limit: int | None = None
     originals: dict[int, int] = field(default_factory=dict[int, int])
-    """By restored version, the version whose weights it has."""
+    """Maps each restored version to the version whose weights it has."""
 
     @property
     def newest(self) -> int:
@@ -109,7 +110,7 @@ class SimulatedServer:
         return range(version, self.newest + 1)
 
     def _is_copy(self, version: int) -> bool:
-        """Return True if a version has the weights of the released one."""
+        """Return True if a version has the weights of the released version."""
         return self._original(version) == self._original(self.released)
 
     def _copies_of(self, version: int) -> list[int]:
@@ -123,8 +124,8 @@ class SimulatedServer:
 
 
 class SimulatedRun:
-    """One run. `next_mean` returns the true mean reward of the next version, given that of the
-    version before."""
+    """One run. `next_mean` is a function from the true mean reward of a version to the true mean
+    reward of the next version."""
 
     def __init__(
         self,
@@ -141,14 +142,14 @@ class SimulatedRun:
         self.next_mean = next_mean
         self.num_sessions = 0
         self.num_bad = 0
-        """Number of sessions that a version answered whose mean is below the run's first mean by
-        more than the margin."""
+        """Number of sessions that a bad version answered. The mean reward of a bad version is below
+        the first mean of the run by more than the margin."""
         self._num_waiting = 0
         self._lowest_good = mean - rules.margin
 
     def session(self) -> None:
-        """Let one app have a session, then let the gate do what is due, and evaluate at most one
-        row."""
+        """Simulate one session of an app. Then let the gate carry out its due decisions, and
+        evaluate at most one row."""
         self.num_sessions += 1
         is_training = self.random.random() < CANARY_SHARE
         server = self.server

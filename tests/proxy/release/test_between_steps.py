@@ -27,18 +27,21 @@ GOOD = [1.0] * 4
 
 @dataclass
 class Rig:
-    """A gate, a simulated server, and the answers of the reference."""
+    """A gate, a simulated server, and the answers of the references. A reference has the released
+    version's answers to the held-out rows."""
 
     rules: GateRules = RULES
     means: list[float] = field(default_factory=lambda: [0.5])
     """True mean reward of each version."""
     rewards: Callable[[float], list[float]] = lambda mean: [mean] * 4
-    """Function that returns the rewards of one row, for a version's mean."""
+    """Function from the mean reward of a version to the rewards of this version's answers to one
+    row."""
 
     def __post_init__(self) -> None:
         self.server = SimulatedServer(self.means)
         self.references: dict[str, list[list[float]]] = {}
-        """The answers of each reference by its name, as the ledger has them."""
+        """The rewards of each reference's answers, as the ledger stores them, by the name of the
+        reference."""
         self.restart()
 
     def restart(self) -> None:
@@ -56,7 +59,8 @@ class Rig:
             self.gate.reference_answered(self.gate.reference, len(answers))
 
     def train(self, mean: float | None = None, most: int = 1000) -> int:
-        """Train until the limit is reached, but no more than `most` steps. Return their number."""
+        """Train until the limit is reached, but at most `most` steps. Return the number of
+        steps."""
         num = 0
         limit = self.server.training_limit
         while num < most and (limit is None or self.server.newest < limit):
@@ -70,7 +74,7 @@ class Rig:
         return self.gate.next_action()
 
     def act(self) -> Action:
-        """Carry out what is due."""
+        """Carry out the next action of the gate, and return the action."""
         action = self.next
         match action:
             case Decide():
@@ -95,7 +99,7 @@ class Rig:
         return action
 
     def act_until_waiting(self) -> list[Action]:
-        """Carry out all that is due. Return it."""
+        """Carry out actions until the gate waits. Return the actions."""
         done: list[Action] = []
         while not isinstance(self.next, Wait):
             done.append(self.act())
@@ -377,7 +381,8 @@ def test_versions_that_lost_far_more_than_the_margin_are_rejected() -> None:
 
 
 def evaluated(seed: int, before: float, after: float) -> Decision:
-    """Return the decision about the first candidate, whose mean reward is `after`."""
+    """Return the decision about the first candidate. The true mean reward of the candidate is
+    `after`."""
     rules = replace(RULES, max_samples=1200, margin=0.1)
     rig = Rig(rules, [before], random_rewards(random.Random(seed)))
     rig.act_until_waiting()

@@ -61,7 +61,8 @@ class Gate:
         return action
 
     def score(self, pair: ScoredPair, most: int = 10_000) -> int:
-        """Add pairs until there is a verdict, but not more than `most`. Return their number."""
+        """Add pairs until there is a verdict, but at most `most` pairs. Return the number of
+        pairs."""
         for num in range(most):
             action = self.controller.next_action()
             if not isinstance(action, Evaluate):

@@ -13,7 +13,7 @@ from fakevllm.runtime.bounded_tasks import run_bounded
 
 
 class Jobs:
-    """Coroutines that wait until they are released, and record what became of them."""
+    """Coroutines that wait until they are released, and record how they ended."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

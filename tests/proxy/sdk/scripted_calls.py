@@ -54,7 +54,8 @@ def run_call(
 ) -> CallRecord[T]:
     """Run a call with these replies, and return what it yielded. The call must use all replies.
 
-    Raises what the call raises; `record` then has what the call yielded before.
+    If the call raises an exception, the exception is raised, and `record` has the values that the
+    call yielded before.
     """
     record = record or CallRecord()
     left = list(replies)

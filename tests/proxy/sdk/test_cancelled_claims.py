@@ -24,10 +24,10 @@ REFUSED = b'{"success": false, "client_uuid": "c", "episode_uuid": "", "fail_cau
 
 
 async def requested_paths(claim: bytes, *, is_held: bool) -> list[str]:
-    """Return the paths that a client requests that is cancelled during its claim.
+    """Return the paths of all requests of a client that is cancelled during its claim.
 
-    It is cancelled while the server processes the claim (`is_held`), or in the pause before the
-    next attempt.
+    With `is_held`, the client is cancelled while the server processes the claim. Otherwise it is
+    cancelled in the pause before the next attempt.
     """
     paths: list[str] = []
     received, may_answer = threading.Event(), threading.Event()

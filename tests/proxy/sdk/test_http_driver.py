@@ -199,7 +199,7 @@ def waiting() -> ServerCall[None]:
 def log_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """Log lines of clients for whom no wait is too short."""
+    """The log lines of clients that log every wait, however short the wait is."""
     monkeypatch.setattr(http_driver, "MIN_LOGGED_WAIT_S", 0.0)
     caplog.set_level(logging.INFO, "fakevllm.sdk")
     return caplog

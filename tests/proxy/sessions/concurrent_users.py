@@ -23,7 +23,8 @@ SCOPE = "0a1b2c3d"
 NUM_CONCURRENT = 40
 _IDS = ("id", "tool_call_id", "call_id")
 _MIN_OPENING_CHARS = 8
-"""Minimum length of an opening that is changed, and changed in every quote too."""
+"""An opening is changed only if it has at least this number of characters. It is then changed in
+every quote of it as well."""
 
 
 @dataclass(frozen=True, slots=True)

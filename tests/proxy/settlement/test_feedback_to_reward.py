@@ -33,7 +33,7 @@ CONTENTS = st.fixed_dictionaries(
 
 
 def is_added(body: FeedbackBody, earlier: list[FeedbackRecord]) -> bool:
-    """Return whether the feedback is new, after adding new feedback to `earlier`."""
+    """Return True if the feedback is new. New feedback is added to `earlier`."""
     feedback_id, known = identify(body, earlier)
     if known is None:
         row = FeedbackRecord(

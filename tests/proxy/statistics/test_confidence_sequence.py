@@ -155,7 +155,7 @@ def _gaussian_mean_always_covers(rng: random.Random) -> bool:
 
 
 def _ordinary_interval_always_covers(rng: random.Random) -> bool:
-    """Do the same with an ordinary 95 % interval, which is meant for one look."""
+    """Run the same A/A test with an ordinary 95 % interval, which is valid for only one look."""
     total = squares = 0.0
     for num in range(1, NUM_SESSIONS + 1):
         value = _session(rng) - _session(rng)

@@ -37,7 +37,8 @@ def call(
 
 
 def trained_group(*advantages: float | None) -> GroupRecord:
-    """Return a trained group with one sibling per advantage. None: the sibling was not trained."""
+    """Return a trained group with one sibling per advantage. The advantage None means that the
+    sibling was not trained."""
     record = group("g1", [1.0] * len(advantages), state="trained")
     siblings = [
         replace(sibling, advantage=advantage, trained=advantage is not None)

@@ -16,7 +16,7 @@ LIMIT_S = 10.0
 
 
 class Disk:
-    """A simulated disk, which SQLite's pragmas make refuse the journal's writes."""
+    """A simulated disk. It sets SQLite's pragmas so that the journal's writes are refused."""
 
     def __init__(self, journal: Journal) -> None:
         connections: list[Any] = []

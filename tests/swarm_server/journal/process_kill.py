@@ -19,12 +19,13 @@ from tests.swarm_server.journal.server_process import ServerProcess
 
 T = TypeVar("T")
 NUM_YIELDS = 20
-"""Iterations of the event loop in which every request ends that does not wait for the disk."""
+"""Number of iterations of the event loop. After these iterations, every request has ended that does
+not wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """The result of an action, which the process may have been killed in."""
+    """The result of an action during which the process may have been killed."""
 
     result: T
     next_process: ServerProcess | None

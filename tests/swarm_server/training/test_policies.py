@@ -38,7 +38,8 @@ SERVED = 9
 
 
 class LocalLoader(PolicyLoader):
-    """A loader that exports without a process of its own, while the event `can_export` is set."""
+    """A loader that exports checkpoints in this process. An export waits until the event
+    `can_export` is set."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -166,7 +166,8 @@ class PlannedEngine:
 
 
 DEADLY = (dies, dies_in_stream, dies_before_the_stream)
-"""Plans after which the engine is dead, if they are its last."""
+"""Plans that can kill the engine. If the engine's last plan is one of these, the engine is dead
+after this plan."""
 
 
 async def _streamed(request: web.Request, events: list[bytes]) -> web.StreamResponse:

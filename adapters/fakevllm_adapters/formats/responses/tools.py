@@ -48,9 +48,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tool_search": ("type", "description", "execution", "parameters"),
     "apply_patch": ("type", "allowed_callers"),
 }
-"""Keys that a tool of each type has when the response repeats it. The keys are the fields of the
-types of the Python package openai 3.52, which vLLM serializes. Keys that the request does not set
-are null."""
+"""Maps each type of tool to the keys that a tool of this type has in the response. The keys are the
+fields of the types of the Python package openai 3.52, which vLLM serializes. Keys that the request
+does not set are null."""
 _WITHIN_NAMESPACE = ("name", "type", *_CALLED_BY, "output_schema", "parameters", "strict")
 _LOCATION = ("city", "country", "region", "timezone", "type")
 _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {

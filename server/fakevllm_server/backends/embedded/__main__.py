@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _num_threads(text: str) -> int | None:
-    """Return the number of threads, or None for `auto`."""
+    """Parse the value of the flag for torch's threads: a number, or `auto`, which gives None."""
     return None if text == "auto" else int(text)
 
 

@@ -68,9 +68,9 @@ from fakevllm_server.types.sampling import Sampling, Token
 Result = TypeVar("Result")
 
 MAX_WAITING = 4096
-"""Maximum number of waiting requests. Usually, the clients of one engine have fewer requests open.
-Further requests get status 503. Without a maximum, the queue could become so long that every
-request in it times out."""
+"""Maximum number of waiting requests. The clients of one engine usually have far fewer open
+requests. Further requests get status 503. Without a maximum, the queue could become so long that
+every request in it times out."""
 CACHE_MEMORY_SHARE = 0.15
 """Maximum share of the device's memory for the KV cache. In addition, the trainer needs four times
 the memory of the weights."""
@@ -90,7 +90,8 @@ class EngineConfig:
     served_model_name: str
     seed: int = 0
     max_model_len: int | None = None
-    """Maximum tokens of prompt and completion; None for the model's own maximum."""
+    """Maximum number of tokens of prompt and completion together; None for the model's own
+    maximum."""
     max_num_seqs: int = 64
     """Maximum number of requests that are decoded at a time. Further requests wait."""
     device: str = "auto"

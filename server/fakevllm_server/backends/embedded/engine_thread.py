@@ -49,10 +49,10 @@ from fakevllm_server.types.sampling import Token
 IDLE_WAIT_S = 1.0
 """Maximum seconds that an idle thread waits for new items. A new item ends the wait at once."""
 DECODE_SHARE = 1.0
-"""After each part of a task, the thread only samples for some time. DECODE_SHARE is this time,
-divided by the time that the part took. At 1, sampling and training each get half of the thread's
-time while both have work. If the thread sampled only one token after each micro-batch of a training
-step, a reply would take as long as the whole step."""
+"""After each part of a task, the thread runs no other part for some time, and only samples tokens.
+DECODE_SHARE is this time, divided by the time that the part took. At 1, sampling and training each
+get half of the thread's time while both have work. If the thread sampled only one token after each
+micro-batch of a training step, a reply would take as long as the whole step."""
 CRASH_GRACE_S = 0.5
 """Seconds between a crash of the thread and the end of the process. During this time, the running
 requests receive an error."""

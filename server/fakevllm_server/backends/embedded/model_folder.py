@@ -24,14 +24,15 @@ from transformers.utils import logging as transformers_logging
 from fakevllm_server.types.backend import BackendError
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
-"""Settings that vLLM takes from generation_config.json (`--generation-config auto`) for any value
-of `do_sample`. vLLM also takes `repetition_penalty`, which this engine does not use as a default.
+"""Settings that vLLM takes from generation_config.json (`--generation-config auto`), whatever the
+value of `do_sample` is. vLLM also takes `repetition_penalty`, but this engine does not use it as a
+default.
 """
 BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
 """Layer types that the batched cache supports. Sliding layers are supported only if prompt and
 completion together always fit into the window."""
 DEFAULT_MAX_MODEL_LEN = 2048
-"""Context length in tokens for a model whose config does not contain a number of positions."""
+"""Context length in tokens for a model whose config does not have `max_position_embeddings`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class FakeEngine:
         self.reports_allowed = False
         self._seed = seed
         self._num_requests: Counter[bytes] = Counter()
-        """Number of requests by the digest of their prompt."""
+        """Number of requests so far for each prompt. The keys are digests of the prompts."""
         self._sampler_theta = self._theta = START_THETA
         self._version = 0
         self.names = PolicyNames(model_name)

@@ -40,7 +40,9 @@ class SampledChoice:
     index: int
     """Index of the choice in the response."""
     number: int
-    """Number of the choice in its request. The seed of the choice depends on this number."""
+    """Number of the choice among all choices of its request. The seed of the choice depends on this
+    number. If each choice is sent as a response of its own, `index` is always 0, so the number may
+    differ from `index`."""
     tokens: list[Token] = field(default_factory=list[Token])
     text: str = ""
     finish_reason: str = "length"

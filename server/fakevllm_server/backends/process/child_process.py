@@ -34,7 +34,8 @@ succeed."""
 REFUSED_EXIT_CODE = 2
 """Exit code of an engine that cannot start until the user fixes the cause."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Exit codes of a process that SIGKILL ended, and of a shell that ran such a process."""
+"""Exit codes that show a SIGKILL: the code of a killed process, and the code of a shell whose
+command was killed."""
 POLL_INTERVAL_S = 0.05
 """Seconds between two checks whether a started process is ready."""
 TAIL_BYTES = 4096

@@ -61,11 +61,11 @@ class AttentionCheck:
     """Result of the check of one attention method."""
 
     log_prob: float = 0.0
-    """Largest difference of two log-probabilities of a token, relative to the largest
-    log-probability."""
+    """Largest difference between a token's log-probability with the attention method and with the
+    unchanged model, relative to the largest log-probability."""
     gradient: float = 0.0
-    """Norm of the difference of the gradients, relative to the norm of the gradients; 0 if the
-    model has no trainable weights."""
+    """Norm of the difference between the gradients with the attention method and with the unchanged
+    model, relative to the norm of the gradients; 0 if the model has no trainable weights."""
     fault: str | None = None
     """Why the attention method must not be used, as one clause. None if the method may be used."""
 

@@ -14,7 +14,8 @@ import torch
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import body_of, causal_model
 
 MARK = "fakevllm_compute_dtype"
-"""Attribute of a module whose forward pass is wrapped in autocast. Its value is the dtype."""
+"""Name of the attribute that marks a module whose forward pass is wrapped in autocast. The
+attribute's value is the dtype."""
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:

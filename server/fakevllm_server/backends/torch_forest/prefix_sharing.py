@@ -21,9 +21,10 @@ from fakevllm_server.forest import CallTokens, Forest, Segment, build_forest
 from fakevllm_server.forest.consecutive_nodes import Slices
 
 SHARE_OF_A_TOKEN = 0.1
-"""Upper bound of the time that one more partial attention (attention to a part of the ancestors) of
-a node takes, as a fraction of the node's total time. The value was measured on a CPU with small
-models, where the fraction is largest."""
+"""If prefixes are shared, a node may need one more partial attention (attention to a part of its
+ancestors). This value is an upper bound of the time that this partial attention takes, as a
+fraction of the node's total time. The value was measured on a CPU with small models, where the
+fraction is largest."""
 
 MAX_PEELS = 8
 """Maximum number of passes over the calls. Each pass builds the forest again, and splits trees at

@@ -31,7 +31,7 @@ class DemonstrationLoss(NamedTuple):
     """A micro-batch's part of the demonstration loss of a step."""
 
     loss: Tensor
-    """Scalar."""
+    """The micro-batch's part of the step's loss, as a scalar tensor."""
     metrics: dict[str, Tensor]
     """Scalars without a gradient. The values of the micro-batches add up to the step's value."""
 
@@ -56,7 +56,8 @@ class DemonstrationRows:
     step_rows: int
     """Number of rows of the step, without mismatched pairs."""
     is_whole: bool
-    """Whether all rows that the loss couples with a row of this micro-batch are in it."""
+    """Whether this micro-batch is complete: it contains all rows that the loss couples with its
+    rows."""
 
     @staticmethod
     def of(

@@ -7,8 +7,8 @@
 The loss is the mean over the responses of the step. z estimates the KL divergence between policy
 and reference policy, and has no gradient. A mismatched pair is a prompt with a response of another
 group of the step; without such pairs, z is 0. β is `preference_beta`, and λ_D and λ_U are
-`desirable_weight` and `undesirable_weight`. This is the loss of TRL's `KTOTrainer` with
-`loss_type = "kto"`, for which a step is a batch.
+`desirable_weight` and `undesirable_weight`. TRL's `KTOTrainer` with `loss_type = "kto"` has the
+same loss. One step here corresponds to one batch of TRL.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 ℓ_t is the log-probability of a response token under the policy. The sum covers all N response
 tokens of the step. This is the loss of TRL's `SFTTrainer` with `loss_type = "nll"` and
-`completion_only_loss`, for which a step is a batch.
+`completion_only_loss`. One step here corresponds to one batch of TRL.
 """
 
 from __future__ import annotations

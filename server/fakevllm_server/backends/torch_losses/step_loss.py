@@ -55,8 +55,8 @@ def step_loss(
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
     Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
-    step, but `tokens` contains only a part of the coupled tokens. The same holds for the
-    demonstrations that a demonstration loss couples.
+    step, but `tokens` contains only a part of the coupled tokens. Raises SplitUnit as well if a
+    demonstration loss couples several demonstrations, but `tokens` contains only some of them.
     """
     parts: list[StepLoss] = []
     if spec.has_policy_loss:

@@ -34,8 +34,8 @@ SUPPORTED_SETTINGS = {
     *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
     *("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg"),
 }
-"""Settings of a loss that a job may change from their defaults. The tau settings affect only
-`sapo`, which this trainer refuses."""
+"""Settings of a loss that a job may change from their defaults. The tau settings need no check
+here, because they affect only `sapo`, which this trainer refuses."""
 
 
 class VerlPolicyLoss:

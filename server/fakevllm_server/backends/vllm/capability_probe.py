@@ -29,8 +29,9 @@ SERVER_ERROR = 500
 """Lowest HTTP status that counts as a temporary failure. A lower error status shows something about
 vLLM's configuration."""
 NUM_TOP = 20
-"""Number of top logprobs to request, which is vLLM's default limit. Among more top logprobs, the
-largest difference is larger, which makes `check_sampled_distribution` more certain."""
+"""Number of top logprobs to request, which is vLLM's default limit. The more logprobs are
+requested, the larger is the difference between the first and the last of them. A larger difference
+makes `check_sampled_distribution` more certain."""
 UNTRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that sample from the whole distribution, and override generation_config.json."""
 TOOL: Json = {

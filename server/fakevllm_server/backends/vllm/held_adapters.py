@@ -1,8 +1,9 @@
 """A file in the run directory, which records that vLLM has held the adapters of a job.
 
-vLLM may refuse the first adapter after a start for two reasons. Either vLLM cannot hold such
-adapters at all, or vLLM had a temporary failure. If the record shows that vLLM has held such
-adapters before, the failure is temporary. A new server process reads the record of an earlier one.
+vLLM may refuse the first adapter after a start for two reasons. Either vLLM cannot hold adapters of
+this kind at all, or vLLM had a temporary failure. If the record shows that vLLM has held adapters
+of this kind before, the failure is temporary. A new server process also reads the records that
+earlier server processes have written.
 """
 
 from __future__ import annotations

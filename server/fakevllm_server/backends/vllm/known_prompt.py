@@ -15,10 +15,10 @@ from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeRe
 TIMEOUT_S = 60.0
 """Timeout of each request. The known prompt waits in vLLM's queue like any other request."""
 ASSUMED_DTYPE = "bfloat16"
-"""The data type that a reply names. The accepted difference from the trainer's log-probabilities
-depends on this type. bfloat16 has the largest rounding errors of all types in which an unquantized
-vLLM computes. vLLM's own type does not matter, because the trainer may have larger rounding
-errors."""
+"""The data type in which vLLM is assumed to compute. `known_prompt_reply` puts this type into each
+reply. The accepted difference from the trainer's log-probabilities depends on this type. bfloat16
+has the largest rounding errors of all types in which an unquantized vLLM computes. vLLM's own type
+does not matter, because the trainer may have larger rounding errors."""
 
 
 async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int) -> list[int]:

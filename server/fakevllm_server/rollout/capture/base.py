@@ -47,7 +47,7 @@ _MISSING_LOGPROB = -9999.0
 REDACTED = "redacted"
 """Reason why a call cannot be trained: its text has something that is redacted."""
 _CUT_OFF = ("abort", "error")
-"""Finish reasons of incomplete answers."""
+"""Finish reasons that show that an answer is incomplete."""
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors that can occur while reading an answer that does not have vLLM's form."""
 

@@ -22,7 +22,7 @@ _TEXT = rb'"[^"\\\x00-\x1f]*(?:\\["\\bfnrt][^"\\\x00-\x1f]*)*"'
 _NUMBER = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?"
 """A number that a 64-bit float can hold: its exponent has at most two digits."""
 _ID = rb"(?:0|[1-9]\d{0,8})"
-"""A token id. Nine digits are below MAX_ID."""
+"""A token id with at most nine digits. Such a number is below MAX_ID."""
 _BYTES = rb"(?:null|\[[\d,]*\])"
 """The bytes of a token. They are hidden and not recorded, so they are not checked further."""
 _NULLS = (

@@ -1,10 +1,11 @@
-"""Routes for passive groups and for feedback samples.
+"""Routes for passive groups, for feedback samples and for logged groups.
 
 A passive group consists of the answers to one request of an app. The answers are called siblings.
 The proxy ends a group with one request that has the rewards of all siblings. Alternatively, the
 proxy aborts the group.
 
-A feedback sample is an answer that is trained again because of later feedback from a user.
+A feedback sample is an answer that is trained again because of later feedback from a user. A logged
+group is a group of an earlier run, which `fakevllm retrain` reads from a ledger.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroup
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
+    AddLoggedGroupReply,
+    AddLoggedGroupRequest,
     AddSampleRequest,
     EndGroupReply,
     EndGroupRequest,
@@ -33,8 +36,8 @@ log = logging.getLogger("fakevllm.server")
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for passive groups and for feedback samples. A passive group consists of
-    the answers to one request of an app."""
+    """Return the routes for passive groups, for feedback samples and for logged groups. A passive
+    group consists of the answers to one request of an app."""
     routes = APIRouter(route_class=StrictRoute)
 
     async def end_group(body: EndGroupRequest, http: Request) -> Response:
@@ -63,6 +66,16 @@ def router(state: ServerState) -> APIRouter:
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
         reply = await state.intake.add_sample(request, calls, state.closed_reason)
+        state.notify_loop()
+        return reply
+
+    @routes.post("/add_logged_group")
+    async def add_logged_group(request: AddLoggedGroupRequest) -> AddLoggedGroupReply:
+        try:
+            calls = [[RecordedCall.from_log(call) for call in own] for own in request.calls]
+        except ValueError as error:
+            raise HTTPException(422, f"A call cannot be trained: {error}.") from None
+        reply = await state.intake.add_logged_group(request, calls, state.closed_reason)
         state.notify_loop()
         return reply
 

@@ -71,7 +71,7 @@ class ClientCall:
     """Parsed body. None if the body is not a JSON object. In that case, the engine gets the
     original body and answers with an error."""
     headers: dict[str, str]
-    """Headers for the engine."""
+    """HTTP headers to send to the engine."""
     send: Send
     job: TrainJob | None = None
     """Job whose sampling settings are added to an episode's call; None for other calls."""

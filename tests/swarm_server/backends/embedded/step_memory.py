@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:server:adapters:tests python -m swarm_server.backends.embedded.step_memory
 
-prints the peak of a step above what its process held before, each in a process of its own.
+prints for each step how much its peak memory is above the memory that its process held before. Each
+step runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ class Reference:
         return finish(self._trainer.step(Batch(1, calls), LossSpec.of(self.job)))
 
     def assert_same_weights(self, folder: Path) -> None:
-        """Compare with the weights in a folder, relative to how far training moved them.
+        """Check that the weights in a folder are the expected weights, except for rounding.
 
+        The norm of all differences must be small, relative to the norm of the change by training.
         AdamW divides by gradients near zero, so single weights may differ by a part of the learning
         rate.
         """

@@ -263,7 +263,7 @@ async def test_a_name_that_vllm_holds_with_other_files_is_loaded_again(
 
 
 class SlowToUnload(SimulatedVllm):
-    """A simulated vLLM that unloads nothing before it may."""
+    """A simulated vLLM that unloads no adapter until the test allows it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

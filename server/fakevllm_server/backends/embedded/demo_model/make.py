@@ -107,8 +107,8 @@ def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Train and return a byte-level BPE tokenizer for strings like `texts`. Decoding the ids of any
-    UTF-8 text gives the same text again. `readable` contains some of the special tokens (SPECIALS).
-    Decoding keeps the tokens in `readable`, even if it skips special tokens."""
+    UTF-8 text gives the same text again. `readable` is a part of the special tokens (SPECIALS). A
+    decoder that skips special tokens removes all of them except those in `readable`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -58,7 +58,7 @@ class Passes:
 
     model: Any
     attention: str
-    """A name in `torch_forest.ATTENTIONS`."""
+    """Name of the attention method, which is a key of `torch_forest.ATTENTIONS`."""
 
     def attention_for(self, piece: StepPiece) -> str:
         return fastest_attention(piece.plan, self.attention)

@@ -19,7 +19,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from fakevllm_server.types.backend import BackendRefused
 
 MARK = "fakevllm_is_recomputed"
-"""Attribute of a layer whose forward pass is wrapped."""
+"""Name of the attribute that marks a layer whose forward pass is wrapped, so that its activations
+are recomputed."""
 
 
 def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:

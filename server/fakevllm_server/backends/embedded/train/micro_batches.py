@@ -108,15 +108,17 @@ def cut_into_pieces(
     pieces. A token that several calls of a piece share is computed once.
 
     If the longest call alone exceeds `max_tokens`, the limit becomes `max_tokens` plus the length
-    of this call. Other calls then fit into the same piece. They add few tokens if they have most
-    tokens in common with the long call.
+    of this call. The piece with the longest call then has room for other calls. Calls that share
+    most of their tokens with the longest call add few tokens to this piece.
 
     If the loss couples the tokens of a unit (calls that the loss treats as one sequence), the calls
-    of a unit stay in one piece if they fit into it. Otherwise, the calls of a group do. `version`
+    of each unit stay together: they are in one piece unless they are too many for one piece. If the
+    loss does not couple these tokens, the calls of each group stay together in this way. `version`
     is the version of the trainer's weights, or None if it is unknown. Raises ValueError for calls
     with temperature 0, because greedy sampling has no log-probability to train on.
 
-    `demonstrations` are those of the last calls. Their calls come from `demonstration_calls`.
+    `demonstrations` are the demonstrations of the step. The last elements of `calls` must be the
+    calls that `demonstration_calls` returns for these demonstrations.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)

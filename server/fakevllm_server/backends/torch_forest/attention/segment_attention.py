@@ -137,7 +137,7 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
     """Return the attention mask of a segment (a range of nodes without a branch), [length,
     num_ancestors + length] of bool. Each node of the segment attends to all nodes from the root
-    down to itself. With a window, the node attends only to those that are less than `window`
+    down to itself. With a window, the node attends only to nodes that are less than `window`
     positions back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)

@@ -33,8 +33,8 @@ Plant = Callable[[int], None]
 
 @pytest.fixture
 def fail_at(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Make the n-th call of the loss raise, counted from 1. A batch in one piece calls it once per
-    epoch."""
+    """Make the n-th call of the loss raise, counted from 1. For a batch in one piece, the loss is
+    called once per epoch."""
     loss, num_left = LOSSES["vanilla"], 0
 
     def failing(*arguments: Any) -> Any:

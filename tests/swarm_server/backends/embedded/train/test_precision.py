@@ -53,7 +53,7 @@ def family() -> list[Call]:
 
 
 def flat(model: Any, calls: Sequence[Call], way: str) -> Tensor:
-    """[trained tokens]"""
+    """Return the log-probabilities of the trained tokens of all calls, [trained tokens]."""
     own = [CallTokens.of(call.prompt_ids, call.response_ids) for call in calls]
     plan = Plan.of(build_forest(own), model.device)
     with torch.no_grad():

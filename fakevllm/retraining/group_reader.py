@@ -1,0 +1,101 @@
+"""Read logged groups with their tokens and with the rewards of other hooks. A group is a request
+with the answers (siblings) that were sampled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.groups.sibling_selection import with_floor
+from fakevllm.hooks.results import hook_reason
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.rescoring.logged_groups import LoggedGroup
+from fakevllm.settlement.held_out_groups import HELD_OUT
+from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, CapturedCall, Task
+
+Calls = Mapping[int, Sequence[CapturedCall]]
+UNKNOWN_TOKEN_SETS = (
+    "unknown_token_sets: the ledger does not say whether the call's tokens were restricted"
+)
+"""Reason why a call of an early version of fakevllm is not trained. If its tokens were restricted,
+its importance weights would be wrong."""
+
+
+class NotTrained(Exception):
+    """Raised for a group that cannot be trained again. The message is the slug of the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableGroup:
+    """A logged group with everything that a training step needs."""
+
+    record: GroupRecord
+    rewards: list[float | None]
+    """Rewards of the new hooks, by the index of the sibling."""
+    calls: list[list[CapturedCall]]
+    """Model calls by the index of the sibling."""
+
+    @property
+    def versions(self) -> list[int]:
+        """The weight versions that sampled the group's tokens."""
+        spans = (span for own in self.calls for call in own for span in call.weight_versions)
+        return sorted({span[0] for span in spans})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """Reads the groups of one ledger that the same hooks have scored."""
+
+    ledger: Ledger
+    hook_hash: str
+    """Content hash of the hooks. The ledger has their rewards in the table `rescored`."""
+    failure_floor: float | None
+    """Reward of unusable answers: the setting `reward.failure_floor`."""
+    held_out: HeldOutRows
+    tasks: Mapping[str, Task]
+    """Rows of the dataset file by the ids of their tasks."""
+
+    def read(self, group_id: str) -> TrainableGroup:
+        """Return a group. Raises NotTrained if it must not or cannot be trained, and one of
+        READ_ERRORS if its rows are damaged."""
+        record = self.ledger.group(group_id)
+        if record is None:
+            raise KeyError("the group is not in the ledger any more")
+        if (record.reason or "").partition(":")[0] == HELD_OUT or self._quotes_row(record):
+            raise NotTrained(HELD_OUT)
+        find_task = partial(self.ledger.task, rows=self.tasks)
+        group = LoggedGroup.read(self.ledger, group_id, find_task)
+        known, reason = self.ledger.rescored.find(group_id, self.hook_hash)
+        if reason is not None:
+            raise NotTrained(hook_reason(reason) or "hook_failed")
+        indices = group.recorded.indices
+        rewards = with_floor([known.get(i) for i in indices], group.failures, self.failure_floor)
+        by_index = dict(zip(indices, rewards, strict=True))
+        calls = self.ledger.calls.by_sibling(group_id, unknown_sets=UNKNOWN_TOKEN_SETS)
+        _check_calls(calls)
+        num = 1 + max([*by_index, *calls])
+        return TrainableGroup(
+            record,
+            [by_index.get(index) for index in range(num)],
+            [calls.get(index, []) for index in range(num)],
+        )
+
+    def _quotes_row(self, record: GroupRecord) -> bool:
+        """Return True if the group quotes a held-out row. Its reason in the ledger does not
+        suffice, because the row may have been held out later."""
+        if not self.held_out:
+            return False
+        task = self.ledger.task(record.task_id or "", self.tasks)
+        texts = self.ledger.user_texts(record.group_id)
+        return self.held_out.are_quoted(*texts, *([] if task is None else [task.main_query]))
+
+
+def _check_calls(calls: Calls) -> None:
+    """Raise NotTrained if a group has no model call, or if a sibling has too many."""
+    if not calls:
+        raise NotTrained("no_calls")
+    if max(map(len, calls.values())) > MAX_SAMPLE_CALLS:
+        raise NotTrained("too_many_calls")

@@ -1,0 +1,80 @@
+"""Check that the tokens in a ledger are those of a model's tokenizer. This module does no I/O.
+
+An answer of the ledger has its text and its token ids. The model's tokenizer must give the ids the
+same text. Only plain answers are compared, because a tool call is parsed from its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fakevllm.retraining.group_reader import TrainableGroup
+from fakevllm_adapters.protocol.packed_numbers import unpack_ids
+
+NUM_CHECKED = 8
+"""Number of answers of each run that are compared."""
+NUM_READ = 100
+"""Maximum number of groups of each run that are read to find these answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAnswer:
+    """An answer that is plain text, with its token ids."""
+
+    text: str
+    token_ids: list[int]
+
+    def is_text_of(self, decoded: str) -> bool:
+        """Return True if `decoded`, the text of the token ids, contains the answer. It may have
+        special tokens and white space around the answer.
+
+        >>> PlainAnswer("It is 4.", [7, 8]).is_text_of(" It is 4.</s>")
+        True
+        """
+        return self.text.strip() in decoded
+
+
+def by_run(
+    group_ids: Sequence[str], run_ids: Mapping[str, str | None]
+) -> dict[str | None, list[str]]:
+    """Return the groups of each run. A proxy whose server got another model has one ledger, so each
+    run may have another tokenizer.
+
+    >>> by_run(["a", "b", "c"], {"a": "one", "b": "two", "c": "one"})
+    {'one': ['a', 'c'], 'two': ['b']}
+    """
+    found: dict[str | None, list[str]] = {}
+    for group_id in group_ids:
+        found.setdefault(run_ids.get(group_id), []).append(group_id)
+    return found
+
+
+def spread(group_ids: Sequence[str], num: int) -> list[str]:
+    """Return at most `num` groups, at equal distances from each other.
+
+    >>> spread(["a", "b", "c", "d", "e"], 2), spread(["a"], 2)
+    (['a', 'c'], ['a'])
+    """
+    num = min(num, len(group_ids))
+    return [group_ids[at * len(group_ids) // num] for at in range(num)]
+
+
+def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
+    """Return the first plain answer of a group, or None if there is none."""
+    for sibling in group.record.siblings:
+        calls = group.calls[sibling.index] if sibling.index < len(group.calls) else []
+        is_plain = sibling.tool_calls_json is None and (sibling.text or "").strip()
+        if is_plain and len(calls) == 1:
+            return PlainAnswer(sibling.text or "", list(unpack_ids(calls[0].response_ids)))
+    return None
+
+
+def are_same_tokens(num_equal: int, num_checked: int) -> bool:
+    """Return True if so many of the checked answers had the same text that the tokenizers must be
+    equal. A few answers may differ, because a parser of the server may have changed their text.
+
+    >>> are_same_tokens(7, 8), are_same_tokens(1, 8), are_same_tokens(0, 0)
+    (True, False, True)
+    """
+    return 2 * num_equal >= num_checked
