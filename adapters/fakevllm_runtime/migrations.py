@@ -24,8 +24,9 @@ class NewerSchemaError(Exception):
         super().__init__(", ".join(names))
 
 
-def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
-    """Apply the migrations that the SQLite file does not record yet, and record them.
+def migrate(db: Connection, migrations: Sequence[Migration]) -> list[str]:
+    """Apply the migrations that the SQLite file does not record yet, and record them. Return their
+    names.
 
     Raises NewerSchemaError if the file records migrations that this version does not know.
     """
@@ -36,8 +37,9 @@ def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
     unknown = applied - {migration.__name__ for migration in migrations}
     if unknown:
         raise NewerSchemaError(sorted(unknown))
-    for migration in migrations:
-        if migration.__name__ not in applied:
-            migration(db)
-            row = (migration.__name__, time.time())
-            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
+    new = [migration for migration in migrations if migration.__name__ not in applied]
+    for migration in new:
+        migration(db)
+        row = (migration.__name__, time.time())
+        db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
+    return [migration.__name__ for migration in new]

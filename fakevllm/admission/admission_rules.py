@@ -57,6 +57,11 @@ class ServeOnlyReason(StrEnum):
     NOT_A_SAMPLE = "not_a_sample"
     """The request has a field, such as `echo`, whose answer is not a plain sample of the model."""
     AT_MOST_ONE_TOKEN = "at_most_one_token"
+    NOT_STORED = "not_stored"
+    """Nothing of the request may be stored. The ledger has no row of it, but metrics count it."""
+    SERVER_DOES_NOT_REDACT = "server_does_not_redact"
+    """The proxy redacts, and the server does not redact the same texts. The server would store the
+    tokens of a captured call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,13 @@ class TaskIndex:
         signed, _, owner = name.rpartition(".")
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
+    def stores_nothing(self, key: str | None) -> bool:
+        """Return True if nothing is stored of the requests with this API key. A task key
+        (`sk-task-…`) is treated as the API key that registered the task."""
+        owner = self.registering_key(key)
+        entry = None if owner is None else self._keys.with_fingerprint(owner)
+        return self._keys.stores_nothing(key) if entry is None else entry.stores_nothing
+
     def key_names(self, key: str | None) -> tuple[str, ...]:
         """Return the names by which an admission rule may refer to an API key: the key's name in
         the key file, and the key's fingerprint. For a task key (`sk-task-…`), also return the names

@@ -47,10 +47,19 @@ _NO_KEY_LEFT = (
 )
 
 
+StoreNothing = Annotated[
+    bool,
+    typer.Option(
+        "--store-nothing", help="Answer requests with the key, and store nothing of them."
+    ),
+]
+
+
 @app.command()
 def add(
     name: Name,
     role: KeyRole = Role.ADMIN,
+    store_nothing: StoreNothing = False,
     key_file: File = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
@@ -65,7 +74,7 @@ def add(
         file = _file(key_file, run_dir, config)
         secret = new_app_key()
         try:
-            key = named_key(secret, name, _now(), role)
+            key = named_key(secret, name, _now(), role, stores_nothing=store_nothing)
         except ValueError as error:
             raise ConfigError(f"{name!r} cannot be used: {error}.") from None
         file.add(key)
@@ -124,10 +133,12 @@ def _table(keys: Sequence[AppKey], title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("name", "role", "fingerprint", "created", "revoked", title=Text(title))
+    table = Table("name", "role", "store", "fingerprint", "created", "revoked", title=Text(title))
     for key in keys:
         name = key.name or "(in plain text)"
-        table.add_row(Text(name), key.role, key.fingerprint, key.created or "", key.revoked or "")
+        store = "nothing" if key.stores_nothing else "all"
+        created, revoked = key.created or "", key.revoked or ""
+        table.add_row(Text(name), key.role, store, key.fingerprint, created, revoked)
     return table
 
 

@@ -51,6 +51,7 @@ def rescore(
             sandbox=HookSandbox(settings.hooks.environment, settings.hooks.memory_mb),
             json_file=json_file,
             tasks=tasks_by_id(rows.file, rows.field),
+            privacy=settings.job.privacy_or_default,
         )
         if not run_rescore(rescore_settings):
             raise typer.Exit(1)

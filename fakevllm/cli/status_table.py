@@ -94,11 +94,23 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "siblings failed", _counts(failures)
     if (num_bytes := stats.get("ledger_bytes")) and (num := sum(stats["counts"].values())):
         yield "ledger", f"{num_bytes / 1e6:.1f} MB, {num_bytes // num:,} bytes per request"
+    yield from _privacy_rows(stats.get("privacy") or {})  # older proxies do not send it
     yield from _learning_rows(stats)
     if stats["ledger_dropped"]:
         yield "ledger", f"{stats['ledger_dropped']} writes dropped"
     if stats["ledger_error"]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
+
+
+def _privacy_rows(privacy: Json) -> Iterator[tuple[str, str]]:
+    deleted = {name: privacy.get(name, 0) for name in ("forgotten", "pruned")}
+    if any(deleted.values()):
+        yield "contents deleted", _counts({name: num for name, num in deleted.items() if num})
+    if num := privacy.get("unsent"):
+        why = f": the server {privacy['server_problem']}" if privacy.get("server_problem") else ""
+        yield "not deleted", f"{counted(num, 'group')} in the server's journal{why}"
+    if trouble := privacy.get("trouble"):
+        yield "pruning", str(trouble)
 
 
 def _hook_rows(hooks: Json, *, is_edited: bool) -> Iterator[tuple[str, str]]:

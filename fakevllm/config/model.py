@@ -31,6 +31,7 @@ from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.validation import check_job
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 from fakevllm_runtime.key_file import follow_key_file
@@ -197,9 +198,20 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     release: ReleaseSection = ReleaseSection()
+    privacy: PrivacySettings = PrivacySettings()
+    """What is redacted before it is written, and how long contents are kept. The job has these
+    settings too, for the server."""
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """
+
+    @model_validator(mode="after")
+    def _give_privacy_to_job(self) -> Self:
+        both = self.privacy.union(self.job.privacy_or_default)
+        if both != self.job.privacy_or_default:
+            # The section is frozen for its users. Here it is not complete yet.
+            object.__setattr__(self, "job", self.job.model_copy(update={"privacy": both}))
+        return self
 
     @cached_property
     def serves_greedy(self) -> bool:

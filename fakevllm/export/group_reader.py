@@ -16,6 +16,7 @@ from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement.held_out_groups import HELD_OUT
 from fakevllm_adapters.formats.chat import text_of
+from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.swarm import Task
 
 Json = dict[str, Any]
@@ -38,11 +39,14 @@ class GroupReader:
         self._tasks = tasks
 
     def read(self, group_id: str) -> ExportedGroup:
-        """Return a group with its feedback. Raises NotExported if the group quotes a held-out row.
-        Raises one of READ_ERRORS if the group's rows in the ledger are damaged."""
+        """Return a group with its feedback. Raises NotExported if the group quotes a held-out row,
+        or if its contents were deleted. Raises one of READ_ERRORS if the group's rows in the ledger
+        are damaged."""
         record = self._ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
+        if self._ledger.forgotten.contains(group_id):
+            raise NotExported(FORGOTTEN)
         feedback = self._ledger.feedback.of_group(group_id)
         if any(_has_held_out_reason(row) for row in (record, *feedback)):
             raise NotExported(HELD_OUT)

@@ -295,6 +295,12 @@ class ReleaseGate:
         if session is not None:
             self._controller.session_scored(session)
 
+    @property
+    def open_evaluations(self) -> set[str]:
+        """Ids of the evaluations whose rows the gate may still read from the ledger."""
+        ids = {one.eval_id for one in [self._reference] if one is not None}
+        return ids | {one.key.eval_id for one in [self._evaluation] if one is not None}
+
     def view(self) -> GateView:
         history = self._history
         return GateView(

@@ -30,6 +30,8 @@ from fakevllm_adapters.protocol.swarm import Task
 if TYPE_CHECKING:
     from fakevllm.transport.engine_client import EngineResponse
 
+REDACTED = "redacted"
+"""Reason slug for a request that is not trained because it has text that is redacted."""
 NOT_SHOWN = "not_told_in_the_apps_format"
 """Reason slug for an answer that cannot be translated into the app's API format. An example is a
 tool call that was cut off, if the app uses Anthropic's Messages API."""
@@ -223,7 +225,7 @@ class GroupDraft:
             if result.index == selection.served:
                 self.serve(result)
         if state != "failed" and not self.request.is_captured:
-            state, reason = "served", self._other_arm_reason(reason)
+            state, reason = "served", self._uncaptured_reason(reason)
         record = self._record(
             state, reason, self._status(scored), rows, selection.served, selection.best
         )
@@ -234,6 +236,14 @@ class GroupDraft:
             served_by=None if selection.served is None else served_by,
             propensity=selection.propensity,
         )
+
+    def _uncaptured_reason(self, reason: str | None) -> str:
+        """Return the recorded reason of a group whose calls the server has not captured."""
+        arm = self.request.arm
+        is_other_arm = arm is not None and not arm.is_training
+        if not is_other_arm:
+            return REDACTED if reason is None else f"{REDACTED}: {reason}"
+        return self._other_arm_reason(reason)
 
     def _other_arm_reason(self, reason: str | None) -> str:
         """Return the recorded reason of a group that is not trained because its arm is not the

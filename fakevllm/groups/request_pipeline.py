@@ -60,6 +60,8 @@ CLOSE_GRACE_S = 2.0
 """Maximum number of seconds for which a stopping proxy sends errors to the apps whose requests are
 still open."""
 
+WAIT_POLL_S = 0.05
+
 
 class Pipeline:
     """The handler of all inference requests. It handles a request until the app has its answer."""
@@ -123,6 +125,19 @@ class Pipeline:
         """Number of requests that are being answered."""
         return len(self._request_tasks)
 
+    async def wait_answered(self, timeout_s: float) -> int:
+        """Wait until the requests that are open now are answered and their groups are recorded, at
+        most `timeout_s` seconds. Return the number of requests for which this did not happen."""
+        deadline = time.monotonic() + timeout_s
+        tasks, executors = set(self._request_tasks), set(self._executors)
+        while tasks or executors:
+            tasks &= self._request_tasks
+            executors &= self._executors
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(WAIT_POLL_S)
+        return max(len(tasks), len(executors))
+
     async def handle(self, draft: GroupDraft, receive: Receive, send: Send) -> None:
         """Handle one request. The app gets an answer, or an error if no answer is possible."""
         request, attempt = draft.request, draft.attempt
@@ -150,7 +165,9 @@ class Pipeline:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
                     # task ends. A group has sent that error itself.
                     await app.end_with_error(STOPPING)
-                    self._record(draft.failed("proxy_stopped", 503))
+                    self._record(
+                        draft.failed("proxy_stopped", 503), is_stored=draft.request.is_stored
+                    )
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
@@ -320,18 +337,22 @@ class Pipeline:
             if reply.status == 200:
                 self._sibling_limit.request_succeeded()
             if trouble is None:
-                self._record(draft.served_once(reply, reason))
+                self._record(draft.served_once(reply, reason), is_stored=draft.request.is_stored)
             else:
-                self._record(draft.fell_back(reply, trouble))
+                self._record(draft.fell_back(reply, trouble), is_stored=draft.request.is_stored)
         except ClientDisconnected:
-            self._record(draft.failed("client_disconnected", 499))
+            self._record(
+                draft.failed("client_disconnected", 499), is_stored=draft.request.is_stored
+            )
         except WireError as error:
             await app.refuse(error)
-            self._record(draft.failed(failure_reason(error), error.status))
+            self._record(
+                draft.failed(failure_reason(error), error.status), is_stored=draft.request.is_stored
+            )
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.end_with_error(internal_error())
-            self._record(draft.failed("internal_error", 500))
+            self._record(draft.failed("internal_error", 500), is_stored=draft.request.is_stored)
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
@@ -357,10 +378,12 @@ class Pipeline:
         if line is not None:
             log.warning("%s", line, extra={"group": group_id})
 
-    def _record(self, group: GroupRecord) -> None:
-        """Write the record of an untrained request to the ledger."""
+    def _record(self, group: GroupRecord, *, is_stored: bool = True) -> None:
+        """Write the record of an untrained request to the ledger. If `is_stored` is False, only the
+        metrics count the request."""
         self._metrics.group_ended(group)
-        self._ledger.record(group)
+        if is_stored:
+            self._ledger.record(group)
         self._delivery.forget(group.group_id)
 
 

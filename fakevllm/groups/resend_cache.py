@@ -224,10 +224,11 @@ class ResendCache:
         if not pending.response.done():
             pending.response.set_result(response)
 
-    def forget(self, group_id: str) -> None:
-        """Remove the answer to the request with this group id, because the app has deleted the
-        answer. A resend of the request is then handled as a new request."""
-        for pending in self._attempts.remove_matching(lambda one: one.group_id == group_id):
+    def forget(self, *group_ids: str) -> None:
+        """Remove the answers to the requests with these group ids, because they were deleted. A
+        resend of such a request is then handled as a new request."""
+        deleted = frozenset(group_ids)
+        for pending in self._attempts.remove_matching(lambda one: one.group_id in deleted):
             # After this, a connection reset of the first attempt cannot store the answer again.
             pending.response = _completed_future(None)
 

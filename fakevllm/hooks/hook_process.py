@@ -101,8 +101,11 @@ class HookProcess:
         self._is_reaped = False
 
     @staticmethod
-    async def start(files: HookFiles, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
-        """Start a hook process, load the hooks in it, and return its HookProcess object.
+    async def start(
+        files: HookFiles, timeout_s: float, sandbox: HookSandbox, privacy: Json
+    ) -> HookProcess:
+        """Start a hook process, load the hooks in it, and return its HookProcess object. `privacy`
+        are the settings for the redaction of what hooks print; {} redacts nothing.
 
         Raises HookError if the hooks cannot be loaded.
         """
@@ -120,18 +123,18 @@ class HookProcess:
         self = HookProcess(process, running_call, reader, writer)
         atexit.register(self._kill)
         try:
-            await self._load(files)
+            await self._load(files, privacy)
         except BaseException:
             await self.close()
             raise
         self._listener = asyncio.ensure_future(self._listen())
         return self
 
-    async def _load(self, files: HookFiles) -> None:
+    async def _load(self, files: HookFiles, privacy: Json) -> None:
         path = files.path
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                self._writer.write(files_frame(files))
+                self._writer.write(files_frame(files, privacy))
                 await self._writer.drain()
                 loaded = await self._read()
         except TimeoutError:

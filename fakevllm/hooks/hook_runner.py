@@ -41,6 +41,7 @@ from fakevllm.hooks.results import (
 )
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback, Sibling, Task
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 
 log = logging.getLogger("fakevllm.hooks")
 
@@ -59,8 +60,16 @@ class HookWorker:
     only. Call `start` first and `close` last."""
 
     def __init__(
-        self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
+        self,
+        path: Path,
+        timeout_s: float,
+        sandbox: HookSandbox = DEFAULT_SANDBOX,
+        *,
+        redaction: RedactionInUse | None = None,
     ) -> None:
+        """Create a worker without a process. `redaction` redacts what hooks print. Hooks
+        themselves get all texts as they are."""
+        self._redaction = redaction
         self._path = path
         self._files: HookFiles | None = None
         self._sandbox = sandbox
@@ -185,10 +194,19 @@ class HookWorker:
         return {"reason": reason}
 
     async def _send(self, process: HookProcess, call: Json) -> Json | LostCall:
+        if self._privacy:
+            call = call | {"privacy": self._privacy}
         if process.is_async[call["kind"]]:
             return await process.call(call, self._timeout_s + ANSWER_GRACE_S, self._timeout_s)
         async with self._sync_lock:
             return await process.call(call, self._timeout_s, self._timeout_s)
+
+    @property
+    def _privacy(self) -> Json:
+        """The settings for the redaction of what hooks print; {} if nothing is redacted."""
+        if self._redaction is None or not self._redaction.redactor:
+            return {}
+        return self._redaction.settings.model_dump(mode="json")
 
     async def _running_process(self) -> HookProcess:
         async with self._start_lock:
@@ -210,7 +228,7 @@ class HookWorker:
 
     async def _started(self, files: HookFiles) -> HookProcess:
         """Start a process that `close` can end while the process loads the hooks."""
-        start = HookProcess.start(files, self._timeout_s, self._sandbox)
+        start = HookProcess.start(files, self._timeout_s, self._sandbox, self._privacy)
         self._starting = starting = asyncio.ensure_future(start)
         try:
             return await starting

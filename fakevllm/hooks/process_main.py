@@ -43,6 +43,7 @@ from fakevllm.hooks.loader import (
     importable,
     is_async,
 )
+from fakevllm.hooks.redacted_output import HookOutput
 from fakevllm.hooks.results import (
     HookFailure,
     Json,
@@ -69,9 +70,10 @@ def frame(message: Json) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def files_frame(files: HookFiles) -> bytes:
-    """Return the bytes of the first frame, which has the hook files."""
-    body = pickle.dumps(files)
+def files_frame(files: HookFiles, privacy: Json) -> bytes:
+    """Return the bytes of the first frame. It has the hook files, and the settings for redaction
+    that are known already; {} redacts nothing."""
+    body = pickle.dumps((files, privacy))
     return HEADER.pack(len(body)) + body
 
 
@@ -97,10 +99,13 @@ def run(
     stream = sock.makefile("rb")
     try:
         (length,) = HEADER.unpack(stream.read(HEADER.size))
-        files: HookFiles = pickle.loads(stream.read(length))
+        first: tuple[HookFiles, Json] = pickle.loads(stream.read(length))
     except (OSError, struct.error, EOFError, pickle.UnpicklingError):
         return  # the proxy has ended, or does not need this process any more
-    child = _Child(sock, stream, timeout_s, running_call)
+    files, privacy = first
+    output = HookOutput(sys.stderr)
+    output.use(privacy)
+    child = _Child(sock, stream, timeout_s, running_call, output)
     threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
     # A hook may import other files of the folder during a call.
     with importable(files):
@@ -112,6 +117,7 @@ def run(
         asyncio.run(child.serve(hooks))
     # SIGKILL would skip the exit handlers of the user's code, such as those that delete files.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    output.end()
     kill_group(os.getpid())  # this process and all that its hooks have started
 
 
@@ -125,9 +131,11 @@ class _Child:
         stream: IO[bytes],
         timeout_s: float,
         running_call: ctypes.c_uint64,
+        output: HookOutput,
     ) -> None:
         """Create the state. `stream` reads from `sock`, and has the frames after the first."""
         self._sock = sock
+        self._output = output
         self._stream = stream
         self._timeout_s = timeout_s
         self._running_call = running_call
@@ -181,6 +189,7 @@ class _Child:
         assert self._loop is not None, (
             "the parent sends calls only after it has read that the hooks are loaded"
         )
+        self._output.use(call.get("privacy", {}))
         if self._is_async[call["kind"]]:
             self._loop.call_soon_threadsafe(self._start_task, call)
         else:

@@ -331,6 +331,12 @@ def counted(db: Connection) -> Generator[None]:
         del db.info[_KEY]
 
 
+def add(db: Connection, subject: str, name: str, num: int) -> None:
+    """Add to a number that no row of a group has."""
+    if num:
+        dbapi_connection(db).execute(_ADD, (subject, name, num))
+
+
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
     """Remember the amounts that these groups add to the counters. Call this function before the
     groups are changed, so that `counted` can later correct the counters by the difference."""

@@ -4,7 +4,7 @@ block the thread, so do not call them on the event loop."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -13,7 +13,9 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import reads
+from fakevllm.ledger.forgotten_groups import is_forgotten
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.sessions.types import Kind, Place
@@ -56,6 +58,7 @@ _FIND_GROUP = """
         WHERE answer_id = ?1 AND app_key IS ?2 AND served_index IS NOT NULL
         UNION ALL SELECT group_id, received_at FROM groups
         WHERE group_id = ?1 AND app_key IS ?2 AND served_index IS NOT NULL
+        AND group_id NOT IN (SELECT group_id FROM forgotten_groups WHERE group_id = ?1)
     ) ORDER BY received_at DESC LIMIT 1
 """
 _OTHER_VALUES = """
@@ -93,7 +96,12 @@ class ServedCalls:
 
 def sample_id(row: FeedbackRecord) -> str:
     """Return the id of the training sample that is made from this feedback."""
-    return f"{_SAMPLE}{row.group_id}/{row.feedback_id}"
+    return sample_name(row.group_id, row.feedback_id)
+
+
+def sample_name(group_id: str, feedback_id: str) -> str:
+    """Return the id of the training sample that is made from the feedback with these ids."""
+    return f"{_SAMPLE}{group_id}/{feedback_id}"
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
@@ -144,17 +152,21 @@ class FeedbackRows:
     """Reader and writer of the table `feedback`."""
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], WriteReceipt],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the object. `put` is the function that queues a change for the thread that writes
         the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
         """Store one item of feedback. If feedback with the same group id and feedback id is already
-        stored, nothing changes."""
-        return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
+        stored, nothing changes. Texts about a forgotten group are not stored."""
+        return self._put(partial(_record, row=self._redactor.feedback(row)))
 
     def set_outcome(
         self,
@@ -175,9 +187,10 @@ class FeedbackRows:
         * The server's run log has already set a final state.
         * The user has taken the feedback back or replaced it.
         """
+        reason = None if reason is None else self._redactor.text(reason)
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
-        return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))
+        return self._put(partial(_set_outcome, row=(*values, *key), group_id=row.group_id))
 
     def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
         """Mark feedback as void, because the user took the feedback back or replaced it. If the
@@ -196,7 +209,7 @@ class FeedbackRows:
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
         """Return the id of the app's latest answered request whose answer id or group id is
         `answer_id`. Return None if there is no such request."""
-        return self._one(_FIND_GROUP, answer_id, app_key)
+        return self._one(_FIND_GROUP, self._redactor.id(answer_id), app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
         """If the request `group_id` is implicit feedback on an earlier answer, return the group id
@@ -288,3 +301,20 @@ class FeedbackRows:
 
 def _run(db: Connection, sql: str, row: tuple[Any, ...]) -> None:
     db.exec_driver_sql(sql, row)
+
+
+def _record(db: Connection, row: FeedbackRecord) -> None:
+    if is_forgotten(db, row.group_id):
+        row = replace(row, edited=None, comment=None, reason=_slug(row.reason))
+    db.exec_driver_sql(_INSERT, _VALUES(row))
+
+
+def _set_outcome(db: Connection, row: tuple[Any, ...], group_id: str) -> None:
+    state, reason, *rest = row
+    if is_forgotten(db, group_id):  # the details of a reason may quote an error message
+        reason = _slug(reason)
+    db.exec_driver_sql(_OUTCOME, (state, reason, *rest))
+
+
+def _slug(reason: str | None) -> str | None:
+    return None if reason is None else reason.partition(":")[0]

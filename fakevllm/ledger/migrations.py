@@ -163,6 +163,11 @@ def m016_rescored(db: Connection) -> None:
     db.exec_driver_sql(_M016)
 
 
+def m017_forgotten(db: Connection) -> None:
+    for statement in _M017_FORGOTTEN:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -180,6 +185,7 @@ MIGRATIONS: list[Migration] = [
     m014_evaluations,
     m015_arms,
     m016_rescored,
+    m017_forgotten,
 ]
 
 
@@ -547,3 +553,21 @@ _M016 = """
         FOREIGN KEY (group_id) REFERENCES group_rows (group_id) ON DELETE CASCADE
     )
 """
+
+_M017_FORGOTTEN = (
+    """
+    CREATE TABLE forgotten_groups (
+        group_id VARCHAR NOT NULL,
+        cause VARCHAR NOT NULL,
+        forgotten_at FLOAT NOT NULL,
+        is_sent BOOLEAN NOT NULL,
+        PRIMARY KEY (group_id)
+    )
+    """,
+    "CREATE INDEX ix_forgotten_unsent ON forgotten_groups (group_id) WHERE NOT is_sent",
+    "CREATE TABLE loose_pieces (piece_id INTEGER NOT NULL, PRIMARY KEY (piece_id))",
+    """
+    CREATE INDEX ix_calls_response_piece ON call_rows (response_piece)
+    WHERE response_piece IS NOT NULL
+    """,
+)

@@ -8,6 +8,7 @@ name is always complete.
 
 from __future__ import annotations
 
+import glob
 import os
 import sqlite3
 import sys
@@ -72,6 +73,15 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
         ) from None
     made = "was copied to" if is_made else "has a copy,"
     return copy, f"{ledger} has the schema of an older version. It {made} {copy}, which is used."
+
+
+def copies_of(ledger: Path) -> list[Path]:
+    """Return the copies beside a ledger that this version and earlier ones have made. Delete the
+    parts of copies that interrupted commands have left."""
+    for part in ledger.parent.glob(f"{glob.escape(ledger.stem)}.m[0-9]*{ledger.suffix}.part"):
+        part.unlink(missing_ok=True)
+        _remove_log(part)
+    return sorted(ledger.parent.glob(f"{glob.escape(ledger.stem)}.m[0-9]*{ledger.suffix}"))
 
 
 def _make(copy: Path, db: sqlite3.Connection) -> None:

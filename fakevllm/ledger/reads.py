@@ -47,6 +47,10 @@ SCORED = """
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """
+REQUEST_TEXTS = "SELECT request_json, question FROM groups WHERE group_id = ?"
+ANSWER_TEXTS = """
+    SELECT "index", text, message_json, tool_calls_json FROM siblings WHERE group_id = ?
+"""
 ANSWERED = """
     SELECT g.request_json, s.message_json, g.group_id
     FROM groups AS g JOIN siblings AS s USING (group_id)

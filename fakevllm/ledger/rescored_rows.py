@@ -13,6 +13,8 @@ from functools import partial
 import orjson
 from sqlalchemy import Connection, Engine
 
+from fakevllm.ledger.forgotten_groups import is_forgotten
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.writer import WriteReceipt
 
 _READ = """
@@ -54,12 +56,16 @@ class RescoredRows:
     """Reader and writer of the table `rescored`."""
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], WriteReceipt],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the reader and writer. `put` is a function that queues a change for the thread
         that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def find(self, group_id: str, hook_hash: str) -> tuple[dict[int, float | None], str | None]:
         """Return a pair: the rewards that the hooks with this hash gave to a group, by sibling
@@ -72,12 +78,20 @@ class RescoredRows:
     def put(self, row: RescoredRow) -> WriteReceipt:
         """Queue the result for one group to be written. It replaces an earlier result of the same
         hooks."""
-        return self._put(partial(_write, row=row))
+        return self._put(partial(_write, row=row, redactor=self._redactor))
 
 
-def _write(db: Connection, row: RescoredRow) -> None:
+def _write(db: Connection, row: RescoredRow, redactor: RecordRedactor) -> None:
+    """Write the result for one group, redacted. Only the rewards of a forgotten group are written,
+    because annotations and reasons may quote its texts."""
+    is_kept = not is_forgotten(db, row.group_id)
+    reason = row.reason
+    if reason is not None:
+        reason = redactor.text(reason) if is_kept else reason.partition(":")[0]
     db.exec_driver_sql(_DELETE, (row.group_id, row.hook_hash))
     for sibling in row.siblings:
-        notes = orjson.dumps(sibling.annotations).decode() if sibling.annotations else None
-        values = (sibling.index, sibling.reward, notes, row.reason, row.scored_at)
+        notes = None
+        if sibling.annotations and is_kept:
+            notes = redactor.json_text(orjson.dumps(sibling.annotations).decode())
+        values = (sibling.index, sibling.reward, notes, reason, row.scored_at)
         db.exec_driver_sql(_INSERT, (row.group_id, row.hook_hash, *values))

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import counters, feedback_rows
+from fakevllm.ledger.forgotten_groups import is_forgotten
 from fakevllm.ledger.records import (
     GroupRecord,
     KeptAnswer,
@@ -59,6 +60,7 @@ _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
 _ARM_SALT = "arm_salt"
+_ID_SECRET = "id_secret"
 
 _SETTLE = """
     UPDATE group_rows SET step = ?1, run_id = COALESCE(?5, run_id),
@@ -135,8 +137,10 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     """Store an answer for a retry of its request, and delete expired answers.
 
     The ledger may not have the row of the answer's group (request) yet, because a streamed answer
-    can end before the group ends.
+    can end before the group ends. The answer of a forgotten group is not stored.
     """
+    if is_forgotten(db, answer.group_id):
+        return
     headers = orjson.dumps(answer.headers).decode()
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
     db.exec_driver_sql("DELETE FROM kept_answers WHERE until < ?", (time.time(),))
@@ -145,7 +149,9 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
 
 def store_response(db: Connection, response: StoredResponse) -> None:
     """Store a response of the Responses API. An earlier response with the same id and the same API
-    key is replaced."""
+    key is replaced. The response of a forgotten group is not stored."""
+    if is_forgotten(db, response.group_id):
+        return
     owner = response.app_key or ""
     row = (response.response_id, owner, response.group_id, response.created_at, response.body, None)
     db.exec_driver_sql(_PUT_RESPONSE, row)
@@ -182,6 +188,7 @@ def settle(
     the ledger does not have the group, do nothing.
 
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
+    The model calls of a forgotten group are not stored.
     `calls[i]` has the model calls of sibling i (the i-th sampled answer). `prompts` are the prompts
     to which calls refer by index.
     """
@@ -190,7 +197,7 @@ def settle(
     update = dbapi_connection(db).execute(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
     )
-    if update.rowcount == 0:
+    if update.rowcount == 0 or is_forgotten(db, group_id):
         return
     contents = CallContents(db, group_id)
     rows = [
@@ -224,6 +231,12 @@ def task_secret(db: Connection) -> bytes:
     """Return the secret with which the proxy signs task keys (API keys that name a dataset task
     each). If the ledger has no secret yet, create one."""
     return _random_bytes(db, _TASK_SECRET)
+
+
+def id_secret(db: Connection) -> bytes:
+    """Return the secret with which ids are hashed that have redacted text. If the ledger has no
+    secret yet, create one."""
+    return _random_bytes(db, _ID_SECRET)
 
 
 def arm_salt(db: Connection) -> bytes:

@@ -37,6 +37,7 @@ from fakevllm.ledger.conversation_history import (
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
+from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
@@ -50,14 +51,19 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
+from fakevllm.ledger.redacted_records import RecordRedactor, hashed_id
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.stored_groups import StoredGroups
 from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.contents import content_store, dbapi_connection
+from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -73,29 +79,43 @@ class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
     connections. Stop everything that writes to the ledger before you close the ledger.
 
-    The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
-    `kept_answers`, `responses`, `feedback` and `rescored` read and write the tables of their
-    subjects.
+    The attributes `sessions`, `calls`, `arms` and `stored_groups` read the tables of their
+    subjects. The attributes `kept_answers`, `responses`, `feedback` and `rescored` read and write
+    the tables of their subjects. The attribute `forgotten` deletes contents of groups.
     """
 
-    def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
+    def __init__(
+        self, write_engine: Engine, read_engine: Engine, redaction: RedactionInUse | None = None
+    ) -> None:
+        """Open the database connections. `redaction` is the redaction of everything that is
+        written; None means that nothing is redacted."""
         self._write_engine = write_engine
         # Kept open for the writer: opening a connection costs more than writing a row.
         self._write_db = write_engine.connect()
         self._read_engine = read_engine
+        secret = b"" if redaction is None else self._random_bytes(row_changes.id_secret)
+        self._redactor = RecordRedactor(redaction or RedactionInUse(PrivacySettings()), secret)
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
-        self.kept_answers = KeptAnswers(read_engine, self._writer.put)
-        self.responses = StoredResponses(read_engine, self._writer.put)
-        self.feedback = FeedbackRows(read_engine, self._writer.put)
-        self.rescored = RescoredRows(read_engine, self._writer.put)
+        self.stored_groups = StoredGroups(read_engine)
+        self.kept_answers = KeptAnswers(read_engine, self._writer.put, self._redactor)
+        self.responses = StoredResponses(read_engine, self._writer.put, self._redactor)
+        self.feedback = FeedbackRows(read_engine, self._writer.put, self._redactor)
+        self.rescored = RescoredRows(read_engine, self._writer.put, self._redactor)
+        self.forgotten = ForgottenGroups(read_engine, self._writer.put)
 
     @staticmethod
-    def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
+    def open(
+        path: Path,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        *,
+        redaction: RedactionInUse | None = None,
+    ) -> Ledger:
         """Open the ledger file, and return the ledger. If needed, the file is created, or its
-        tables are migrated to the current schema.
+        tables are migrated to the current schema. `redaction` is the redaction of everything that
+        is written from now on.
 
         Raises LedgerError if the file cannot be used, or if it was written by a newer version of
         fakevllm.
@@ -120,7 +140,7 @@ class Ledger:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"
             raise LedgerError(message) from error
-        return Ledger(write_engine, _engine(path, busy_timeout_s))
+        return Ledger(write_engine, _engine(path, busy_timeout_s), redaction)
 
     @contextmanager
     def reading(self) -> Generator[None]:
@@ -173,9 +193,13 @@ class Ledger:
         is the digest of the server's training job, or None if the server did not send it. `prompts`
         are the prompts to which calls refer by index.
         """
-        change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
-        change = partial(change, step=step, calls=calls, prompts=prompts)
-        self._writer.put(partial(change, run_id=run_id, job_hash=job_hash))
+        settle = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
+        settle = partial(settle, step=step, prompts=prompts, run_id=run_id, job_hash=job_hash)
+
+        def change(db: Connection) -> None:
+            settle(db, calls=self._redactor.calls(db, group_id, calls))
+
+        self._writer.put(change)
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """Let the writer apply entries of the server's run log to the ledger. The run log
@@ -189,7 +213,12 @@ class Ledger:
         `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
         no key.
         """
-        self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
+
+        def change(db: Connection) -> None:
+            redacted = [self._redactor.task(task) for task in tasks]
+            row_changes.put_tasks(db, tasks=redacted, owner=owner)
+
+        self._writer.put(change)
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every change that was queued before this call is written or dropped. Return
@@ -213,6 +242,12 @@ class Ledger:
         """Block the calling thread until every change that was queued before this call is written
         or dropped. Return True when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
+
+    def truncate_log(self, timeout_s: float) -> bool:
+        """Truncate the write-ahead log, so that it has no bytes of deleted contents. Return False
+        if other processes still read an old state of the ledger at the timeout. The method blocks
+        the thread."""
+        return truncate_log(Path(str(self._read_engine.url.database)), timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last entry of this training run's log that was applied to the
@@ -328,6 +363,17 @@ class Ledger:
             siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
+    def hidden_id(self, value: str) -> str:
+        """Return an id that an app has chosen, as the ledger stores it. An id with redacted text is
+        a keyed hash there."""
+        return self._redactor.id(value)
+
+    def stored_ids(self, value: str) -> tuple[str, str]:
+        """Return the forms in which the ledger may have an id that an app has chosen: the id as it
+        is, and the hash that replaces an id with redacted text. Raises LedgerError if the ledger
+        cannot be read."""
+        return value, hashed_id(self._random_bytes(row_changes.id_secret), value)
+
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
         """Return the app's latest request whose answer has this response id, or None.
 
@@ -335,7 +381,9 @@ class Ledger:
         because an app may choose the response id itself and may use one id twice.
         """
         with self._read_engine.connect() as db:
-            row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
+            row = db.exec_driver_sql(
+                reads.ANSWERED, (self.hidden_id(response_id), app_key)
+            ).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def trained(
@@ -451,9 +499,14 @@ class Ledger:
         than writing them one by one.
         """
         db = self._write_db
+        # Redacted before the transaction, in which other processes cannot write.
+        redacted = [
+            self._redactor.group(change) if isinstance(change, GroupRecord) else change
+            for change in batch
+        ]
         with content_store(db).transaction(), db.begin(), counted(db):
             before = dbapi_connection(db).total_changes
-            for are_records, run in itertools.groupby(batch, _is_record):
+            for are_records, run in itertools.groupby(redacted, _is_record):
                 if are_records:
                     row_changes.put_groups(db, cast(Iterable[GroupRecord], run))
                 else:
@@ -489,6 +542,7 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
             "journal_mode = WAL",
             "synchronous = NORMAL",
             "foreign_keys = ON",
+            SECURE_DELETE,
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

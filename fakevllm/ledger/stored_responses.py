@@ -4,12 +4,14 @@ responses."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import Connection, Engine
 
 from fakevllm.ledger import row_changes
 from fakevllm.ledger.records import StoredResponse
+from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.writer import WriteReceipt
 
 _FIND = """
@@ -22,24 +24,33 @@ class StoredResponses:
     """Reader and writer of the table `responses`."""
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], WriteReceipt],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the reader and writer. `put` is a function that queues a change for the thread
         that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def store(self, response: StoredResponse) -> None:
         """Store a response. An earlier response with the same id and the same API key is
         replaced."""
-        self._put(partial(row_changes.store_response, response=response))
+
+        def change(db: Connection) -> None:
+            row_changes.store_response(db, response=self._redactor.response(response))
+
+        self._put(change)
 
     def delete(self, response: StoredResponse, at: float) -> WriteReceipt:
         """Delete a response. After that, neither a GET request nor `previous_response_id` finds it.
 
         `at` is the Unix time of the deletion in seconds. A later response may have the same id.
         """
-        return self._put(partial(row_changes.delete_response, response=response, at=at))
+        hidden = replace(response, response_id=self._redactor.id(response.response_id))
+        return self._put(partial(row_changes.delete_response, response=hidden, at=at))
 
     def find(self, response_id: str, app_key: str | None) -> StoredResponse | None:
         """Return the response with this id that was made with this API key. Return None if there is
@@ -48,5 +59,7 @@ class StoredResponses:
         `app_key` is the fingerprint of the app's API key.
         """
         with self._read_engine.connect() as db:
-            row = db.exec_driver_sql(_FIND, (response_id, app_key or "")).one_or_none()
+            row = db.exec_driver_sql(
+                _FIND, (self._redactor.id(response_id), app_key or "")
+            ).one_or_none()
         return None if row is None else StoredResponse(response_id, app_key, *row)

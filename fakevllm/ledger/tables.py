@@ -131,6 +131,11 @@ CALL_ROWS = Table(
     *_call_columns(),
     Column("prompt", Integer),
     Column("response_piece", Integer),
+    Index(
+        "ix_calls_response_piece",
+        "response_piece",
+        sqlite_where=text("response_piece IS NOT NULL"),
+    ),
 )
 
 # A long prompt, which the siblings of a group share.
@@ -174,6 +179,25 @@ RESCORED = Table(
     Column("annotations_json", String),
     Column("reason", String),
     Column("scored_at", Float, nullable=False),
+)
+
+# A group whose contents were deleted. `cause` is a `Cause` of forgotten_groups.py. `is_sent` is 0
+# until the server has deleted the captured calls of the group.
+FORGOTTEN_GROUPS = Table(
+    "forgotten_groups",
+    METADATA,
+    Column("group_id", String, primary_key=True),
+    Column("cause", String, nullable=False),
+    Column("forgotten_at", Float, nullable=False),
+    Column("is_sent", Boolean, nullable=False),
+    Index("ix_forgotten_unsent", "group_id", sqlite_where=text("NOT is_sent")),
+)
+
+# A piece that a forgotten group used, and whose bytes are not erased yet.
+LOOSE_PIECES = Table(
+    "loose_pieces",
+    METADATA,
+    Column("piece_id", Integer, primary_key=True, autoincrement=False),
 )
 
 # A `KeptAnswer`. The row of a streamed answer may be written before the row of its group, so its
@@ -223,7 +247,8 @@ META = Table(
 
 # The counters: see counters.py, which keeps them. `subject` is `state` (number of groups by state),
 # `untrained` (groups by the slug of their reason), `failure` (siblings by failure), `feedback`
-# (feedback by state) or `tokens` (number of sampled tokens).
+# (feedback by state), `forgotten` (groups without contents by the cause) or `tokens` (number of
+# sampled tokens).
 COUNTERS = Table(
     "counters",
     METADATA,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from fakevllm.ledger import row_changes
 from fakevllm.ledger.records import KeptAnswer
+from fakevllm.ledger.redacted_records import RecordRedactor
 
 _UNEXPIRED = """
     SELECT group_id, key, until, status, headers_json, body FROM kept_answers
@@ -29,17 +30,26 @@ class KeptAnswers:
     """
 
     def __init__(
-        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], object]
+        self,
+        read_engine: Engine,
+        put: Callable[[Callable[[Connection], None]], object],
+        redactor: RecordRedactor,
     ) -> None:
         """Create the reader and writer. `put` is a function that queues a change for the thread
         that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
+        self._redactor = redactor
 
     def keep(self, answer: KeptAnswer) -> None:
         """Store an answer that the app has not received completely, because the app
-        disconnected."""
-        self._put(partial(row_changes.keep_answer, answer=answer))
+        disconnected. An answer with redacted text is not stored."""
+
+        def change(db: Connection) -> None:
+            if self._redactor.may_keep(db, answer):
+                row_changes.keep_answer(db, answer=answer)
+
+        self._put(change)
 
     def delivered(self, group_id: str) -> None:
         """Record that a retry of the request has received the whole answer: delete the stored

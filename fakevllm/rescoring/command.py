@@ -22,6 +22,8 @@ from fakevllm.rescoring.rescorer import Rescorer, Scorer
 from fakevllm.rescoring.table import Rescored, render
 from fakevllm.runtime.json_file import write_json
 from fakevllm.runtime.progress_bar import progress_bar
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import Task
 
 MAX_PROCESSES = 4
@@ -47,6 +49,9 @@ class RescoreSettings:
     json_file: Path | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     """Rows of the dataset file by the ids of their tasks."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """What is redacted in the annotations and reasons that the command stores, and in what the
+    hooks print."""
 
 
 def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bool:
@@ -78,6 +83,7 @@ def run_rescore(settings: RescoreSettings, console: Console | None = None) -> bo
 
 
 async def _rescore(settings: RescoreSettings, rescored: Rescored, groups: SelectedGroups) -> None:
+    redaction = RedactionInUse(settings.privacy)
     scorer = Scorer(
         settings.hooks,
         settings.timeout_s,
@@ -86,8 +92,9 @@ async def _rescore(settings: RescoreSettings, rescored: Rescored, groups: Select
         settings.concurrency,
         settings.failure_floor,
         settings.tasks,
+        redaction,
     )
-    ledger = Ledger.open(rescored.ledger)
+    ledger = Ledger.open(rescored.ledger, redaction=redaction)
     try:
         async with Rescorer(ledger, scorer, again=settings.again) as rescorer:
             rescored.hook_hash = rescorer.hook_hash

@@ -26,6 +26,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm.rescoring.logged_groups import LoggedGroup
 from fakevllm.runtime.bounded_tasks import run_bounded
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.swarm import Task
 
 HOOKS_CHANGED = (
@@ -55,6 +56,8 @@ class Scorer:
     as the hooks returned them, without this floor."""
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     """Rows of the dataset file, by the ids of their tasks. The ledger does not have these rows."""
+    redaction: RedactionInUse | None = None
+    """What is redacted in the output of the hooks; None means nothing."""
 
 
 class Rescorer:
@@ -78,7 +81,7 @@ class Rescorer:
         """Start the hook processes. Raises HookError if the hooks cannot be loaded."""
         try:
             for _ in range(self._scorer.num_processes):
-                worker = HookWorker(self._scorer.path, self._scorer.timeout_s, self._scorer.sandbox)
+                worker = self._new_worker()
                 self._stack.push_async_callback(worker.close)
                 info = await worker.start()
                 self._check_hash(info.content_hash)
@@ -87,6 +90,10 @@ class Rescorer:
             await self._stack.aclose()
             raise
         return self
+
+    def _new_worker(self) -> HookWorker:
+        scorer = self._scorer
+        return HookWorker(scorer.path, scorer.timeout_s, scorer.sandbox, redaction=scorer.redaction)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()

@@ -49,6 +49,7 @@ from fakevllm.sdk.protocol import Backoff
 from fakevllm.sdk.types import SwarmError
 from fakevllm.settlement.held_out_groups import has_held_out_rows
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.swarm import Task
 
 HOST = "127.0.0.1"
@@ -102,6 +103,10 @@ class RetrainSettings:
         """Return True if so many groups are enough for a training step."""
         return num_groups * self.epochs >= self.job.batch_size
 
+    def redaction(self) -> RedactionInUse:
+        """Return the redaction of what the command stores, and of what the hooks print."""
+        return RedactionInUse(self.job.privacy_or_default)
+
     @property
     def training_job(self) -> TrainJob:
         """The job of the new run. It has no last step, and its steps depend only on the number of
@@ -146,7 +151,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
             f"{len(group_ids)} of {file} can be scored: select more, or lower job.batch_size."
         )
     make_run_folder(folder, "--run-dir")
-    ledger = Ledger.open(file)
+    ledger = Ledger.open(file, redaction=settings.redaction())
     report = RetrainReport(Staleness(settings.version or 0), num_selected=len(group_ids))
     is_complete = False
     try:
@@ -288,6 +293,7 @@ class _Retraining:
             settings.concurrency,
             settings.failure_floor,
             settings.tasks,
+            settings.redaction(),
         )
         task = self.bar.add_task("scoring", total=len(self.group_ids))
         async with Rescorer(self.ledger, scorer) as rescorer:

@@ -44,7 +44,13 @@ def reload_hooks(url: str, key: str | None) -> Json:
 
 
 def fetch_json(
-    url: str, path: str, key: str | None, *, method: str = "GET", timeout_s: float = TIMEOUT_S
+    url: str,
+    path: str,
+    key: str | None,
+    *,
+    method: str = "GET",
+    body: Json | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Json:
     """Send a request for `path` to the proxy at `url`, and return the JSON object of its reply.
     Raises ConfigError if the proxy does not answer or refuses the request."""
@@ -52,7 +58,9 @@ def fetch_json(
         root = checked_http_url(proxy_root(url))
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}.") from None
-    request = urllib.request.Request(root + path, headers=bearer_header(key), method=method)
+    data = None if body is None else json.dumps(body).encode()
+    headers = bearer_header(key) | ({} if data is None else {"Content-Type": "application/json"})
+    request = urllib.request.Request(root + path, data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return json.load(response)

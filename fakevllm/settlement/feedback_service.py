@@ -42,6 +42,9 @@ from fakevllm.settlement.feedback_to_reward import (
 from fakevllm.settlement.feedback_view import FeedbackSubject, hook_argument, read_subject
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.patterns import marker
+from fakevllm_adapters.privacy.redactor import UNREADABLE
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
@@ -70,7 +73,9 @@ class FeedbackService:
         hooks: HookVersions | None,
         tasks: TaskIndex,
         metrics: Metrics,
+        redaction: RedactionInUse,
     ) -> None:
+        self._redaction = redaction
         self._weight = settings.weight
         self._ledger = ledger
         self._delivery = delivery
@@ -107,6 +112,10 @@ class FeedbackService:
         the ledger cannot be written.
         """
         group_id = await self._find(body.id, app_key)
+        # Redacted here, because a repetition is compared with the stored row.
+        body = body.model_copy(
+            update={"comment": self._redacted(body.comment), "edited": self._redacted(body.edited)}
+        )
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
         try:
             async with self._lock(group_id):
@@ -117,6 +126,13 @@ class FeedbackService:
         finally:
             self._delivery.feedback_finished(group_id, None)
         return row, not is_new
+
+    def _redacted(self, text: str | None) -> str | None:
+        if text is None:
+            return None
+        if not self._redaction.is_complete:
+            return marker(UNREADABLE)
+        return self._redaction.redactor.text(text)
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
         """Treat a new request as implicit feedback about an earlier answer of its session. Some
@@ -148,7 +164,8 @@ class FeedbackService:
         if group_id is None:
             message = (
                 f"No answer `{name}` was given to this API key: "
-                "send the id of the response, with the API key of its request."
+                "send the id of the response, with the API key of its request. Answers that are "
+                "not stored (X-Fakevllm-Store: none) take no feedback."
             )
             raise WireError(404, error_body(message, "NotFoundError", 404, "id"))
         return group_id

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import aiohttp
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
@@ -28,6 +28,9 @@ from fakevllm.swarm.errors import (
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings, usable_part
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
@@ -79,9 +82,9 @@ PASSING_STATUSES = (429, 502, 503, 504)
 may be able to start it later."""
 FIRST_START_PAUSE_S = 1.0
 MAX_START_PAUSE_S = 10.0
-_PROXY_KEYS = frozenset({"num_repeat", "temperature"})
-"""Settings of the job that the proxy takes from its own job when it samples siblings, even if the
-server runs with another job."""
+_UNCOMPARED_KEYS = frozenset({"num_repeat", "temperature", "privacy"})
+"""Settings of the job that may differ from the settings of the server's job. The proxy takes the
+first two from its own job when it samples siblings. `privacy` is checked with each status."""
 
 
 class StartBackoff:
@@ -120,7 +123,14 @@ class SwarmLink:
         job: TrainJob,
         ledger: Ledger,
         load_probe: LoadProbe | None = None,
+        redaction: RedactionInUse | None = None,
     ) -> None:
+        self._redaction = redaction
+        self._privacy: dict[str, Any] = {}
+        """The server's settings for redaction, as the server has sent them last."""
+        self._server_privacy = PrivacySettings()
+        """The part of `_privacy` that this proxy can use."""
+        self._is_uncovered_logged = False
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | {CLIENT_HEADER: "1"},
@@ -170,11 +180,71 @@ class SwarmLink:
             is_off = status.engine_status is EngineStatus.OFFLINE
             detail = status.engine_status_detail or (self._job_refusal if is_off else None)
             lockstep = status.lockstep and self._job.lockstep
+            self._use_privacy(status.privacy)
             status = status.model_copy(
                 update={"engine_status_detail": detail, "lockstep": lockstep}
             )
         self._status = status
+        self._log_uncovered()
         (self.serving.set if self.is_serving else self.serving.clear)()
+
+    def _use_privacy(self, privacy: dict[str, Any]) -> None:
+        """Redact what the server redacts, in addition to what this proxy redacts."""
+        if privacy == self._privacy:
+            return
+        self._privacy = privacy
+        is_complete = True
+        try:
+            self._server_privacy = PrivacySettings.model_validate(privacy)
+        except ValidationError as error:
+            problem = one_line(str(error.errors(include_url=False)[0]["msg"]))
+            self._server_privacy, is_complete = usable_part(privacy), False
+            log.error(
+                "%s redacts with settings that this proxy cannot use (%s): requests are answered, "
+                "and nothing of them is stored or trained, until the proxy has been mended and "
+                "restarted",
+                self._url,
+                problem.removeprefix("Value error, "),
+            )
+        if self._redaction is not None:
+            self._redaction.set_other(self._server_privacy, is_complete=is_complete)
+
+    @property
+    def server_redacts(self) -> bool:
+        """Whether the server redacts whatever this proxy redacts by its own settings. The value is
+        False while the server's settings are unknown. It is True if this proxy redacts nothing."""
+        own = self._job.privacy_or_default
+        if not own.redacts:
+            return True
+        return self._status is not None and self._server_privacy.covers(own)
+
+    @property
+    def _has_job(self) -> bool:
+        """Whether the server is known to have the job with which its engine runs."""
+        status = self._status
+        return status is not None and status.engine_status is not EngineStatus.OFFLINE
+
+    async def until_server_redacts(self, limit_s: float) -> None:
+        """Wait until the server redacts what this proxy redacts. Return earlier if its engine runs
+        with another job, or after `limit_s` seconds."""
+        end_s = time.monotonic() + limit_s
+        while not (self.server_redacts or self._has_job) and time.monotonic() < end_s:
+            await asyncio.sleep(POLL_EVERY_S / 4)
+
+    def _log_uncovered(self) -> None:
+        """Log an error if an engine is running and the server redacts too little. The error is
+        logged once, and again after the server has redacted enough."""
+        if self.server_redacts:
+            self._is_uncovered_logged = False
+        if self.server_redacts or not self._has_job or self._is_uncovered_logged:
+            return
+        self._is_uncovered_logged = True
+        log.error(
+            "%s does not redact all that [privacy] redacts, because its engine runs with another "
+            "job: requests are answered and not trained (server_does_not_redact); stop "
+            "`fakevllm-server start` and this proxy, and start both again",
+            self._url,
+        )
 
     @property
     def model(self) -> str | None:
@@ -278,6 +348,13 @@ class SwarmLink:
             log.debug(
                 "group %s could not be aborted: the server %s", group_id, describe_error(error)
             )
+
+    async def forget_groups(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        """Ask the server to delete the captured calls of groups. Raises one of NETWORK_ERRORS if
+        the request fails. Raises ValueError if the reply is not valid."""
+        return await self._post(
+            "/forget_groups", request, ForgetGroupsReply, timeout_s=RELEASE_TIMEOUT_S
+        )
 
     async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
         """Ask the server to make a version of the weights available for sampling. Return the
@@ -437,7 +514,7 @@ class SwarmLink:
         differing = [
             f"{key} = {value}, not {wanted.get(key)}"
             for key, value in (running or {}).items()
-            if wanted.get(key) != value and key not in _PROXY_KEYS
+            if wanted.get(key) != value and key not in _UNCOMPARED_KEYS
         ]
         is_reported = differing == self._reported_differences
         self._reported_differences = differing

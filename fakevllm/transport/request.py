@@ -17,6 +17,7 @@ from fakevllm.transport.request_arm import RequestArm, check_policy, with_policy
 from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
+from fakevllm_adapters.privacy.store_header import STORE_NONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import ARM_HEADER, SIBLING_HEADER, SiblingRange
@@ -74,11 +75,15 @@ class Request:
     another app with the same id, and would continue that response."""
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. The decision is set
-    once, before it is first read. After the request was created, the proxy sets only this field and
-    `arm`. The code that sets `arm` may also replace `exchange`."""
+    once, before it is first read. After the request was created, the proxy sets only this field,
+    `arm` and `is_redacted`. The code that sets `arm` may also replace `exchange`."""
     arm: RequestArm | None = None
     """Arm of the request's session, which decides which weights answer. None if sessions are not
     assigned to arms. The arm is set once, before the first call."""
+    is_redacted: bool = False
+    """Whether the request has text that is redacted. The server captures no calls of it."""
+    is_stored: bool = True
+    """Whether the request may be stored. If False, proxy and server write nothing of it."""
 
     @property
     def body(self) -> Json:
@@ -95,15 +100,16 @@ class Request:
         """True if the server captures the calls of this request's siblings, so that the siblings
         can be trained. The server captures only calls of the training arm. An arm decides which
         weights answer a session."""
+        if self.is_redacted or not self.is_stored:
+            return False
         return self.arm is None or self.arm.is_training
 
     @property
     def call_headers(self) -> dict[str, str]:
         """The headers of calls for this request that name no sibling. The server does not capture
         such calls for training."""
-        if self.arm is None:
-            return self.headers
-        return self.headers | {ARM_HEADER: self.arm.answering.value}
+        headers = self.headers if self.is_stored else self.headers | STORE_NONE
+        return headers if self.arm is None else headers | {ARM_HEADER: self.arm.answering.value}
 
     @property
     def policy_fields(self) -> Json:

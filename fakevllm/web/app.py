@@ -19,6 +19,7 @@ from fakevllm.web.routes import (
     admin,
     evaluation,
     feedback,
+    forgetting,
     inference,
     passthrough,
     stored_responses,
@@ -27,7 +28,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
-from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.http.log_format import LogFormat, redact_logs, set_up_logging
 from fakevllm_adapters.protocol.errors import error_of_failure, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
@@ -77,7 +78,7 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
     app.add_exception_handler(DatabaseError, refuse_unread)
     app.add_exception_handler(Exception, report_failure)
-    for module in (passthrough, stored_responses, admin, feedback, evaluation):
+    for module in (passthrough, stored_responses, admin, feedback, evaluation, forgetting):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))
@@ -162,6 +163,7 @@ def serve(
 
 async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> None:
     async with open_proxy(config, files) as proxy:
+        redact_logs(lambda: proxy.redaction.redactor)
         server = GracefulServer(
             public_server_config(create_app(proxy), files.num_connections),
             on_stop=proxy.hooks.reloader.stop if proxy.hooks is not None else lambda: None,

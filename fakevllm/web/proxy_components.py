@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+import aiohttp
+
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
@@ -17,6 +19,10 @@ from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
+from fakevllm.forgetting.forgetter import Forgetter
+from fakevllm.forgetting.retention import Retention
+from fakevllm.forgetting.retention_rules import RetentionRules
+from fakevllm.forgetting.server_requests import REMEDIES, ServerProblem, ServerRequests
 from fakevllm.gate.arm_policies import ArmPolicies
 from fakevllm.gate.held_out_evaluation import EvaluationRows, SampledRow
 from fakevllm.gate.release_gate import NO_RELEASED_ARM, ReleasedArm, ReleaseGate
@@ -49,6 +55,7 @@ from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
@@ -59,7 +66,9 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
 from fakevllm.web.release_gauges import add_release_gauges
 from fakevllm.web.trained_rows import trained_rows
+from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import Task
@@ -144,6 +153,11 @@ class ProxyComponents:
     delivery: Delivery
     feedback: FeedbackService
     metrics: Metrics
+    redaction: RedactionInUse
+    """The redaction of what the ledger and the log store."""
+    forgetter: Forgetter
+    forget_requests: ServerRequests
+    retention: Retention
     evaluator: Evaluator | None = None
     """Object that samples and scores held-out rows, which are never trained; None without hooks."""
     arms: RequestArms | None = None
@@ -170,7 +184,8 @@ async def open_proxy(
         rows = _dataset_rows(config.dataset)
         held_out = _held_out_rows(config, rows)
         stack.callback(LedgerLock(config.ledger_file).close)
-        ledger = Ledger.open(config.ledger_file)
+        redaction = RedactionInUse(config.job.privacy_or_default)
+        ledger = Ledger.open(config.ledger_file, redaction=redaction)
         stack.callback(ledger.close)
         keys = config.keys()
         with ledger.reading():
@@ -178,14 +193,14 @@ async def open_proxy(
             tasks.add_dataset(rows)
             for stored in ledger.tasks():
                 tasks.add([stored.task], stored.owner)
-        hooks = await _start_hooks(config, stack)
+        hooks = await _start_hooks(config, stack, redaction)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
         slots = CallSlots(min(config.limits.num_calls, files.num_calls))
         max_siblings = SIBLINGS_PER_SLOT * slots.num_slots
         configured = config.serve.max_siblings_in_flight or max_siblings
         sibling_limit = SiblingLimit(min(configured, max_siblings))
-        link = _start_link(config, ledger, sibling_limit, stack)
+        link = _start_link(config, ledger, sibling_limit, stack, redaction)
         model_names = ModelNames(config.models.aliases, link)
         held_out_groups = HeldOutGroups(held_out, ledger)
         late = LateSamples(config.feedback, ledger, link, held_out_groups)
@@ -211,7 +226,9 @@ async def open_proxy(
             slots,
         )
         metrics = Metrics()
-        feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
+        feedback = FeedbackService(
+            config.feedback, ledger, delivery, late, hooks, tasks, metrics, redaction
+        )
         with ledger.reading():
             resends = _open_resend_cache(config, ledger)
         evaluator = None
@@ -267,11 +284,21 @@ async def open_proxy(
             # is sent.
             delivery.resend(ledger.scored_groups())
             feedback.restore()
+        forgetter = Forgetter(ledger, wait_answered=pipeline.wait_answered)
+        forget_requests = _forget_requests(ledger, link)
+        retention = Retention(
+            RetentionRules(config.job.privacy_or_default),
+            ledger,
+            forgetter,
+            tuple if gate is None else lambda: gate.open_evaluations,
+        )
+        for work in (forget_requests.run(), retention.run()):
+            stack.push_async_callback(_cancel, asyncio.create_task(work))
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         running_hooks = None
         if hooks is not None:
-            running_hooks = _open_reloads(config, hooks, ledger, tasks, stack)
+            running_hooks = _open_reloads(config, hooks, ledger, tasks, redaction, stack)
         yield ProxyComponents(
             config=config,
             ledger=ledger,
@@ -287,6 +314,10 @@ async def open_proxy(
             delivery=delivery,
             feedback=feedback,
             metrics=metrics,
+            redaction=redaction,
+            forgetter=forgetter,
+            forget_requests=forget_requests,
+            retention=retention,
             evaluator=evaluator,
             arms=arms,
             gate=gate,
@@ -345,6 +376,23 @@ def _open_arms(
     stack.push_async_callback(arms.close, running)
     add_arm_gauges(metrics, arms)
     return arms
+
+
+def _forget_requests(ledger: Ledger, link: SwarmLink) -> ServerRequests:
+    async def send(request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        try:
+            return await link.forget_groups(request)
+        except (*NETWORK_ERRORS, ValueError) as error:  # translated
+            if isinstance(error, aiohttp.ClientResponseError) and error.status in REMEDIES:
+                raise ServerProblem(REMEDIES[error.status]) from None
+            raise ServerProblem(describe_error(error)) from None
+
+    async def find_run() -> str:
+        if link.status is None:
+            raise ServerProblem("is out of reach")
+        return link.status.run_id
+
+    return ServerRequests(ledger, send, find_run)
 
 
 async def _open_gate(
@@ -502,24 +550,30 @@ def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
 
 
 def _start_link(
-    config: Config, ledger: Ledger, sibling_limit: SiblingLimit, stack: contextlib.AsyncExitStack
+    config: Config,
+    ledger: Ledger,
+    sibling_limit: SiblingLimit,
+    stack: contextlib.AsyncExitStack,
+    redaction: RedactionInUse,
 ) -> SwarmLink:
     load_probe = LoadProbe(lambda: sibling_limit.in_flight > 0)
-    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe)
+    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe, redaction)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())
     stack.push_async_callback(_cancel, following)
     return link
 
 
-async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookVersions | None:
+async def _start_hooks(
+    config: Config, stack: contextlib.AsyncExitStack, redaction: RedactionInUse
+) -> HookVersions | None:
     if config.hooks.path is None:
         if config.hooks.watch:
             raise ConfigError(
                 "hooks.watch (--watch-hooks) needs hooks: set hooks.path (--hooks), or take it out."
             )
         return None
-    worker = _new_worker(config)
+    worker = _new_worker(config, redaction)
     try:
         await worker.start()
     except BaseException:
@@ -530,10 +584,10 @@ async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> Hook
     return versions
 
 
-def _new_worker(config: Config) -> HookWorker:
+def _new_worker(config: Config, redaction: RedactionInUse) -> HookWorker:
     assert config.hooks.path is not None, "only a proxy with hooks runs them"
     sandbox = HookSandbox(config.hooks.environment, config.hooks.memory_mb)
-    return HookWorker(config.hooks.path, config.hooks.timeout_s, sandbox)
+    return HookWorker(config.hooks.path, config.hooks.timeout_s, sandbox, redaction=redaction)
 
 
 def _open_reloads(
@@ -541,6 +595,7 @@ def _open_reloads(
     versions: HookVersions,
     ledger: Ledger,
     tasks: TaskIndex,
+    redaction: RedactionInUse,
     stack: contextlib.AsyncExitStack,
 ) -> RunningHooks:
     """Start to watch the hook files, and return the objects that reload the hooks."""
@@ -551,7 +606,7 @@ def _open_reloads(
 
     limits = config.hooks.reload
     trial = HookTrial(ledger, config.ledger_file, find_task, limits, config.reward.failure_floor)
-    reloader = HookReloader(versions, lambda: _new_worker(config), trial, limits.max_s)
+    reloader = HookReloader(versions, lambda: _new_worker(config, redaction), trial, limits.max_s)
     stack.push_async_callback(reloader.close)
     files = HookFileWatch(
         config.hooks.path,

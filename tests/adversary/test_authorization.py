@@ -82,6 +82,7 @@ SERVER_ROUTES: dict[str, Access] = {
     "/release": ADMIN,
     "/rollback": ADMIN,
     "/training_limit": ADMIN,
+    "/forget_groups": ADMIN,
     "/add_logged_group": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
@@ -117,6 +118,7 @@ PROXY_ROUTES: dict[str, Access] = {
     "/fakevllm/pause": ADMIN,
     "/fakevllm/resume": ADMIN,
     "/fakevllm/hooks/reload": ADMIN,
+    "/fakevllm/forget": ADMIN,
 }
 
 PARAMETER = re.compile(r"\{[^}]+\}")

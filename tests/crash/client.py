@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsRequest
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, RollbackRequest
 from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
@@ -159,6 +160,14 @@ class Client:
             return {"group_id": name}
 
         await self._once(f"abort_group {name}", do)
+
+    async def forget(self, name: str) -> None:
+        async def do() -> Ack:
+            reply = await self._swarm.forget_service.forget(ForgetGroupsRequest(group_ids=[name]))
+            assert reply.success, reply.failure_reason
+            return {"group_id": name}
+
+        await self._once(f"forget {name}", do)
 
     async def claim(self, name: str, kind: str = "train") -> str:
         """Claim an episode and return its uuid."""

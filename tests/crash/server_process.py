@@ -119,6 +119,7 @@ async def _play_first_half(client: Client) -> None:
     await client.group("tied", 0.5, 0.5)
     await client.call(SiblingRef("aborted", 0))
     await client.abort_group("aborted")
+    await client.forget("aborted")
     await client.call(SiblingRef("open", 0))
     await client.sample("feedback", served[0][0])
     await _play_episodes(client)

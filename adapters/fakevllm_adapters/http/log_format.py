@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Literal
+
+from fakevllm_adapters.privacy.redactor import Redactor
 
 LogFormat = Literal["human", "json"]
 HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -50,6 +53,26 @@ def set_up_logging(kind: LogFormat) -> None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
         logging.captureWarnings(True)
+
+
+class RedactedLines(logging.Formatter):
+    """A log formatter that redacts the lines of another formatter."""
+
+    def __init__(self, inner: logging.Formatter, redactor: Callable[[], Redactor]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor().text(self._inner.format(record))
+
+
+def redact_logs(redactor: Callable[[], Redactor]) -> None:
+    """Redact all further lines of the process's log. `redactor` returns the redactor in use. Call
+    this function after `set_up_logging`."""
+    for handler in logging.getLogger().handlers:
+        inner = handler.formatter or logging.Formatter(HUMAN)
+        handler.setFormatter(RedactedLines(inner, redactor))
 
 
 def _time(seconds: float) -> str:

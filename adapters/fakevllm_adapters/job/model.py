@@ -13,6 +13,7 @@ from fakevllm_adapters.job.yaml_reader import (
     parse_job_yaml,
     resolve_kl_loss,
 )
+from fakevllm_adapters.privacy.settings import PrivacySettings
 
 Aggregation = Literal[
     "token-mean",
@@ -204,6 +205,14 @@ class TrainJob(SwarmSections):
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
+    privacy: PrivacySettings | None = None
+    """What is redacted before it is written, and how long contents are kept. The server adds its
+    own settings. The section of fakevllm.toml is `[privacy]`."""
+
+    @property
+    def privacy_or_default(self) -> PrivacySettings:
+        """The setting `privacy`. Without it, nothing is redacted and everything is kept."""
+        return self.privacy or PrivacySettings()
 
     @property
     def needs_reference(self) -> bool:
@@ -220,7 +229,9 @@ class TrainJob(SwarmSections):
         """
         import yaml  # here, because most commands have a job but write no YAML
 
-        return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
+        return yaml.safe_dump(
+            {"job": self.model_dump(mode="json", exclude_defaults=True)}, sort_keys=False
+        )
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ replayed request. An episode key gives access to one claimed episode.
 A key file has one key per line. A line has either the key in plain text, or the key's hash as
 `fakevllm keys add` writes it:
 
-    sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
+    sha256:<64 hex digits> NAME <date> [role <role>] [store none] [revoked <date>]
 
 A key whose line has no role is an admin's key. Before roles existed, every key had all permissions,
 so old key files keep their effect. This module does no I/O.
@@ -29,7 +29,7 @@ _APP_KEY_PREFIX = "sk-"
 
 _HASHED_LINE = re.compile(
     r"sha256:(?P<digest>[0-9a-f]{64}) (?P<name>\S+) (?P<created>\S+)"
-    r"( role (?P<role>admin|client))?( revoked (?P<revoked>\S+))?"
+    r"( role (?P<role>admin|client))?(?P<unstored> store none)?( revoked (?P<revoked>\S+))?"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RELOAD_INTERVAL_S = 1.0
@@ -112,6 +112,8 @@ class AppKey:
     revoked: str | None = None
     """Date of revocation as text; None if the key is not revoked."""
     role: Role = Role.ADMIN
+    stores_nothing: bool = False
+    """Whether nothing is stored of the requests with this key."""
 
     @property
     def fingerprint(self) -> str:
@@ -136,17 +138,25 @@ class AppKey:
         """The line for a key file that describes the key, without a line break at the end."""
         role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
-        return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
+        store = " store none" if self.stores_nothing else ""
+        return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{store}{end}"
 
 
-def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> AppKey:
+def named_key(
+    key: str,
+    name: str,
+    created: str,
+    role: Role = Role.ADMIN,
+    *,
+    stores_nothing: bool = False,
+) -> AppKey:
     """Return the entry for a new key in a key file.
 
     Raises ValueError unless the name has 1 to 64 letters, digits, dots, underscores and hyphens.
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
-    return AppKey(_digest(key), name, created, role=role)
+    return AppKey(_digest(key), name, created, role=role, stores_nothing=stores_nothing)
 
 
 def parse_key_file(text: str) -> list[AppKey]:
@@ -161,11 +171,20 @@ def parse_key_file(text: str) -> list[AppKey]:
         if (match := _HASHED_LINE.fullmatch(line)) is not None:
             digest = bytes.fromhex(match["digest"])
             role = Role(match["role"] or Role.ADMIN)
-            keys.append(AppKey(digest, match["name"], match["created"], match["revoked"], role))
+            keys.append(
+                AppKey(
+                    digest,
+                    match["name"],
+                    match["created"],
+                    match["revoked"],
+                    role,
+                    stores_nothing=match["unstored"] is not None,
+                )
+            )
         elif line.startswith("sha256:"):  # a damaged hash must not become a key in plain text
             raise ValueError(
                 f"line {number} is not `sha256:<64 hex digits> NAME DATE`, "
-                "optionally followed by `role admin` or `role client`"
+                "optionally followed by `role admin` or `role client`, and by `store none`"
             )
         else:
             keys.append(AppKey(_digest(line)))
@@ -246,6 +265,14 @@ class KeyRing:
         entry = self._find(key)
         return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
+    def stores_nothing(self, key: str | None) -> bool:
+        """Return True if nothing is stored of the requests with this API key."""
+        self._reload()
+        if not self._has_unstored:
+            return False
+        entry = self._find(key)
+        return entry is not None and entry.stores_nothing
+
     def owner_of(self, key: str | None) -> str:
         """Return the owner id of a key. Keys with the same name in the key file have the same owner
         id.
@@ -289,11 +316,17 @@ class KeyRing:
         for key in keys:
             known = valid.get(key.digest, key)
             role = Role.CLIENT if Role.CLIENT in (key.role, known.role) else Role.ADMIN
-            valid[key.digest] = replace(known, name=known.name or key.name, role=role)
+            valid[key.digest] = replace(
+                known,
+                name=known.name or key.name,
+                role=role,
+                stores_nothing=known.stores_nothing or key.stores_nothing,
+            )
         for key in keys:
             if key.revoked is not None:
                 valid.pop(key.digest, None)
         self._valid = valid
+        self._has_unstored = any(key.stores_nothing for key in valid.values())
         self._requires_key = self._requires_key or bool(keys)
 
 

@@ -240,6 +240,8 @@ class EngineStatusReply(BaseModel):
     """Newest version that training may make; None without a limit. While `weight_version` is at
     least this number, training waits. A step that is already running when the limit is set is
     completed."""
+    privacy: dict[str, Any] = {}
+    """The settings for redaction of the server and its job together; {} if nothing is redacted."""
 
 
 class SuccessReply(BaseModel):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
+from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.rescoring.hook_reloader import ReloadsStopped, ReloadState
 from fakevllm.web.arm_views import ArmStats, arm_stats
 from fakevllm.web.proxy_components import ProxyComponents, RunningHooks
@@ -129,6 +130,25 @@ class HookStats(BaseModel):
     """The last reload that found edited hook files; None if no reload has found any."""
 
 
+class PrivacyStats(BaseModel):
+    """The groups whose contents were deleted from the ledger."""
+
+    forgotten: int = 0
+    """Number of groups that `fakevllm forget` deleted."""
+    pruned: int = 0
+    """Number of groups that were pruned, because they were too old or the ledger was too large."""
+    pruned_since_start: int = 0
+    """Number of groups that were pruned since the proxy started."""
+    last_pruned_at: float | None = None
+    """Unix time at which groups were last pruned since the proxy started."""
+    unsent: int = 0
+    """Number of these groups whose calls the server has not deleted yet."""
+    server_problem: str = ""
+    """Reason why the server did not delete them at the last attempt; empty if there is none."""
+    trouble: str | None = None
+    """Reason why groups cannot be pruned, or why the ledger stays too large; None if neither."""
+
+
 class Stats(BaseModel):
     """Statistics of this proxy and its ledger."""
 
@@ -172,6 +192,8 @@ class Stats(BaseModel):
     lookups: dict[str, int]
     """Number of searches for a request's text in the dataset, by the result of the search: `hit`,
     `miss`, `tie` (several match)."""
+    privacy: PrivacyStats = PrivacyStats()
+    """What was forgotten and pruned."""
     ledger_bytes: int = 0
     """Size of the ledger in bytes."""
     ledger_dropped: int = 0
@@ -182,8 +204,10 @@ class Stats(BaseModel):
 
 _MAX_SHOWN_IDS = 3
 """Number of task ids that an error message quotes."""
-ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/hooks/reload"})
-"""Paths that require the key of an admin, because they change the training of all apps."""
+ADMIN_PATHS = frozenset(
+    {"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/hooks/reload", "/fakevllm/forget"}
+)
+"""Paths that require the key of an admin, because they affect all apps."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
@@ -293,9 +317,24 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         curve_between=curve.num_between,
         sampled_tokens=tokens,
         lookups=dict(proxy.tasks.counts),
+        privacy=await asyncio.to_thread(_privacy_stats, proxy),
         ledger_bytes=await asyncio.to_thread(ledger.num_bytes),
         ledger_dropped=ledger.health.dropped,
         ledger_error=ledger.health.error,
+    )
+
+
+def _privacy_stats(proxy: ProxyComponents) -> PrivacyStats:
+    counts, state = proxy.ledger.forgotten.counts(), proxy.retention.state
+    num_unsent = proxy.ledger.forgotten.num_unsent()
+    return PrivacyStats(
+        forgotten=counts.get(Cause.FORGOTTEN, 0),
+        pruned=counts.get(Cause.PRUNED, 0),
+        pruned_since_start=state.num_pruned,
+        last_pruned_at=state.last_at,
+        unsent=num_unsent,
+        server_problem=proxy.forget_requests.problem if num_unsent else "",
+        trouble=state.trouble,
     )
 
 

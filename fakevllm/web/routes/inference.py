@@ -12,6 +12,7 @@ from functools import partial
 
 import orjson
 
+from fakevllm.admission.admission_rules import ServeOnly, ServeOnlyReason
 from fakevllm.errors import LedgerError
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.resend_cache import identity_of
@@ -42,16 +43,21 @@ from fakevllm_adapters.http.response_ids import (
     previous_response_id_of,
     watch_response_id,
 )
+from fakevllm_adapters.privacy.store_header import stores_nothing
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
 from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.body_search import finds_in_body
 
 log = logging.getLogger("fakevllm.requests")
 
 FLUSH_S = 2.0
 """Maximum number of seconds to wait for pending writes to the ledger before an earlier answer is
 looked up in the ledger. A request may refer to an answer that was sent a moment ago."""
+JOB_WAIT_S = 3.0
+"""Maximum number of seconds for which the first requests of a proxy with redaction wait until the
+server has the proxy's job. A request that comes earlier could not be trained."""
 
 
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
@@ -65,13 +71,17 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         key = api_key_of(headers)
         app_key = fingerprint(key) if key else None
         try:
+            is_stored = not (stores_nothing(headers) or proxy.tasks.stores_nothing(key))
+            is_stored = is_stored and proxy.redaction.is_complete
             raw = await read_body(receive, limits.body_bytes)
             checked = check_body(
                 raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields
             )
-            request = await _decode(proxy, adapter, checked, headers, app_key)
-            hints, identity = hints_of(headers, checked.body), None
-            if resends.is_on:
+            if not is_stored:
+                checked = _unstored(adapter, checked)
+            request = await _decode(proxy, adapter, checked, headers, app_key, is_stored=is_stored)
+            hints, identity = _hidden_names(proxy, hints_of(headers, checked.body)), None
+            if resends.is_on and is_stored:
                 identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
                 resends.check_idempotency_key(identity)
         except WireError as error:
@@ -83,15 +93,56 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
             entry = resends.find(identity, scope)
             if entry is not None and await pipeline.answer_resend(request, entry, receive, send):
                 return
-        draft = _draft(proxy, request, hints, key, app_key, len(raw))
+        if is_stored:
+            await proxy.link.until_server_redacts(JOB_WAIT_S)
+            request.is_redacted = await finds_in_body(proxy.redaction.redactor, request.raw)
+            draft = _draft(proxy, request, hints, key, app_key, len(raw))
+        else:
+            draft = _unstored_draft(proxy, request, key, app_key)
         if identity is not None:
             draft.attempt = resends.begin(identity, request.id, scope)
-        if adapter.has_previous_response and not chooses_response_id(raw, checked.body):
+        if (
+            is_stored
+            and adapter.has_previous_response
+            and not chooses_response_id(raw, checked.body)
+        ):
             on_id = partial(_store_native_response, proxy, request, app_key)
             send = watch_response_id(send, on_id)
         await pipeline.handle(draft, receive, send)
 
     return app
+
+
+def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
+    """Return the hints with a keyed hash in place of a session's name that has redacted text. The
+    id of a session is a hash without a key, from which a name could be guessed."""
+    if not proxy.redaction.redactor or not (hints.session or hints.parent):
+        return hints
+    hide = proxy.ledger.hidden_id
+    session = None if hints.session is None else hide(hints.session)
+    parent = None if hints.parent is None else hide(hints.parent)
+    return replace(hints, session=session, parent=parent)
+
+
+def _unstored(adapter: Adapter, checked: CheckedBody) -> CheckedBody:
+    """Return the body of a request that is not stored. If the engine itself may store the answer,
+    the body asks it not to."""
+    if not adapter.has_previous_response or checked.body is None:
+        return checked
+    body = checked.body | {"store": False}
+    return replace(checked, raw=rewrite_body(checked.raw, store=False), body=body)
+
+
+def _unstored_draft(
+    proxy: ProxyComponents, request: Request, key: str | None, app_key: str | None
+) -> GroupDraft:
+    """Return the GroupDraft of a request that is not stored. The request is sampled once. It has no
+    session, and no feedback about its answer is accepted."""
+    question = request.adapter.question(request.body)
+    opening = request.adapter.opening(request.body)
+    task = proxy.tasks.find(key, opening) or Task(main_query=question)
+    request.ruling = ServeOnly(ServeOnlyReason.NOT_STORED)
+    return GroupDraft(request, task, question, app_key)
 
 
 def _draft(
@@ -120,6 +171,8 @@ def _draft(
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
     texts = (opening, question, task.main_query)
     request.ruling = proxy.traffic_gate.ruling(request, placement, key, texts)
+    if not proxy.link.server_redacts:
+        request.ruling = ServeOnly(ServeOnlyReason.SERVER_DOES_NOT_REDACT)
     return GroupDraft(
         request,
         task,
@@ -137,6 +190,8 @@ async def _decode(
     checked: CheckedBody,
     app_headers: dict[bytes, bytes],
     app_key: str | None,
+    *,
+    is_stored: bool,
 ) -> Request:
     """Return the decoded request. Its field `exchange` is the parsed body. The field is None if the
     body is not valid JSON, or if the body cannot be translated into the engine's format.
@@ -167,7 +222,8 @@ async def _decode(
     else:
         try:
             exchange = _open_exchange(proxy, adapter, body, history, alias)
-            _store_response_of(exchange, proxy, request_id, app_key)
+            if is_stored:
+                _store_response_of(exchange, proxy, request_id, app_key)
             if alias is not None:
                 exchange = RenamingExchange(exchange, alias)
             if adapter.path != adapter.upstream_path:
@@ -190,6 +246,7 @@ async def _decode(
         alias=alias,
         app_headers=app_headers,
         has_native_route=history is None,
+        is_stored=is_stored,
     )
 
 

@@ -148,6 +148,20 @@ def start(
         Path | None,
         typer.Option(help="Folder for weights, shared with the vLLM. Default: in memory."),
     ] = None,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(help="Redact texts of this kind: email | phone | card | api_key."),
+    ] = None,
+    redact_pattern: Annotated[
+        list[str] | None,
+        typer.Option(help="Redact matches of a regular expression of RE2, as NAME=EXPRESSION."),
+    ] = None,
+    retention_days: Annotated[
+        int, typer.Option(help="Days after which calls are pruned; 0: never.", min=0)
+    ] = 0,
+    max_journal_mb: Annotated[
+        int, typer.Option(help="Size in MB above which old calls are pruned; 0: any.", min=0)
+    ] = 0,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -158,6 +172,7 @@ def start(
     """Start the server. The engine starts when a client sends a job."""
     from fakevllm_runtime.engines import check_installed
     from fakevllm_server.config.model import ServerConfig, read_key, read_keys
+    from fakevllm_server.config.privacy import read_privacy
     from fakevllm_server.web.http_server import serve
 
     def run() -> None:
@@ -184,6 +199,12 @@ def start(
             engine_args=_parts(engine_arg),
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
+            privacy=read_privacy(
+                redact or [],
+                redact_pattern or [],
+                retention_days=retention_days,
+                max_journal_mb=max_journal_mb,
+            ),
         )
         check_installed(settings.local_engines)
         try:

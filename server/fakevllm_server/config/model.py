@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.media_urls import is_host_name
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.keys import KeyRing
 from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
@@ -74,6 +75,8 @@ class ServerConfig:
     weights_dir: Path | None = None
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    """What the server redacts, and how long calls are kept, in addition to what its job says."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
 

@@ -34,6 +34,9 @@ class FinishedGroups:
     def __len__(self) -> int:
         return len(self._groups)
 
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._groups
+
     def __iter__(self) -> Iterator[FinishedGroup]:
         """Iterate over a copy of the groups, because groups may be removed during the iteration."""
         return iter(list(self._groups.values()))

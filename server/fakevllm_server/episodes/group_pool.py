@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.swarm import (
     MAX_GROUP_SIZE,
     AddLoggedGroupReply,
@@ -390,6 +391,28 @@ class Pool:
     def drop_all(self, reason: str) -> dict[str, str]:
         """Drop all finished groups. Return a dict from the id of each dropped group to `reason`."""
         return dict.fromkeys(self._finished.clear(), reason)
+
+    def forget(self, group_ids: Sequence[str]) -> dict[str, str]:
+        """Remove groups and their calls from memory. Return the reason for each group that was open
+        or waited to be trained, and will not be trained.
+
+        Unknown groups are refused from now on, because a request that a client has sent before may
+        still arrive.
+        """
+        dropped: dict[str, str] = {}
+        for group_id in group_ids:
+            self._served.forget(group_id)
+            is_open = self._open.pop(group_id) is not None
+            if group_id in self._finished:
+                self._finished.remove(group_id)
+                self.quotas.dropped(group_id)
+            elif not is_open:
+                if self._ended.is_new(group_id):
+                    self._ended.remember(group_id, FORGOTTEN)
+                continue
+            self._ended.remember(group_id, FORGOTTEN)
+            dropped[group_id] = FORGOTTEN
+        return dropped
 
     def drop_rejected(self) -> dict[str, str]:
         """Drop the finished groups that were sampled by a rejected version. Return the reason for

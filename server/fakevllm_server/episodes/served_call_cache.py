@@ -38,6 +38,12 @@ class ServedCalls:
         call is not cached."""
         return None if group_id is None else self._calls.get(group_id)
 
+    def forget(self, group_id: str) -> None:
+        """Remove the model call of this group, if it is cached."""
+        call = self._calls.pop(group_id, None)
+        if call is not None:
+            self._num_tokens -= _length(call)
+
 
 def _length(call: RecordedCall) -> int:
     return len(call.prompt_ids) + len(call.response_ids)

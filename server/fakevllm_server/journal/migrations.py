@@ -89,6 +89,13 @@ def m007_releases(db: Connection) -> None:
     )
 
 
+def m008_loose_pieces(db: Connection) -> None:
+    """Note the pieces that may have bytes which no prompt uses. These are at first all pieces. Then
+    a trigger notes the pieces of each prompt that is deleted."""
+    for statement in _M008_LOOSE_PIECES:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
@@ -97,6 +104,7 @@ MIGRATIONS: list[Migration] = [
     m005_hook_hash,
     m006_prompts,
     m007_releases,
+    m008_loose_pieces,
 ]
 
 
@@ -279,5 +287,28 @@ _M006 = (
         DELETE FROM pieces WHERE num_prompts = 0 AND piece_id IN
         (SELECT json_extract(value, '$[0]') FROM json_each(OLD.slices));
     END
+    """,
+)
+
+_M008_LOOSE_PIECES = (
+    """
+    CREATE TABLE loose_pieces (
+        piece_id INTEGER NOT NULL,
+        num_deleted INTEGER NOT NULL,
+        PRIMARY KEY (piece_id)
+    )
+    """,
+    "INSERT INTO loose_pieces SELECT piece_id, 1 FROM pieces",
+    """
+    CREATE TRIGGER loosen_pieces AFTER DELETE ON prompts
+    BEGIN
+        INSERT INTO loose_pieces SELECT piece_id, 1 FROM pieces WHERE piece_id IN
+        (SELECT json_extract(value, '$[0]') FROM json_each(OLD.slices))
+        ON CONFLICT (piece_id) DO UPDATE SET num_deleted = num_deleted + 1;
+    END
+    """,
+    """
+    CREATE TRIGGER forget_loose_piece AFTER DELETE ON pieces
+    BEGIN DELETE FROM loose_pieces WHERE piece_id = OLD.piece_id; END
     """,
 )

@@ -79,6 +79,11 @@ class RecentPrompts:
             self._by_key.clear()
             raise
 
+    def clear(self) -> None:
+        """Forget the prompts. The next prompt is compared with the newest prompts of the file."""
+        self._by_key.clear()
+        self._is_loaded = False
+
     def put(self, db: Connection, prompt_ids: bytes, key: str) -> int:
         """Store a prompt, and return its id. `key` is the name of the group or the episode to which
         the call belongs."""

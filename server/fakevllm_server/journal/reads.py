@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.releases import ReleaseRecord
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
@@ -45,8 +46,8 @@ class PlannedBatch:
     version: int
     groups: Sequence[FinishedGroup]
     is_whole: bool = True
-    """Whether `groups` has all groups of the planned batch. False if corrupt groups were left out.
-    """
+    """Whether `groups` has all groups of the planned batch. False if corrupt or forgotten groups
+    were left out."""
 
 
 @dataclass(slots=True)
@@ -157,20 +158,30 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
     first.
 
     Groups with a corrupt call are left out of the batches. Their ids are appended to the list
-    `corrupt`.
+    `corrupt`. Forgotten groups are left out too (see `forgotten_groups`).
     """
     batches: list[PlannedBatch] = []
     calls = CallReader(db)
     query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
     for step, version, expected in _rows(db, query, BatchState.PLANNED):
-        members = "SELECT group_id FROM groups WHERE step = ? AND state = ? ORDER BY position"
-        ids = [row[0] for row in _rows(db, members, step, GroupState.PLANNED)]
+        members = (
+            "SELECT group_id FROM groups WHERE step = ? AND state = ? AND reason IS NOT ? "
+            "ORDER BY position"
+        )
+        ids = [row[0] for row in _rows(db, members, step, GroupState.PLANNED, FORGOTTEN)]
         groups = list(_groups(db, calls, ids, corrupt))
         is_whole = groups_hash([group.group_id for group in groups]) == expected
         if not is_whole:
-            log.error("step %d is trained again without its corrupt groups", step)
+            log.warning("step %d is trained again without its corrupt or forgotten groups", step)
         batches.append(PlannedBatch(step, version, groups, is_whole))
     return batches
+
+
+def forgotten_groups(db: Connection) -> list[str]:
+    """Return the ids of the groups of planned batches that were forgotten. They are not trained
+    again."""
+    query = "SELECT group_id FROM groups WHERE state = ? AND reason = ? ORDER BY seq"
+    return [row[0] for row in _rows(db, query, GroupState.PLANNED, FORGOTTEN)]
 
 
 def log_position(db: Connection) -> LogPosition:
@@ -390,6 +401,15 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
     planned = "SELECT group_id FROM groups WHERE step > ? AND state = ? ORDER BY seq"
     ids = [group.group_id for entry in trained.values() for group in entry.groups]
     return ids + [row[0] for row in _rows(db, planned, step, GroupState.PLANNED)]
+
+
+def num_bytes(db: Connection) -> int:
+    """Return the size of the journal's content, without free pages of the file."""
+    query = (
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+    return db.exec_driver_sql(query).scalar_one()
 
 
 def last_pruned(db: Connection) -> int:

@@ -8,6 +8,7 @@ are on disk.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sqlite3
@@ -21,14 +22,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log, vacuum
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
-from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.migrations import MIGRATIONS, m008_loose_pieces
 from fakevllm_server.journal.prompts import recent_prompts
 from fakevllm_server.journal.retention import Retention
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.types.crash_points import crash_point
+
+log = logging.getLogger("fakevllm.server")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +74,11 @@ class Journal:
         try:
             # SQLite gives its -wal and -shm files the mode of the file.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            is_old = path.stat().st_size > 0
             with self._write_engine.begin() as db:
-                migrate(db, MIGRATIONS)
+                applied = migrate(db, MIGRATIONS)
+            if is_old and m008_loose_pieces.__name__ in applied:
+                self._erase_free_pages()
             self._db = self._write_engine.connect()
             self._look_up_db = self._read_engine.connect()
         except NewerSchemaError as error:
@@ -174,6 +181,25 @@ class Journal:
             cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
             raise self._config_error(f"is damaged ({cause})") from error
 
+    def _erase_free_pages(self) -> None:
+        """Write the file anew. Older versions deleted rows without overwriting their bytes."""
+        try:
+            vacuum(self._path)
+        except sqlite3.Error as error:  # isolates: the disk may lack space for a second file
+            log.warning(
+                "the journal %s still has bytes that an older version deleted (%s): "
+                "run `sqlite3 %s VACUUM` while the server is stopped",
+                self._path,
+                error,
+                self._path,
+            )
+
+    def truncate_log(self, timeout_s: float) -> bool:
+        """Truncate the write-ahead log, so that it has no bytes of deleted rows. Return False if
+        other processes still read an old state of the journal at the timeout. The method blocks the
+        thread."""
+        return truncate_log(self._path, timeout_s)
+
     def drain(self) -> bool:
         """Block until all changes that were queued before this call are on disk, and return True.
         Return False if this takes longer than CLOSE_LIMIT_S seconds."""
@@ -227,6 +253,7 @@ def _open_engine(path: Path, begin_with: str) -> Engine:
             "journal_mode = WAL",
             # An acknowledgement holds through a power cut, not only through a kill.
             "synchronous = FULL",
+            SECURE_DELETE,
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

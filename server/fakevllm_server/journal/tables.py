@@ -122,6 +122,18 @@ class Pieces(_Row, table=True):
     num_prompts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
 
+class LoosePieces(_Row, table=True):
+    """A piece that a deleted prompt used, so that it may have bytes that no prompt uses. Triggers
+    add the row, and delete it together with the piece."""
+
+    __tablename__ = "loose_pieces"  # pyright: ignore[reportAssignmentType]
+
+    piece_id: int = Field(primary_key=True)
+    num_deleted: int
+    """Number of prompts with the piece that were deleted. It shows if another prompt was deleted
+    while the piece was examined."""
+
+
 class Samples(_Row, table=True):
     """An ended episode with its reward, or one sibling (answer) of an ended group with its
     reward."""

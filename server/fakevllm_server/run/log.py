@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from fakevllm_server.episodes.group_filter import REJECTED_VERSION
@@ -218,7 +219,8 @@ class RunLog:
         batches = self._journal.read(reads.planned_batches, corrupt)
         for batch in batches:
             self._journal.put(row_changes.unplanned(batch.step))
-        return [group.group_id for batch in batches for group in batch.groups] + corrupt
+        forgotten = self._journal.read(reads.forgotten_groups)
+        return [group.group_id for batch in batches for group in batch.groups] + corrupt + forgotten
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
         """Record that groups were dropped. `reasons` has the reason by group id."""
@@ -275,10 +277,13 @@ class RunLog:
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _read_batches(self, step: int) -> list[PlannedBatch]:
-        """Return the planned batches that must be trained, without their corrupt groups."""
+        """Return the planned batches that must be trained, without their corrupt groups and their
+        forgotten groups."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
+        forgotten = self._journal.read(reads.forgotten_groups)
+        self.record_drops(step, dict.fromkeys(forgotten, FORGOTTEN))
         for batch in batches:
             if not batch.is_whole:
                 self._journal.put(_replan_change(batch))
@@ -320,7 +325,8 @@ def _plan_change(batch: PlannedBatch) -> Change:
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
-    """Return the journal change for a planned batch whose corrupt groups were removed.
+    """Return the journal change for a planned batch whose corrupt or forgotten groups were
+    removed.
 
     The change plans the batch with the remaining groups. If no group remains, the change deletes
     the batch.

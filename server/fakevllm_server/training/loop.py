@@ -13,16 +13,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.call_text_comparison import Vocabulary
-from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.publisher import Publisher
-from fakevllm_server.training.release_service import Action, ReleaseRefused, ReturnTarget
+from fakevllm_server.training.release_service import (
+    Action,
+    ReleaseRefused,
+    Result,
+    ReturnTarget,
+)
 from fakevllm_server.training.step import StepRunner
 from fakevllm_server.training.stop_and_restart import RestartBackoff, finish_reason
 from fakevllm_server.training.submission_intake import Intake
@@ -105,7 +110,7 @@ class TrainLoop:
         self._sweep_at = 0.0
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
-        self._actions: deque[tuple[Action, asyncio.Future[ReleaseRow]]] = deque()
+        self._actions: deque[tuple[Action[Any], asyncio.Future[Any]]] = deque()
         """Actions that wait for the end of a training step."""
         self.has_ended = False
         """Whether the loop has ended, so that it runs no action any more."""
@@ -132,13 +137,14 @@ class TrainLoop:
         """Wake the loop, because the pool or the episodes have changed."""
         self._changed.set()
 
-    async def between_steps(self, action: Action) -> ReleaseRow:
-        """Run an action (a decision about a version) while no training step runs, and return the
-        action's result. If the engines cannot be started, the action is run without engines, and
-        the action's argument is None. Raise LoopEnded if the loop ends before the action is run."""
+    async def between_steps(self, action: Action[Result]) -> Result:
+        """Run an action (such as a decision about a version) while no training step runs, and
+        return the action's result. If the engines cannot be started, the action is run without
+        engines, and the action's argument is None. Raise LoopEnded if the loop ends before the
+        action is run."""
         if self.has_ended:
             raise LoopEnded
-        done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._actions.append((action, done))
         self.notify()
         return await done
@@ -318,7 +324,7 @@ class TrainLoop:
             await self._train_step()
             self._move_to_rolling()
 
-    async def _run_action(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
+    async def _run_action(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
         """Run an action. If the action raises an error, the caller of `between_steps` gets the
         error. If an engine failed, or training went back only in part, this method also raises the
         error, so that the engines are restarted."""
@@ -334,7 +340,7 @@ class TrainLoop:
         if self._engine.status is EngineStatus.WEIGHT_SYNCING:
             self._move_to_rolling()
 
-    async def _act_without_engines(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
+    async def _act_without_engines(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
         """Run an action while the engines cannot be started. If the action lets training go back to
         an earlier version, the next start of the engines restores a checkpoint that still exists
         after the action."""
@@ -348,7 +354,7 @@ class TrainLoop:
             raise failure
 
     async def _act(
-        self, action: Action, done: asyncio.Future[ReleaseRow], control: TrainLoop | None
+        self, action: Action[Any], done: asyncio.Future[Any], control: TrainLoop | None
     ) -> BaseException | None:
         """Run an action, and pass the result or the error to the caller of `between_steps`. Return
         the error. Return None if the action succeeded."""

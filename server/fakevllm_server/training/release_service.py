@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -92,9 +92,15 @@ class TrainingControl(Protocol):
         ...
 
 
-Action = Callable[[TrainingControl | None], Awaitable[ReleaseRow]]
+Result = TypeVar("Result")
+Action = Callable[[TrainingControl | None], Awaitable[Result]]
 """An action that is run between two training steps. The argument is None if no engine runs."""
-BetweenSteps = Callable[[Action], Awaitable[ReleaseRow]]
+
+
+class BetweenSteps(Protocol):
+    """A function that runs an action between two training steps, and returns its result."""
+
+    async def __call__(self, action: Action[Result], /) -> Result: ...
 
 
 class ReleaseService:

@@ -48,6 +48,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         state.follow_curves()
+        state.prune_calls()
         await state.resume()
         yield
         await asyncio.shield(state.close())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.http.log_format import LogFormat, redact_logs, set_up_logging
 from fakevllm_runtime.http_server import (
     GracefulServer,
     listening_socket,
@@ -44,6 +44,8 @@ def serve(
     listener = listening_socket(config.host, config.port, listen_fd)
     with listener:
         app = create_app(config)
+        running: ServerState = app.state.server
+        redact_logs(lambda: running.redactor)
         server = GracefulServer(public_server_config(app, files.num_connections))
         logging.getLogger("fakevllm.server").info(
             "listening on http://%s:%d, rollout %s, trainer %s",

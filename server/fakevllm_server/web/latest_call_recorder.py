@@ -16,6 +16,7 @@ import orjson
 
 from fakevllm_adapters.formats.sse import SseDecoder, data_of
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
+from fakevllm_adapters.privacy.store_header import NOT_STORED
 
 MAX_BYTES = 2**20
 """Maximum size of a kept request body, and of a kept response body."""
@@ -102,7 +103,8 @@ class LatestCall:
                     is_stream = _is_event_stream(message["headers"])
                 else:
                     response.add(message.get("body", b""))
-                    if status == 200 and not message.get("more_body", False):
+                    is_last = status == 200 and not message.get("more_body", False)
+                    if is_last and not scope.get(NOT_STORED):
                         self._latest = _Call(format_name, request, response, is_stream)
                 await send(message)
 

@@ -7,11 +7,16 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.redactor import Redactor
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -25,7 +30,6 @@ from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal.group_commit_writer import JournalError
-from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.folder import RunFolder
@@ -35,10 +39,12 @@ from fakevllm_server.run.model_identity import NO_MODEL, ModelIdentity, identify
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
+from fakevllm_server.training.call_retention import CallRetention
 from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.forget_service import ForgetService
 from fakevllm_server.training.loop import LoopEnded, TrainLoop
 from fakevllm_server.training.policies import PolicyLoader
-from fakevllm_server.training.release_service import Action, ReleaseService
+from fakevllm_server.training.release_service import Action, ReleaseService, Result
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
@@ -91,6 +97,13 @@ class ServerState:
     """Loader of earlier versions of the weights, or None while the engine is off."""
     release_service: ReleaseService = field(init=False)
     """Object that makes the decisions about versions of the current run."""
+    forget_service: ForgetService = field(init=False)
+    """Object that forgets groups of the current run."""
+    _pruning: asyncio.Task[None] | None = None
+    """Task that prunes old calls of the current run."""
+    _redaction: RedactionInUse = field(init=False)
+    _redacted_job: TrainJob | None = None
+    """Job whose settings `_redaction` has."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -100,6 +113,7 @@ class ServerState:
     need such a task at its start."""
 
     def __post_init__(self) -> None:
+        self._redaction = RedactionInUse(self.config.privacy)
         self._lock = RunFolder(self.config.run_dir)
         self._runs = RunDirectory(self.config.run_dir)
         try:
@@ -114,6 +128,36 @@ class ServerState:
         self.job = self.run.job
         self.engine.global_step = self.runlog.last_step + 1
         self.release_service = self._new_release_service()
+        self.forget_service = self._new_forget_service()
+
+    def _new_forget_service(self) -> ForgetService:
+        run = self.run
+        return ForgetService(
+            run.journal,
+            run.runlog,
+            run.intake,
+            self.engine,
+            self._between_steps,
+            lambda: self._loop is not None and not self._loop.has_ended and self._loop.has_planned,
+            run.run_id,
+        )
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        """What the server's flags and its job redact and prune together."""
+        return self._redaction_in_use.settings
+
+    @property
+    def redactor(self) -> Redactor:
+        """The redactor of what the server's flags and its job redact together."""
+        return self._redaction_in_use.redactor
+
+    @property
+    def _redaction_in_use(self) -> RedactionInUse:
+        if self.job is not self._redacted_job:
+            self._redacted_job = self.job
+            self._redaction.set_other((self.job or TrainJob()).privacy_or_default)
+        return self._redaction
 
     def _new_release_service(self) -> ReleaseService:
         run = self.run
@@ -126,7 +170,7 @@ class ServerState:
             run_id=run.run_id,
         )
 
-    async def _between_steps(self, action: Action) -> ReleaseRow:
+    async def _between_steps(self, action: Action[Result]) -> Result:
         """Run an action at a time when no training step runs, and no engine starts or stops."""
         while True:
             loop = self._loop
@@ -135,9 +179,9 @@ class ServerState:
                     return await loop.between_steps(action)
             async with self.engine_lock:
                 if self._loop is None or self._loop.has_ended:
-                    row = await action(None)
+                    result = await action(None)
                     self.engine.global_step = self.runlog.last_step + 1
-                    return row
+                    return result
 
     def _open_run(self, relative: str) -> OpenRun:
         """Open a run. `relative` is its folder, relative to the run directory. Raises ConfigError
@@ -309,8 +353,10 @@ class ServerState:
     async def _replace_run(self, run: OpenRun) -> None:
         """Make `run`, which is already open, the current run. Close the previous run."""
         await self.release_service.close()
+        await self.forget_service.close()
         previous, self.run = self.run, run
         self.release_service = self._new_release_service()
+        self.forget_service = self._new_forget_service()
         self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
         if run.runlog.last_step:
@@ -365,10 +411,26 @@ class ServerState:
 
     async def close(self) -> None:
         """Stop the engine, close the journal and release the run directory."""
+        if self._pruning is not None:
+            self._pruning.cancel()
+            await asyncio.gather(self._pruning, return_exceptions=True)
         await self.stop_engine()
         await self.release_service.close()
+        await self.forget_service.close()
         await self.run.close()
         self._lock.close()
+
+    def prune_calls(self) -> None:
+        """Prune old calls of the current run until `close`."""
+
+        async def forget(group_ids: Sequence[str]) -> None:
+            request = ForgetGroupsRequest(group_ids=list(group_ids))
+            reply = await self.forget_service.forget(request)
+            if not reply.success:
+                log.warning("old calls are not pruned completely: %s", reply.failure_reason)
+
+        retention = CallRetention(lambda: self.privacy, lambda: self.run.journal, forget)
+        self._pruning = asyncio.create_task(retention.run())
 
     def follow_curves(self) -> None:
         """Write the TensorBoard curves of the current run until `close`. If another run becomes

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,11 @@ from fakevllm.cli.main import app
 from fakevllm.errors import LedgerError, UserError
 from fakevllm.export.command import ExportSettings, run_export
 from fakevllm.export.row_formats import FORMATS
-from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.new_file import new_file
 from fakevllm_adapters.protocol.swarm import Task
-from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.ledger.ledger_cases import group, make_older
 
 NUM_GROUPS = 5
 CHAT = '{"messages":[{"role":"user","content":"1+1?"}]}'
@@ -306,10 +306,7 @@ def test_the_held_out_rows_and_the_dataset_of_the_configuration_are_used(
 def test_a_ledger_of_an_older_schema_is_exported_from_a_copy(
     settings: ExportSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with sqlite3.connect(settings.ledger) as db:
-        db.execute("DROP TABLE rescored")
-        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
-    db.close()
+    make_older(settings.ledger)
     before = settings.ledger.read_bytes()
     assert len(export(settings)[0]) == NUM_GROUPS
     assert f"{settings.ledger} has the schema of an older version" in capsys.readouterr().err
@@ -334,14 +331,11 @@ def test_a_changed_ledger_of_an_older_schema_is_copied_again(
         FeedbackRecord(group_id="g0", feedback_id="f", received_at=1.0, edited="6")
     )
     store.close()
-    with sqlite3.connect(settings.ledger) as db:
-        db.execute("DROP TABLE rescored")
-        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
+    make_older(settings.ledger)
     before, _ = export(settings)
     assert export(settings)[0] == before
-    with db:
+    with closing(sqlite3.connect(settings.ledger)) as db, db:
         db.execute(change)
-    db.close()
     assert export(settings)[0] != before
 
 

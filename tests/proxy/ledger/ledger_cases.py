@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
@@ -115,3 +116,12 @@ def marks(ledger: Ledger, group_id: str = "g1") -> list[bool]:
     found = ledger.group(group_id)
     assert found is not None
     return [one.trained for one in found.siblings]
+
+
+def make_older(path: Path) -> None:
+    """Change a ledger to the schema before the tables `rescored` and `forgotten_groups`."""
+    with closing(sqlite3.connect(path)) as db, db:
+        for table in ("rescored", "forgotten_groups", "loose_pieces"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("DROP INDEX ix_calls_response_piece")
+        db.execute("DELETE FROM migrations WHERE name >= 'm016'")

@@ -18,8 +18,9 @@ from fakevllm.hooks.results import Json
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.command import RescoreSettings, run_rescore
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import Task
-from tests.proxy.ledger.ledger_cases import group, rows, sibling
+from tests.proxy.ledger.ledger_cases import group, make_older, rows, sibling
 
 PREFER_LAST = """
 def on_compute_relative_reward(valid_results, all_answers):
@@ -31,6 +32,16 @@ def on_compute_relative_reward(valid_results, all_answers):
     if valid_results[0].task.metadata.get("is_old"):
         raise KeyError("answer")
     return [0.5 for _ in valid_results]
+"""
+NOTE_ADDRESS = """
+def on_compute_relative_reward(valid_results, all_answers):
+    print("printed to ann@example.org")
+    all_answers[0]["note"] = "written by ann@example.org"
+    return [0.5 for _ in valid_results]
+"""
+NAME_ADDRESS = """
+def on_compute_relative_reward(valid_results, all_answers):
+    raise ValueError("no answer for ann@example.org")
 """
 NO_ROOM = "SELECT RAISE(ABORT, 'no room')"
 NUM_GROUPS = 5
@@ -79,6 +90,21 @@ def test_the_new_rewards_stand_beside_the_old_ones(settings: RescoreSettings) ->
     assert notes[:2] == [('{"note":"first"}', figures["hook_hash"]), (None, figures["hook_hash"])]
     old = rows(settings.ledger, 'SELECT reward FROM siblings ORDER BY group_id, "index"')
     assert old == [(1.0,), (0.0,)] * NUM_GROUPS
+
+
+def test_what_the_hooks_write_and_print_is_redacted(
+    settings: RescoreSettings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    privacy = PrivacySettings(redact=("email",))
+    for code in (NOTE_ADDRESS, NAME_ADDRESS):
+        rescore(replace(settings, hooks=hooks(tmp_path, code), privacy=privacy, last=1))
+    noted, _, failed, _ = rows(
+        settings.ledger, "SELECT annotations_json, reason FROM rescored ORDER BY rowid"
+    )
+    assert noted == ('{"note":"written by [redacted: email]"}', None)
+    assert "no answer for [redacted: email]" in str(failed[1])
+    assert "printed to [redacted: email]" in capfd.readouterr().err
+    assert b"ann@example.org" not in settings.ledger.read_bytes()
 
 
 def test_a_repeated_command_scores_only_what_is_new(settings: RescoreSettings) -> None:
@@ -165,7 +191,7 @@ def test_a_ledger_of_an_older_schema_is_migrated_on_a_copy(settings: RescoreSett
     assert rescore(settings)[1]["num_known"] == 0
     assert rescore(settings)[1]["num_known"] == NUM_GROUPS
     assert settings.ledger.read_bytes() == before
-    copy = settings.ledger.with_name("ledger.m016_rescored.sqlite")
+    copy = settings.ledger.with_name(f"ledger.{MIGRATIONS[-1].__name__}.sqlite")
     assert len(rows(copy, "SELECT 1 FROM rescored")) == 2 * NUM_GROUPS
     assert copy.stat().st_mode & 0o777 == 0o600
 
@@ -193,20 +219,12 @@ def test_a_copy_of_an_older_ledger_gets_new_groups_and_keeps_its_results(
 @pytest.mark.parametrize("remnant", ["part", "unmigrated"])
 def test_an_interrupted_copy_is_made_again(settings: RescoreSettings, remnant: str) -> None:
     make_older(settings.ledger)
-    copy = settings.ledger.with_name("ledger.m016_rescored.sqlite")
+    copy = settings.ledger.with_name(f"ledger.{MIGRATIONS[-1].__name__}.sqlite")
     if remnant == "part":
         copy.with_name(f"{copy.name}.part").write_bytes(b"a part of a database")
     else:
         copy.write_bytes(settings.ledger.read_bytes())
     assert rescore(settings)[1]["num_compared"] == NUM_GROUPS
-
-
-def make_older(ledger: Path) -> None:
-    """Change a ledger to the schema before the table `rescored`."""
-    with sqlite3.connect(ledger) as db:
-        db.execute("DROP TABLE rescored")
-        db.execute("DELETE FROM migrations WHERE name = ?", (MIGRATIONS[-1].__name__,))
-    db.close()
 
 
 def test_hooks_get_the_rows_of_the_dataset_file(settings: RescoreSettings) -> None:

@@ -22,6 +22,8 @@ from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.in_use import RedactionInUse
+from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
@@ -42,9 +44,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @asynccontextmanager
 async def following(
-    swarm: ScriptedSwarm, ledger: Ledger, load_probe: LoadProbe | None = None
+    swarm: ScriptedSwarm,
+    ledger: Ledger,
+    load_probe: LoadProbe | None = None,
+    job: TrainJob | None = None,
 ) -> AsyncGenerator[SwarmLink]:
-    link = SwarmLink(swarm.url, None, TrainJob(), ledger, load_probe)
+    link = SwarmLink(swarm.url, None, job or TrainJob(), ledger, load_probe)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -355,6 +360,59 @@ async def test_an_engine_that_another_client_restarts_with_another_job_is_logged
             swarm.answers["/get_engine_status"] = other_run
             await until(lambda: "experiment_name = b, not None" in caplog.text)
     assert len([line for line in link_messages(caplog) if "lora_rank = 4, not 0" in line]) == 1
+
+
+async def test_a_server_that_redacts_less_than_the_proxy_is_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = PrivacySettings(redact=("email",), patterns={"mine": "K-[0-9]+"})
+    partial = {"redact": ["email", "card"]}
+    complete = partial | {"patterns": {"other_name": "K-[0-9]+"}}
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob().model_dump()
+        async with following(swarm, ledger, job=TrainJob(privacy=own)) as link:
+            for privacy, expected in [({}, False), (partial, False), (complete, True)] * 2:
+                status = ROLLING.model_copy(update={"privacy": privacy})
+                swarm.answers["/get_engine_status"] = status
+                await until(lambda status=status: link.status == status)
+                assert link.server_redacts is expected
+    lines = [line for line in link_messages(caplog) if "server_does_not_redact" in line]
+    assert len(lines) == 2
+    assert "start both again" in lines[0]
+
+
+async def test_a_proxy_that_only_prunes_does_not_need_a_server_that_redacts(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob().model_dump()
+        swarm.answers["/get_engine_status"] = ROLLING
+        job = TrainJob(privacy=PrivacySettings(retention_days=1))
+        async with following(swarm, ledger, job=job) as link:
+            assert link.server_redacts  # also before the first status
+            await until(lambda: link.status is not None)
+            assert link.server_redacts
+    assert not [line for line in link_messages(caplog) if "server_does_not_redact" in line]
+
+
+async def test_settings_that_the_proxy_cannot_use_are_used_in_part_and_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    redaction = RedactionInUse(PrivacySettings())
+    privacy = {"redact": ["email", "of_a_newer_version"], "patterns": {"bad": "("}}
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"privacy": privacy})
+        link = SwarmLink(swarm.url, None, TrainJob(), ledger, redaction=redaction)
+        task = asyncio.create_task(link.run())
+        await link.reached.wait()
+        await until(lambda: swarm.calls["/get_engine_status"] > 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+    assert not redaction.is_complete
+    assert redaction.redactor.text("ann@example.org") == "[redacted: email]"
+    lines = [line for line in link_messages(caplog) if "nothing of them is stored" in line]
+    assert len(lines) == 1
 
 
 class StartingSwarm(ScriptedSwarm):

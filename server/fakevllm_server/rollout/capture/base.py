@@ -26,6 +26,8 @@ import orjson
 
 from fakevllm_adapters.formats.chat import is_true
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
+from fakevllm_adapters.privacy.continued_text import continued_texts
+from fakevllm_adapters.privacy.redactor import OFF, AnswerTexts, Redactor
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
     sampling_temperature,
@@ -42,6 +44,8 @@ Json = dict[str, Any]
 _USAGE = "include_usage"
 _MISSING_LOGPROB = -9999.0
 """Value that vLLM prints for a logprob that it does not have."""
+REDACTED = "redacted"
+"""Reason why a call cannot be trained: its text has something that is redacted."""
 _CUT_OFF = ("abort", "error")
 """Finish reasons that show that an answer is incomplete."""
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -60,14 +64,20 @@ class CallCapture(ABC):
         refusal: str | None = None,
         *,
         reports_allowed: bool = False,
+        redactor: Redactor = OFF,
+        is_redacted: bool = False,
     ) -> None:
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why calls of this engine must not be trained on, or None if these
         calls may be trained on. `reports_allowed` is True if the engine can report the set of
-        tokens from which each token was sampled.
+        tokens from which each token was sampled. `is_redacted` is True if the request has text that
+        is redacted. In this case, and if `redactor` finds something in the answer, the recorded
+        call has no tokens.
         """
+        self._redactor = redactor
+        self._is_redacted = is_redacted
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
         self._temperature = sampling_temperature(sampling)
@@ -105,6 +115,8 @@ class CallCapture(ABC):
         self.usage_chunk: Json | None = None
         """The usage chunk of the stream, as the engine sent it; None if there was none."""
         self._capture_failure: str | None = None
+        self._texts = AnswerTexts() if self._redactor and not self._is_redacted else None
+        """The texts of the answer; None if they are not searched."""
         self._has_error_event = False
 
     @property
@@ -175,6 +187,8 @@ class CallCapture(ABC):
         parsed already."""
         usage: Json = body.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens")
+        if self._texts is not None:
+            self._texts.add(body)
         self._record_and_hide(body)
         return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
 
@@ -196,6 +210,12 @@ class CallCapture(ABC):
         return self.body.get("n") in (None, 1)
 
     @property
+    def takes_long(self) -> bool:
+        """Whether `record` may take so long that another thread should call it: it reads the sets
+        of allowed tokens, or searches a long answer."""
+        return self._requests_allowed or (self._texts is not None and self._texts.is_long)
+
+    @property
     def requests_allowed(self) -> bool:
         """Whether the engine is asked for the set of allowed tokens at each position."""
         return self._requests_allowed
@@ -215,6 +235,8 @@ class CallCapture(ABC):
 
         Raises ValueError, TypeError or LookupError if the tokens are malformed.
         """
+        if self._texts is not None:
+            self._texts.add_answer(answer)
         self._ids += checked_ids(tokens["token_ids"])
         self._logprobs += tokens["logprobs"]
         self._completion_tokens = len(self._ids)
@@ -230,6 +252,8 @@ class CallCapture(ABC):
         event that was held back is returned later, in front of the next event for the app.
         """
         try:
+            if self._texts is not None:
+                self._texts.add_answer(event)
             if self._token_events is not None and self._held_chunk is None:
                 shown = self._token_events.read(event)
                 if shown is not None:
@@ -259,6 +283,9 @@ class CallCapture(ABC):
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
             return None
+        if self._is_redacted or self._finds_in_answer():
+            reason, finish = REDACTED, self._finish_reason
+            return RecordedCall([], [], None, [], self._temperature, finish, reason)
         self._take_tokens()
         has_all = len(self._logprobs) == len(self._ids) and _are_logprobs(self._logprobs)
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
@@ -279,6 +306,12 @@ class CallCapture(ABC):
             ),
             allowed=allowed,
         )
+
+    def _finds_in_answer(self) -> bool:
+        """Return True if the answer has text that is redacted, also if it begins in the prompt."""
+        if self._texts is None:
+            return False
+        return self._redactor.finds_continued(continued_texts(self.body), self._texts.texts)
 
     def _untrainable_reason(
         self, has_logprobs: bool, allowed: TokenMasks | None, *, is_doubtful: bool

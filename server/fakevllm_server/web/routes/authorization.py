@@ -29,6 +29,7 @@ ADMIN_PATHS = frozenset(
         "/release",
         "/rollback",
         "/training_limit",
+        "/forget_groups",
         "/add_logged_group",
         "/replay_latest_llm_call",
         "/get_episode_tokens",

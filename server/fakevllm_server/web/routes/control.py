@@ -120,6 +120,7 @@ def router(state: ServerState) -> APIRouter:
             released=state.run.releases.state.released,
             num_releases=state.run.releases.num_records,
             training_limit=state.run.releases.training_limit,
+            privacy=state.privacy.model_dump(mode="json", exclude_defaults=True),
         )
 
     @routes.post("/sync_train_config")

@@ -10,8 +10,12 @@ group is a group of an earlier run, which `fakevllm retrain` reads from a ledger
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
@@ -22,9 +26,13 @@ from fakevllm_adapters.protocol.swarm import (
     EndGroupRequest,
     SuccessReply,
 )
+from fakevllm_server.training.forget_service import ForgettingPending
+from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.web.routes.refusals import DirectRoute, StrictRoute
 from fakevllm_server.web.server_state import ServerState
+
+log = logging.getLogger("fakevllm.server")
 
 
 def router(state: ServerState) -> APIRouter:
@@ -75,6 +83,19 @@ def router(state: ServerState) -> APIRouter:
     async def abort_group(request: AbortGroupRequest) -> SuccessReply:
         await state.intake.abort_group(request.group_id)
         return SuccessReply(success=True)
+
+    @routes.post("/forget_groups")
+    async def forget_groups(request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        """Delete the captured calls of groups. Groups that wait to be trained are dropped."""
+        try:
+            return await state.forget_service.forget(request)
+        except ForgettingPending:
+            raise unavailable(
+                "The groups are in a training step that has not ended: send the same request again."
+            ) from None
+        except BackendError as failure:
+            log.error("groups could not be forgotten: %s", failure)
+            raise unavailable("The engine failed: send the same request again.") from None
 
     return routes
 

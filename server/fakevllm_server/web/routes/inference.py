@@ -37,6 +37,7 @@ from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
 from fakevllm_adapters.http.response_ids import previous_response_id_of
+from fakevllm_adapters.privacy.store_header import NOT_STORED, stores_nothing
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import (
     WireError,
@@ -202,6 +203,8 @@ async def _answer_call(
     headers = header_map(scope)
     siblings = _siblings_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
+    is_unstored = stores_nothing(headers) or state.config.keys.stores_nothing(api_key_of(headers))
+    scope[NOT_STORED] = is_unstored
     if siblings is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
     # The proxy has checked the bodies of its calls by its own limits, which its user can set.
@@ -220,7 +223,7 @@ async def _answer_call(
     if adapter.has_previous_response:
         key = key_fingerprint(headers)
         _check_previous_response(state, key, checked)
-        store = partial(state.responses.store, key)
+        store = None if is_unstored else partial(state.responses.store, key)
     call = ClientCall(
         adapter,
         checked.raw,
@@ -231,25 +234,33 @@ async def _answer_call(
         store,
         reports_version=_is_of_proxy(headers),
         policy_version=policy_version,
+        redactor=state.redactor,
     )
-    if siblings is None and episode is None:
+    if episode is not None:
+        return await _answer_episode_call(state, episode, call, is_stored=not is_unstored)
+    if is_unstored or siblings is None:
         _log_direct_call(state, headers)
-        return await _attempt_twice(state, call.relay)
-    if siblings is not None:
+        await _attempt_twice(state, call.relay)
+    else:
         if siblings.num > 1:
             attempt = call.captured_siblings(siblings, state.intake.add_calls)
         else:
             attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
-        return await _attempt_twice(state, attempt)
-    assert episode is not None
+        await _attempt_twice(state, attempt)
+
+
+async def _answer_episode_call(
+    state: ServerState, episode: Episode, call: ClientCall, *, is_stored: bool
+) -> None:
+    """Answer a call of an episode. A call that is not stored keeps the episode claimed, too."""
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
     state.participation.clients.touch(episode.client_uuid, now)
     try:
         # The call is saved before the last byte is sent, because the client may end the episode as
         # soon as it has that byte.
-        attempt = call.captured(partial(state.intake.add_episode_call, episode))
-        await _attempt_twice(state, attempt)
+        save = partial(state.intake.add_episode_call, episode)
+        await _attempt_twice(state, call.captured(save) if is_stored else call.relay)
     finally:
         state.episodes.call_ends(episode, time.monotonic())
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.redactor import AnswerTexts
 from fakevllm_adapters.protocol.batch_status import (
     AgreeRequest,
     EpisodeBuffer,
@@ -36,6 +37,7 @@ MASKED = "***"
 """Text that replaces an episode's key. Only the client that claimed the episode needs the key, and
 this client got the key in the reply to the claim."""
 
+_LATEST_CALL_REDACTED = "The latest LLM call has text that is redacted."
 _LATEST_CALL_NOT_KEPT = (
     "The server does not keep the latest call: start it with --keep-latest-call to inspect calls."
 )
@@ -74,11 +76,17 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
         call = latest_call.as_json()
         if call is None:
             raise HTTPException(404, "No LLM call has been made yet")
+        texts = AnswerTexts()
+        texts.add_answer(call)
+        redacted = state.redactor.json_text(call.decode()).encode()
+        if redacted != call or state.redactor.finds_any(texts.texts):
+            raise HTTPException(404, _LATEST_CALL_REDACTED)
         return Response(call, media_type="application/json")
 
     @routes.post("/push_verbose_log")
     async def push_verbose_log(request: VerboseRequest) -> SuccessReply:
-        verbose.push(request.tag, request.message, now=time.monotonic(), unix_now=time.time())
+        tag, message = map(state.redactor.text, (request.tag, request.message))
+        verbose.push(tag, message, now=time.monotonic(), unix_now=time.time())
         return SuccessReply(success=True)
 
     @routes.get("/get_verbose_logs")

@@ -24,6 +24,7 @@ from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.http.receipt_headers import VersionedSend
 from fakevllm_adapters.http.response_ids import chooses_response_id, watch_response_id
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.privacy.redactor import OFF, Redactor
 from fakevllm_adapters.protocol.errors import WireError, bad_request, not_served
 from fakevllm_adapters.protocol.swarm import SiblingRange, SiblingRef
 from fakevllm_adapters.vllm_compat.token_limits import (
@@ -31,6 +32,7 @@ from fakevllm_adapters.vllm_compat.token_limits import (
     drop_token_limits,
     is_over_context,
 )
+from fakevllm_runtime.body_search import finds_in_body
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
@@ -80,6 +82,8 @@ class ClientCall:
     """Whether the client gets the version of the weights as a response header."""
     policy_version: int | None = None
     """Version of the policy that the call names; None if it names the served weights."""
+    redactor: Redactor = OFF
+    """Redactor of the texts whose tokens are not kept."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine, and send the engine's answer to the client. The call is not
@@ -187,7 +191,8 @@ class ClientCall:
         body = {name: value for name, value in exchange.body.items() if name != "n"}
         if CAPTURES[path].cannot_capture(body):
             raise CannotShare("it cannot be trained on")
-        create_capture = partial(self._create_capture, engine)
+        is_redacted = await self._is_redacted(exchange)
+        create_capture = partial(self._create_capture, engine, is_redacted=is_redacted)
         shared = SharedCapture(path, body, siblings.num, engine.forms, create_capture)
         refs = siblings.siblings
 
@@ -209,13 +214,23 @@ class ClientCall:
             version_of,
         )
 
-    def _create_capture(self, engine: EngineClient, body: Json) -> CallCapture:
+    async def _is_redacted(self, exchange: Exchange) -> bool:
+        """Return True if the request has text that is redacted. Raises NotWritable."""
+        if not self.redactor:
+            return False
+        return await finds_in_body(self.redactor, self._request_body(exchange))
+
+    def _create_capture(
+        self, engine: EngineClient, body: Json, *, is_redacted: bool
+    ) -> CallCapture:
         endpoint = engine.endpoint
         return CAPTURES[self.adapter.upstream_path](
             body,
             endpoint.default_sampling,
             endpoint.refusal,
             reports_allowed=endpoint.reports_allowed,
+            redactor=self.redactor,
+            is_redacted=is_redacted,
         )
 
     async def _capture(
@@ -226,7 +241,8 @@ class ClientCall:
         save: SaveCall,
         raises_refused: ErrorPredicate,
     ) -> None:
-        capture = self._create_capture(engine, exchange.body)
+        is_redacted = await self._is_redacted(exchange)
+        capture = self._create_capture(engine, exchange.body, is_redacted=is_redacted)
 
         async def on_finished() -> None:
             call = await _record(capture, stamp)
@@ -359,7 +375,8 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
     """Return the recorded call of a capture. If the engine reports which tokens were allowed at
     each position, the capture is read in a worker thread. A long answer may have thousands of such
-    sets of allowed tokens. Reading them in the event loop would block it."""
-    if capture.requests_allowed:
+    sets of allowed tokens. Reading them in the event loop would block it. The same is true for a
+    long answer in which texts to redact are searched."""
+    if capture.takes_long:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)

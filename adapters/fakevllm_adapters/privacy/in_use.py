@@ -1,0 +1,31 @@
+"""The redaction that a running process uses."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.privacy.redactor import Redactor
+from fakevllm_adapters.privacy.settings import PrivacySettings
+
+
+class RedactionInUse:
+    """The process's own settings for redaction, together with those of the other process. Whatever
+    one of the two redacts is redacted.
+
+    A proxy gets the settings of its server with the server's status. A server gets the settings of
+    a proxy with the job.
+    """
+
+    def __init__(self, own: PrivacySettings, other: PrivacySettings | None = None) -> None:
+        self._own = own
+        self.is_complete = True
+        """Whether this process can use all settings of the other process. If not, it must store no
+        texts."""
+        self.set_other(other or PrivacySettings())
+
+    def set_other(self, other: PrivacySettings, *, is_complete: bool = True) -> None:
+        """Use these settings of the other process, together with the own settings. `is_complete` is
+        False if they are only the part that this process can use."""
+        self.is_complete = is_complete
+        self.settings = self._own.union(other)
+        """The settings of both processes together."""
+        self.redactor: Redactor = self.settings.redactor
+        """The redactor with these settings."""

@@ -1,0 +1,15 @@
+"""Search of a request body for texts to redact, without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakevllm_adapters.privacy.redactor import LONG_BYTES, Redactor
+
+
+async def finds_in_body(redactor: Redactor, raw: bytes) -> bool:
+    """Return True if a request body has text that is redacted. If it is long, another thread
+    searches it."""
+    if not redactor or len(raw) < LONG_BYTES:
+        return redactor.finds_in_body(raw)
+    return await asyncio.to_thread(redactor.finds_in_body, raw)

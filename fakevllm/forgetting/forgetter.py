@@ -1,0 +1,129 @@
+"""Delete the contents of groups through the ledger's writer, in slices, so that records of new
+groups never wait long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from fakevllm.errors import LedgerError
+from fakevllm.ledger.forgotten_groups import Cause, FoundGroups, Target
+from fakevllm.ledger.store import Ledger
+from fakevllm.ledger.writer import WriteReceipt
+from fakevllm_runtime.piece_ranges import in_batches
+
+GROUPS_PER_SLICE = 20
+"""Number of groups whose contents one change deletes. A change of this size takes some
+milliseconds, and records of new groups are written between two changes."""
+PIECES_PER_SLICE = 50
+"""Number of pieces that one change erases. A piece may have the size of a long request."""
+WAIT_S = 30.0
+"""Maximum seconds for which open requests and groups in flight are waited for."""
+POLL_S = 0.2
+TRUNCATE_S = 10.0
+"""Maximum seconds for which other readers of the ledger are waited for, so that its write-ahead log
+can be truncated."""
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """The groups of the targets after their contents were deleted."""
+
+    group_ids: list[str] = field(default_factory=list[str])
+    """Groups whose contents were deleted now."""
+    found: list[str] = field(default_factory=list[str])
+    """All groups of the targets."""
+    num_in_flight: int = 0
+    num_open: int = 0
+    is_log_truncated: bool = True
+
+
+class Forgetter:
+    """Deletes the contents of groups of one ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        wait_s: float = WAIT_S,
+        wait_answered: Callable[[float], Awaitable[int]] | None = None,
+    ) -> None:
+        """Create the object. `wait_answered` waits until the requests that are open now are
+        answered and recorded, at most so many seconds, and returns the number of requests that are
+        still open. `wait_s` is 0 if no proxy runs."""
+        self._ledger = ledger
+        self._wait_s = wait_s
+        self._wait_answered = wait_answered
+        self._lock = asyncio.Lock()
+        """Lock that is held while contents are deleted, because the erasure of pieces allows only
+        one deletion at a time."""
+        self._is_log_truncated = True
+
+    async def forget(self, targets: Sequence[Target]) -> Forgotten:
+        """Delete the contents of all groups of the targets. Wait for open requests and for groups
+        in flight. Raises LedgerError if the ledger cannot be written."""
+        deadline = time.monotonic() + self._wait_s
+        forgotten = Forgotten()
+        if self._wait_answered is not None:
+            forgotten.num_open = await self._wait_answered(self._wait_s)
+        async with self._lock:
+            await self._ledger.flush()
+            while True:
+                found = await asyncio.to_thread(self._find, targets)
+                await self._clear(found.ready, Cause.FORGOTTEN)
+                forgotten.group_ids.extend(found.ready)
+                if not found.in_flight or time.monotonic() >= deadline:
+                    break
+                await asyncio.sleep(POLL_S)
+            forgotten.found = [*found.forgotten, *found.ready, *found.in_flight]
+            forgotten.num_in_flight = len(found.in_flight)
+            forgotten.is_log_truncated = await self._erase()
+        return forgotten
+
+    async def prune(self, group_ids: Sequence[str]) -> None:
+        """Delete the contents of old groups. Raises LedgerError if the ledger cannot be written."""
+        async with self._lock:
+            await self._clear(group_ids, Cause.PRUNED)
+            await self._erase()
+
+    async def finish(self) -> None:
+        """Erase the bytes that an interrupted deletion has left, also one of an earlier process.
+        Truncate the write-ahead log, if another process kept an earlier deletion from doing so.
+        Raises LedgerError if the ledger cannot be written."""
+        async with self._lock:
+            with self._ledger.reading():
+                pieces = await asyncio.to_thread(self._ledger.forgotten.loose_pieces)
+            if pieces or not self._is_log_truncated:
+                await self._erase()
+
+    def _find(self, targets: Sequence[Target]) -> FoundGroups:
+        with self._ledger.reading():
+            found = [self._ledger.forgotten.find(target) for target in targets]
+        return FoundGroups(
+            list(dict.fromkeys(group for one in found for group in one.ready)),
+            list(dict.fromkeys(group for one in found for group in one.in_flight)),
+            list(dict.fromkeys(group for one in found for group in one.forgotten)),
+        )
+
+    async def _clear(self, group_ids: Sequence[str], cause: Cause) -> None:
+        for some in in_batches(group_ids, GROUPS_PER_SLICE):
+            await self._written(self._ledger.forgotten.forget(some, cause, time.time()))
+
+    async def _erase(self) -> bool:
+        """Erase the pieces that no content uses any more, and truncate the write-ahead log. Return
+        False if the log could not be truncated."""
+        ledger = self._ledger
+        with ledger.reading():
+            pieces = await asyncio.to_thread(ledger.forgotten.loose_pieces)
+            if pieces:
+                used = await asyncio.to_thread(ledger.forgotten.used_ranges, pieces)
+                for some in in_batches(pieces, PIECES_PER_SLICE):
+                    await self._written(ledger.forgotten.erase(some, used))
+        self._is_log_truncated = await asyncio.to_thread(ledger.truncate_log, TRUNCATE_S)
+        return self._is_log_truncated
+
+    async def _written(self, receipt: WriteReceipt) -> None:
+        if not await self._ledger.is_written(receipt):
+            cause = receipt.error or "the disk is slow"
+            raise LedgerError(f"The ledger cannot be written ({cause}): run the command again.")
