@@ -81,7 +81,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The numbers of sessions in the arms, and the two gains."""
+    """The number of sessions in each arm, the gain of the policy, and the gain of choosing."""
 
     sessions: Mapping[Arm, int]
     """Number of counted sessions by arm, for the arms that have any."""

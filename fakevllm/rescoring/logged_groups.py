@@ -43,8 +43,8 @@ class LoggedGroup:
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
-        """Create the object from a group's ledger record, and from the form in which hooks get the
-        group (`recorded`). `task` is the group's dataset task. It is None if the group has no task,
+        """Create the object for a group. `group` is what the ledger has of the group. `recorded` is
+        the same group in the form in which a hook receives it. `task` is the group's dataset task. It is None if the group has no task,
         or if the task is unknown."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]

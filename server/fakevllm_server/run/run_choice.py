@@ -5,8 +5,8 @@ folder of its own below `runs`. An older server had only one run, whose folder i
 itself. Its run directory therefore stays valid.
 
 A job without an experiment name belongs to the run at the top. A job with an experiment name
-belongs to the run of that name. If there is no run of that name, a new run begins. A run has one
-model. A job with the same name and another model belongs to another run.
+belongs to the run with that name and with the job's model. If there is no such run, a new run
+begins.
 """
 
 from __future__ import annotations

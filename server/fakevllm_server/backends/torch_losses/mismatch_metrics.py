@@ -47,9 +47,9 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute the weighted sums over the given tokens. The tensors have one value per token:
-        the trainer's log-probability, the engine's log-probability, and the token's
-        `token_share`."""
+        """Compute all sums of this class over the given tokens, with each token weighted by its
+        `token_share`. The tensors have one value per token: the trainer's log-probability, the
+        engine's log-probability, and the `token_share`."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
