@@ -44,8 +44,8 @@ class LoggedGroup:
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
         """Create the object for a group. `group` is what the ledger has of the group. `recorded` is
-        the same group in the form in which a hook receives it. `task` is the group's dataset task. It is None if the group has no task,
-        or if the task is unknown."""
+        the same group in the form in which a hook receives it. `task` is the group's dataset task.
+        It is None if the group has no task, or if the task is unknown."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
