@@ -364,6 +364,23 @@ class Ledger:
             siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
+    def redacted(self, record: GroupRecord) -> GroupRecord:
+        """Return a group without the texts that the present settings redact. The group may have
+        been stored before these settings were made."""
+        return self._redactor.group(record)
+
+    def redacts_served_answer(self, group_id: str) -> bool:
+        """Return True if the present settings redact a text of the group's request or of its served
+        answer that is still in the ledger."""
+        record = self.group(group_id)
+        if record is None:
+            return False
+        redacted = self.redacted(record)
+        pairs = zip(record.siblings, redacted.siblings, strict=True)
+        return redacted.request_json != record.request_json or any(
+            sibling.served and searched != sibling for sibling, searched in pairs
+        )
+
     def hidden_id(self, value: str) -> str:
         """Return the form in which the ledger stores an id that an app has chosen. The form is a
         keyed hash if the id has text that is redacted. Otherwise it is the id itself."""

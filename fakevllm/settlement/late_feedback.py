@@ -15,6 +15,7 @@ from fakevllm.config.reward import BASELINE_WINDOW, FeedbackSection
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arms import OTHER_ARM, Arm
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
@@ -133,6 +134,8 @@ class LateSamples:
         reason = _untrainable_reason(served)
         if reason is None and await self._held_out.contains(group_id):
             reason = HELD_OUT
+        if reason is None and await asyncio.to_thread(self._ledger.redacts_served_answer, group_id):
+            reason = REDACTED
         if reason is not None:
             rows.set_outcome(row, FeedbackState.KEPT, reason)
             return
