@@ -3,7 +3,7 @@ request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -13,6 +13,7 @@ from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
+from fakevllm_adapters.privacy.patterns import MARKER
 from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
@@ -35,6 +36,9 @@ class LoggedGroup:
     """Position of the sibling that was sampled at temperature 0; None if there is none."""
     lacks_task: bool
     """Whether the group belongs to a dataset task that is unknown."""
+    is_redacted: bool
+    """Whether a text of the request or of an answer was redacted. Hooks had the whole text when the
+    group was live."""
 
     @property
     def answers(self) -> list[Hashable]:
@@ -57,6 +61,7 @@ class LoggedGroup:
             next(served, None) if group.served_by == "best" else None,
             recorded.indices.index(0) if has_greedy_lead else None,
             bool(group.task_id) and task is None,
+            any(MARKER.search(text) for text in _texts(group)),
         )
 
     @staticmethod
@@ -93,3 +98,9 @@ class LoggedGroup:
             self.lacks_task,
             self.answers,
         )
+
+
+def _texts(group: GroupRecord) -> Iterator[str]:
+    texts = [group.request_json, group.question]
+    texts += [text for one in group.siblings for text in (one.text, one.message_json)]
+    return (text for text in texts if text)
