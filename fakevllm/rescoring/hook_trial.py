@@ -81,8 +81,8 @@ class HookTrial:
             return (
                 f"none of the latest {len(group_ids)} groups could be tried, because they cannot "
                 "be read, because their texts are redacted, or because their dataset row is "
-                "unknown; try again after new requests, or restart the proxy, which loads the files "
-                "without a trial"
+                "unknown; try again after new requests, or restart the proxy, which loads the "
+                "files without a trial"
             )
         return self._rules.refusal(trial.comparison)
 
