@@ -51,7 +51,7 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
-from fakevllm.ledger.redacted_records import RecordRedactor, hashed_id
+from fakevllm.ledger.redacted_records import PartsToRedact, RecordRedactor, hashed_id
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_groups import StoredGroups
@@ -364,22 +364,10 @@ class Ledger:
             siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
-    def redacted(self, record: GroupRecord) -> GroupRecord:
-        """Return a group without the texts that the present settings redact. The group may have
-        been stored before these settings were made."""
-        return self._redactor.group(record)
-
-    def redacts_served_answer(self, group_id: str) -> bool:
-        """Return True if the present settings redact a text of the group's request or of its served
-        answer that is still in the ledger."""
-        record = self.group(group_id)
-        if record is None:
-            return False
-        redacted = self.redacted(record)
-        pairs = zip(record.siblings, redacted.siblings, strict=True)
-        return redacted.request_json != record.request_json or any(
-            sibling.served and searched != sibling for sibling, searched in pairs
-        )
+    def parts_to_redact(self, record: GroupRecord) -> PartsToRedact:
+        """Return the parts of a group that the present settings redact. The group may have been
+        stored before these settings were made."""
+        return self._redactor.parts_to_redact(record)
 
     def hidden_id(self, value: str) -> str:
         """Return the form in which the ledger stores an id that an app has chosen. The form is a

@@ -3,7 +3,7 @@ request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -11,9 +11,9 @@ import orjson
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.redacted_records import has_marker
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
-from fakevllm_adapters.privacy.patterns import MARKER
 from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
@@ -61,7 +61,8 @@ class LoggedGroup:
             next(served, None) if group.served_by == "best" else None,
             recorded.indices.index(0) if has_greedy_lead else None,
             bool(group.task_id) and task is None,
-            any(MARKER.search(text) for text in _texts(group)),
+            has_marker([group.request_json, group.question])
+            or any(has_marker([one.text, one.message_json]) for one in group.siblings),
         )
 
     @staticmethod
@@ -98,9 +99,3 @@ class LoggedGroup:
             self.lacks_task,
             self.answers,
         )
-
-
-def _texts(group: GroupRecord) -> Iterator[str]:
-    texts = [group.request_json, group.question]
-    texts += [text for one in group.siblings for text in (one.text, one.message_json)]
-    return (text for text in texts if text)

@@ -91,19 +91,15 @@ class GroupReader:
         Texts that were stored before redaction was turned on are searched again. Raises NotTrained
         if the request has a text that must be redacted.
         """
-        redacted = self.ledger.redacted(record)
-        if redacted.request_json != record.request_json:
+        hidden = self.ledger.parts_to_redact(record)
+        if hidden.has_request:
             raise NotTrained(REDACTED)
-        hidden = {
-            sibling.index
-            for sibling, searched in zip(record.siblings, redacted.siblings, strict=True)
-            if searched != sibling
-        }
         by_sibling = self.ledger.calls.by_sibling(record.group_id, unknown_sets=UNKNOWN_TOKEN_SETS)
         return {
             index: with_tokens
             for index, own in by_sibling.items()
-            if index not in hidden and (with_tokens := [call for call in own if call.prompt_ids])
+            if index not in hidden.siblings
+            and (with_tokens := [call for call in own if call.prompt_ids])
         }
 
     def _quotes_row(self, record: GroupRecord) -> bool:
