@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -166,6 +167,9 @@ class SwarmLink:
         self.is_silent = False
         """Whether the last status request got no response at all. An error or a malformed status is
         also a response, so the value is then False."""
+        self.last_answered_s = -math.inf
+        """Monotonic time at which the last status request that got an answer was sent. The server
+        was running after this time."""
 
     @property
     def status(self) -> EngineStatusReply | None:
@@ -463,12 +467,13 @@ class SwarmLink:
     async def _poll_status(self) -> EngineStatusReply:
         """Request the status and return it. Set `is_silent` to True if the server sent no response
         at all, and to False otherwise."""
+        sent_at_s = time.monotonic()
         try:
             status = await self._get("/get_engine_status", EngineStatusReply)
         except Exception as error:
             self.is_silent = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
             raise
-        self.is_silent = False
+        self.is_silent, self.last_answered_s = False, sent_at_s
         return status
 
     async def _follow_load(self) -> None:

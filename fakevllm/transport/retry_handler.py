@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -223,7 +224,12 @@ class RetryHandler:
         tried again. `reason` is the reason why the last attempt failed."""
         is_busy = reason is OutageReason.ENGINE_BUSY
         may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
-        return schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)
+        return schedule.pause(
+            reason,
+            time.monotonic(),
+            may_succeed=may_succeed,
+            last_answered_s=math.inf if self._link is None else self._link.last_answered_s,
+        )
 
     @property
     def _may_become_ready(self) -> bool:

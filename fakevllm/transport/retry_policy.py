@@ -4,12 +4,13 @@ This module does no I/O, and gets the time as an argument.
 A request is first held and retried, because most outages end soon: a server restarts, or an engine
 boots. If the retries fail and a fallback server is configured, the fallback server answers the
 request. Without a fallback server, the app gets an error with `Retry-After`. If the server died
-during a request, the request is sent again only MAX_RESENDS times, because the request itself may
-have caused the crash.
+during a request, the request is sent again to at most MAX_RESENDS restarted servers, because the
+request itself may have caused the crash.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,9 +25,10 @@ TOO_MANY_REQUESTS = 429
 OUTAGES = (502, 503, 504)
 """HTTP statuses of a temporary failure, sent by the server or by a gateway in front of the
 server."""
-MAX_RESENDS = 1
-"""Maximum number of times that a request is sent again after the connection to the server broke
-while the server may have been processing the request."""
+MAX_RESENDS = 2
+"""Maximum number of times that a request is sent again after the connection to a running server
+broke while the server may have been processing the request. One is too few: a server that is
+stopped twice within a few seconds interrupts the same request twice."""
 FIRST_PAUSE_S = 0.05
 """Seconds before the first retry. Each further pause is twice as long, up to a maximum."""
 MAX_PAUSE_S = 1.0
@@ -68,9 +70,16 @@ class RetrySchedule:
     forward by the time for which the request waited for a slot."""
     _num_retries: int = 0
     _num_resends: int = 0
+    _broke_off_s: float = -math.inf
+    """Clock time at which the connection broke last."""
 
     def pause(
-        self, reason: OutageReason, now_s: float, *, may_succeed: bool = True
+        self,
+        reason: OutageReason,
+        now_s: float,
+        *,
+        may_succeed: bool = True,
+        last_answered_s: float = math.inf,
     ) -> float | None:
         """Return the number of seconds to wait before the next attempt, or None to give up.
         `reason` is the reason why the last attempt failed.
@@ -79,6 +88,11 @@ class RetrySchedule:
         `may_succeed` is False, the method returns None, because waiting cannot help. Pass False in
         two cases: the engine was stopped, or the engine is busy although it samples no siblings of
         this proxy.
+
+        `last_answered_s` is a clock time after which the server was running: it has answered a
+        status request that was sent at this time. If the connection broke twice and the server was
+        not running in between, the second break does not count. The request then only reached a
+        gateway, or a connection that had been open since before the first break.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -86,7 +100,8 @@ class RetrySchedule:
         if reason in (OutageReason.ENGINE_NOT_READY, OutageReason.ENGINE_BUSY) and not may_succeed:
             return None
         if reason is OutageReason.SERVER_BROKE_OFF:
-            self._num_resends += 1
+            self._num_resends += last_answered_s > self._broke_off_s
+            self._broke_off_s = now_s
             if self._num_resends > MAX_RESENDS:
                 return None
         pause_s = min(FIRST_PAUSE_S * 2**self._num_retries, MAX_PAUSE_S)

@@ -76,8 +76,8 @@ def test_a_dataset_trains_one_step_per_drained_batch(server: Process, client: Sw
         for _ in range(2):
             executor.submit_with_periodic_drain(fn=rollout, task=task)
     executor.shutdown()
-    wait_until(lambda: len(steps(server)) == 3, WAIT_S)
-    assert client.get_global_step() == 4
+    wait_until(lambda: client.get_global_step() == 4, WAIT_S)
+    assert len(steps(server)) == 3
 
 
 def test_a_batch_run_at_once_is_trained_and_its_weight_sync_calls_the_callback(

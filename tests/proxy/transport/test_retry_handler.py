@@ -212,10 +212,10 @@ async def test_a_request_for_an_alias_is_sent_only_once_the_served_model_is_know
     assert [body["model"] for _, body, _ in server.requests] == ["served"]
 
 
-async def test_a_request_whose_server_broke_off_twice_is_not_sent_a_third_time() -> None:
+async def test_a_request_whose_server_broke_off_three_times_is_not_sent_again() -> None:
     async with ScriptedServer(None).running() as server:
         received, _ = await relay_request(server.url, request_for("chat"))
-    assert received.status == 503 and len(server.requests) == 2
+    assert received.status == 503 and len(server.requests) == 3
 
 
 async def test_a_request_that_failed_in_the_engine_is_not_sent_again() -> None:
@@ -293,6 +293,22 @@ async def link_at(folder: Path, state: EngineStatus) -> AsyncGenerator[SwarmLink
     finally:
         await link.close()
         ledger.close()
+
+
+async def test_a_gateway_that_breaks_off_while_its_server_is_away_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    request = request_for("chat")
+    answers: list[Answer | None] = [None] * 4
+    async with (
+        ScriptedServer(*answers, (200, ANSWER)).running() as gateway,
+        link_at(tmp_path, SYNCING) as link,
+    ):
+        upstream = EngineClient(gateway.url, None)
+        async with AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app:
+            reply, reason = await RetryHandler(upstream, link, 3600).relay(request, app)
+        await upstream.close()
+    assert (reply.status, reason, len(gateway.requests)) == (200, None, 5)
 
 
 async def test_a_request_held_by_a_server_without_engine_goes_to_the_fallback(

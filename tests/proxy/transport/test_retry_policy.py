@@ -61,13 +61,25 @@ def test_a_request_that_failed_in_the_engine_is_not_retried() -> None:
     assert RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_FAILED, 0.0) is None
 
 
-def test_a_request_whose_server_broke_off_is_sent_again_once() -> None:
+def test_a_request_is_sent_again_to_two_restarted_servers() -> None:
     schedule = RetrySchedule(20.0, 0.0)
-    assert schedule.pause(OutageReason.SERVER_BROKE_OFF, 0.0) is not None
-    assert schedule.pause(OutageReason.SERVER_UNREACHABLE, 0.1) is not None, (
-        "the server is restarting"
-    )
-    assert schedule.pause(OutageReason.SERVER_BROKE_OFF, 5.0) is None
+    for broke_off_s in (0.0, 4.0):
+        assert schedule.pause(OutageReason.SERVER_BROKE_OFF, broke_off_s) is not None
+        restarts = schedule.pause(OutageReason.SERVER_UNREACHABLE, broke_off_s + 0.1)
+        assert restarts is not None
+    assert schedule.pause(OutageReason.SERVER_BROKE_OFF, 8.0) is None
+
+
+def test_connections_that_break_while_no_server_runs_are_no_further_attempts() -> None:
+    schedule = RetrySchedule(20.0, 0.0)
+    for broke_off_s in (1.0, 2.0, 3.0, 4.0, 5.0):  # for example, a gateway without a server
+        pause_s = schedule.pause(OutageReason.SERVER_BROKE_OFF, broke_off_s, last_answered_s=0.9)
+        assert pause_s is not None
+    for broke_off_s, answered_s in ((7.0, 6.0), (9.0, 8.0)):
+        pause_s = schedule.pause(
+            OutageReason.SERVER_BROKE_OFF, broke_off_s, last_answered_s=answered_s
+        )
+        assert (pause_s is None) == (broke_off_s == 9.0)
 
 
 def test_a_request_does_not_wait_for_an_engine_that_was_stopped() -> None:
