@@ -98,13 +98,14 @@ class Apps:
                 group.create_task(user())
 
     async def ask_greedily(self, arm: str) -> Answer:
-        """Return a greedy answer of this arm, which is not trained, with its log-probabilities."""
+        """Return a greedy answer of this arm, which is not trained, with its log-probabilities. An
+        answer whose receipt names no version does not count: two versions may have sampled it."""
         for _ in range(30):
             answer = await self._ask("What is 3 plus 4?", temperature=0, logprobs=True)
             wait_until(lambda group=answer: group.group_id in self._arms(), 20.0, "the group")
-            if self._arms()[answer.group_id] == arm:
+            if self._arms()[answer.group_id] == arm and answer.version is not None:
                 return answer
-        raise AssertionError(f"no session of the {arm} arm in 30")
+        raise AssertionError(f"no session of the {arm} arm in 30 whose version is known")
 
     def versions(self, arm: str) -> set[int]:
         """Return the versions that the receipts of an arm's answers name."""
