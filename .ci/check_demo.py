@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 LAST_STEPS = 20
 """Number of steps at the end of a run whose mean is checked. The weights change with each step, so
 one version alone may be worse than its neighbors by chance."""
