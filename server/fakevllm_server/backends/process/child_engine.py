@@ -255,7 +255,7 @@ class ChildEngine:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
-                f"{self._process.name} did not answer {action}: {error!r}"
+                f"{self._process.name} did not answer {action}: {_cause(error)}"
             ) from error
         try:
             reply: Json = orjson.loads(raw)
@@ -270,6 +270,16 @@ class ChildEngine:
         if response.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply
+
+
+def _cause(error: Exception) -> str:
+    """Return the text of a network error, without the connection's settings that aiohttp adds.
+
+    >>> _cause(ConnectionRefusedError(111, "Connection refused")), _cause(TimeoutError())
+    ('Connection refused', 'TimeoutError')
+    """
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
 
 
 def _json_parts(body: Json, rows: Mapping[str, Sequence[_Row]]) -> list[bytes]:
