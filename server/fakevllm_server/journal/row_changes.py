@@ -127,9 +127,10 @@ def group_ended(
     submission: Submission,
     calls: Sequence[Sequence[RecordedCall]] = (),
 ) -> Change:
-    """Store the end of a passive group (the answers to one request of an app), or a feedback sample
-    or a logged group with the `calls` of each of its samples. A feedback sample is one answer that
-    is trained again because of later feedback. A logged group is a group of an earlier run."""
+    """Store the end of a passive group (the answers to one request of an app). Or store a feedback
+    sample, a user's edit or a logged group with the `calls` of each of its samples. A feedback
+    sample is one answer that is trained again because of later feedback. A logged group is a group
+    of an earlier run."""
 
     def apply(db: Connection) -> None:
         for sample, own in zip(samples, calls, strict=False):
@@ -436,11 +437,12 @@ def put_group(db: Connection, group: PooledGroup) -> None:
     """Insert a row for a group. If the group already has a row, change only the row's state and
     reason."""
     put = (
-        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash) VALUES (?, ?, ?, ?, ?) "
+        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash, demonstrates) "
+        "VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
     )
-    row = (group.group_id, group.state, group.reason, group.advantage, group.hook_hash)
-    execute(db, put, row)
+    values = (group.group_id, group.state, group.reason, group.advantage)
+    execute(db, put, (*values, group.hook_hash, group.demonstrates))
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
