@@ -102,7 +102,7 @@ def identify(
         return body.feedback_id, known
     explicit = [row for row in earlier if row.kind == "feedback"]
     for row in reversed(explicit):
-        if row.is_void:
+        if row.is_void or row.is_edit_void:
             continue
         if content_of(row) == body.content:
             return row.feedback_id, row
