@@ -270,6 +270,17 @@ async def test_a_conversation_is_tokenized_as_in_a_chat_request(rig: Rig) -> Non
     assert list(text) == ["prompt"] and "hi" in text["prompt"]
 
 
+async def test_an_answer_is_rendered_behind_the_prompt_of_its_conversation(rig: Rig) -> None:
+    """Users' edits are trained with the ids that follow those of the recorded prompt."""
+    prompt = (await send(rig, {"messages": user("hi")}, "/tokenize")).json["tokens"]
+    answer: Json = {"role": "assistant", "content": "An edited answer."}
+    fields: Json = {"messages": [*user("hi"), answer], "add_generation_prompt": False}
+    whole = (await send(rig, fields, "/tokenize")).json["tokens"]
+    assert whole[: len(prompt)] == prompt and len(whole) > len(prompt)
+    back: Json = {"tokens": whole[len(prompt) :]}
+    assert "An edited answer." in (await send(rig, back, "/detokenize")).json["prompt"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [
