@@ -14,10 +14,12 @@ import pytest
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.forgetting.server_requests import ServerRequests
 from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.packed_numbers import unpack_ids
 from fakevllm_adapters.protocol.swarm import EndGroupReply, LogEntry
 from tests.proxy.ledger.ledger_cases import call, dropped, group, trained
@@ -281,6 +283,26 @@ async def test_a_forgotten_edit_leaves_no_text_and_is_not_trained(tmp_path: Path
         proxy.ledger.forgotten.forget(["g1"], Cause.FORGOTTEN, 1.0)
         assert edits(proxy) == [("dropped", "forgotten")]
         assert rows(proxy)[0].edited is None
+
+
+async def test_the_server_is_asked_to_forget_the_ids_of_an_edit(tmp_path: Path) -> None:
+    async with open_edit_proxy(tmp_path) as (proxy, service, _):
+        record_pooled(proxy, "g1")
+        row, _ = await service.accept(feedback_on("g1", edited="a secret"), KEY)
+        await until_edits(proxy, "pooled")
+        proxy.ledger.forgotten.forget(["g1"], Cause.FORGOTTEN, 1.0)
+        assert proxy.ledger.drain()
+        names: list[str] = []
+
+        async def send(request: ForgetGroupsRequest) -> ForgetGroupsReply:
+            names.extend(request.group_ids)
+            return ForgetGroupsReply(success=True)
+
+        async def find_run() -> str:
+            return "r"
+
+        await ServerRequests(proxy.ledger, send, find_run).send_unsent()
+        assert {"g1", f"edit:g1/{row.feedback_id}"} <= set(names)
 
 
 def test_a_trained_edit_is_among_the_versions_of_its_group(tmp_path: Path) -> None:
