@@ -171,8 +171,8 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run the block of a `with` statement. If the block raises, forget the recent contents,
-        because the database's rollback removes the pieces of these contents."""
+        """Run the block of a `with` statement, in which contents are stored. If the block raises,
+        forget the recent contents, because the database's rollback removes their pieces."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,8 @@
-"""The ranges of stored pieces that contents still use (see contents.py).
+"""Find out which bytes of stored pieces must be kept when contents are forgotten.
 
-A content that is forgotten may share a piece with a content that stays. Only the bytes that the
-other content uses may then stay. The module decides which bytes these are. It does no I/O.
+A content (a stored request, answer or prompt) is a list of slices of pieces (see contents.py). A
+piece may be shared by a content that is forgotten and by contents that stay. Of such a piece, only
+the bytes that the staying contents use may be kept. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Slice = Sequence[int]
 
 
 class PieceRanges:
-    """The used ranges of some pieces.
+    """The byte ranges of some pieces that stored requests, answers or prompts still use.
 
     >>> ranges = PieceRanges([7, 8])
     >>> ranges.add([(7, 2, 3), (9, 0, 1)])
@@ -24,23 +25,24 @@ class PieceRanges:
     """
 
     def __init__(self, pieces: Collection[int]) -> None:
-        """Begin without used ranges. Only the ranges of `pieces` are collected."""
+        """Create the object without used ranges. `add` ignores slices of other pieces than
+        `pieces`."""
         self._ranges: dict[int, set[tuple[int, int]]] = {piece: set() for piece in pieces}
 
     def add(self, slices: Iterable[Slice]) -> None:
-        """Add the slices of a content that stays."""
+        """Record that these slices of pieces are used. Slices of other pieces are ignored."""
         for piece, start, size in slices:
             ranges = self._ranges.get(piece)
             if ranges is not None:
                 ranges.add((start, start + size))
 
     def add_whole(self, piece: int) -> None:
-        """Add a content that consists of a whole piece."""
+        """Record that all bytes of a piece are used."""
         self.add([(piece, 0, 2**62)])
 
     def kept(self, piece: int, data: bytes) -> bytes | None:
-        """Return the bytes of a piece with zeros in place of all bytes that no content uses. The
-        length stays the same. Return None if no content uses the piece."""
+        """Return the bytes of a piece, with zeros in place of the bytes that are in no used range.
+        Return None if the piece has no used range."""
         ranges = self._ranges[piece]
         if not ranges:
             return None

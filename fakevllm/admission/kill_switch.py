@@ -21,9 +21,10 @@ _FILE_TEXT = (
 
 
 class KillSwitch:
-    """The kill switch of one proxy. The constructor checks whether the file exists, and `set`
-    creates or deletes the file. If anything else creates or deletes the file, the running proxy
-    does not notice. The change takes effect when the proxy restarts."""
+    """The kill switch of one proxy. A file in the run directory exists while the switch is on. The
+    constructor checks whether the file exists, and `set` creates or deletes the file. If anything
+    else creates or deletes the file, the running proxy does not notice. The change takes effect
+    when the proxy restarts."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -38,8 +39,8 @@ class KillSwitch:
     def set(self, is_on: bool) -> str | None:
         """Turn the switch on or off at once.
 
-        Return None on success, or an error message if the file could not be created or deleted. In
-        the case of an error, the new state is lost when the proxy restarts.
+        Return None on success, or an error message if the switch's file could not be created or
+        deleted. In the case of an error, the new state is lost when the proxy restarts.
         """
         if is_on != self._is_on:
             log.warning("%s", "paused" if is_on else "resumed")

@@ -39,7 +39,10 @@ def status(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show the released version, the candidate and the rejected versions."""
+    """Show the released version, the candidate and the rejected versions.
+
+    The candidate is the version that is being evaluated.
+    """
 
     def run() -> None:
         from fakevllm.cli.release_table import status_json, status_table
@@ -81,9 +84,8 @@ def promote(
     config: ConfigFile = None,
 ) -> None:
     """Release a version without an evaluation. In the mode `gated`, the released version answers
-    apps. This does not apply with `release.evaluation = "between_steps"`, because the newest
-    version then answers apps.
-    """
+    apps, unless `release.evaluation` is "between_steps". In that case, the newest version answers
+    apps."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -125,7 +127,7 @@ def rollback(
 @app.command()
 def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
     """Stop releases until `fakevllm release resume`. Meanwhile, no new version is evaluated. The
-    present candidate may still be rejected."""
+    candidate (the version that is being evaluated already) may still be rejected."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:

@@ -109,11 +109,10 @@ def render_tree(
 ) -> RenderableType:
     """Return a session drawn as a tree. Each node is a group (one request with its answers).
 
-    A conversation without branches is drawn as a flat list. If several groups continue the same
-    answer, all of these groups are drawn at the same level. Groups that continue the latest of
-    these groups follow at this level. Groups that continue an earlier one of these groups are drawn
-    below that earlier group, as a branch. Feedback on an answer is drawn below the group of the
-    answer.
+    A conversation without branches is drawn as a flat list. A branch begins where several groups
+    continue the same answer. All of these groups are drawn at the same level. The groups that
+    follow the latest of them stay at this level. The groups that follow an earlier one of them are
+    drawn below it. Feedback on an answer is drawn below the group of the answer.
 
     `children` has one pair for each sub-agent that this session started. The pair is (id of the
     sub-agent's session, id of the group that started the sub-agent).

@@ -147,9 +147,9 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
 
 
 def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table of arms as (name, value). An arm is a share of the sessions that
-    one version of the weights answers. `arms` is a part of the JSON of `/fakevllm/stats`.
-    `is_gated` is True if the proxy has a release gate."""
+    """Yield the rows of the table of arms as (name, value). An arm decides which weights answer a
+    session. `arms` is a part of the JSON of `/fakevllm/stats`. `is_gated` is True if the proxy has
+    a release gate."""
     for arm, num in arms["sessions"].items():
         yield f"{arm} arm", f"{counted(num, 'session')}, mean reward {arms['means'][arm]:.3f}"
     num_open = counted(arms["open_sessions"], "session")
@@ -212,13 +212,11 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], str]:
-    """Return the pair (steps, message). The steps are the latest part of the learning curve: the
-    part since the hooks or the job last changed. Within this part, rewards can be compared with
-    each other. The message says which steps were left out. The message is empty if no step was left
-    out.
+    """Return the pair (steps, message). The steps are those of the learning curve since the hooks
+    or the job last changed, because rewards from before and after a change cannot be compared. The
+    message says which steps were left out. It is empty if no step was left out.
 
-    `num_before` is the number of steps before the first step of `curve`, which the proxy did not
-    send.
+    `num_before` is the number of earlier steps that the proxy has not sent in `curve`.
     """
     start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
     num_before += start

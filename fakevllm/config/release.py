@@ -90,7 +90,7 @@ class ReleaseSection(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The configured shares of sessions, by configuration key."""
+        """The shares of sessions that the section sets, by configuration key."""
         canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 

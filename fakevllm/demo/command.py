@@ -328,7 +328,7 @@ async def _finish_evaluations(run: Run, model: str) -> None:
 
 
 async def _gated_outcome(run: Run) -> GatedOutcome:
-    """Measure the released version, and return the results of the releases."""
+    """Measure the accuracy of the released version, and return the results of the release gate."""
     watch = run.releases
     assert watch is not None, "a gated run watches its releases"
     await poll(run)
@@ -340,9 +340,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
-    """Read the scored groups of all arms from the ledger, and return them. The gains that the proxy
-    reports cannot be used here, because the proxy counts a session only ten minutes after the
-    session's last request."""
+    """Read all scored groups from the ledger. The gains in the proxy's statistics cannot be used
+    here, because the proxy counts a session only ten minutes after the session's last request."""
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))

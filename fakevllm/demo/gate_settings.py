@@ -48,16 +48,16 @@ class PlantedSteps:
 
     @property
     def begins_at(self) -> int:
-        """Version of the weights with which the first planted step begins."""
+        """Version of the weights with which the first step with inverted rewards begins."""
         return self.first_step - 1
 
     @property
     def ends_at(self) -> int:
-        """Version of the weights with which the first step after the planted steps begins."""
+        """Version of the weights after the last step with inverted rewards."""
         return self.begins_at + NUM_PLANTED
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variable that makes the server plant the steps, as a dict from name to
-        value."""
+        """The environment variable that makes the server invert the rewards of these steps, as a
+        dict from name to value."""
         return {"FAKEVLLM_INVERT_REWARDS": f"{self.begins_at}:{self.ends_at - 1}"}

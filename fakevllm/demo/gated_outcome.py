@@ -1,6 +1,6 @@
-"""The results of a demo with the mode `gated`. Planted steps train with the opposite rewards. If
-the demo has planted steps, the results must meet the claims in this module. This module does no
-I/O."""
+"""The results of a demo with the mode `gated`, in which versions of the weights are evaluated and
+released. Such a demo may have planted steps, which train with the opposite rewards. Its results
+must then meet the claims in this module. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ Z_95 = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class ArmChange:
-    """The mean reward of the released arm's sessions before the planted steps, and since the
-    planted steps began. The released version answers the sessions of this arm."""
+    """The mean reward of the released arm (the sessions that the released version answers) before
+    the planted steps, and since the planted steps began. Planted steps train with the opposite
+    rewards."""
 
     before: float
     since: float
@@ -97,7 +98,7 @@ def gated_outcome(
     times: PlantedTimes,
 ) -> GatedOutcome:
     """Return the results that only a demo with the mode `gated` has. `groups` are the scored groups
-    of all arms, in the order of their arrival."""
+    (requests with their answers) of all sessions, in the order of their arrival."""
     gains = ArmGains(RewardRange(0.0, 1.0))
     gains.add_all(groups)
     summary = gains.summary(math.inf)  # no session of the demo goes on after its end
@@ -161,8 +162,9 @@ def _planted_outcome(
 def arm_change(
     groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
 ) -> ArmChange | None:
-    """Compare the released arm's mean reward before `began_at` with its mean reward from `began_at`
-    until shortly after `returned_at`. `began_at` and `returned_at` are Unix times in seconds.
+    """Compare two mean rewards of the released arm (the sessions that the released version
+    answers): the mean before `began_at`, and the mean from `began_at` until shortly after
+    `returned_at`. These are the Unix times at which the planted steps began and training went back.
     Return None if there are too few sessions."""
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]

@@ -1,6 +1,6 @@
 """Print the results of a demo with the mode `gated`. These are the released version, the gain of
-training, the gain of choosing the best answer, the history of releases, and the outcome of planted
-steps."""
+training, the gain of choosing the best answer, and the history of releases. If the demo has planted
+steps (steps that train with the opposite rewards), their outcome is printed too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _facts(outcome: GatedOutcome) -> Table:
 
 
 def gain_text(gain: Gain | None, unit: str) -> str:
-    """Return a gain with its interval.
+    """Return a gain as text, with its confidence interval and number of observations.
 
     >>> gain_text(Gain(0.25, 0.1, 0.4, 60), "sessions")
     '+0.250 (+0.100 to +0.400), from 60 sessions'

@@ -1,5 +1,5 @@
-"""The releases of a demo with the mode `gated`. The history of releases is polled from the server,
-and this module derives the state of the demo from it. This module does no I/O."""
+"""Derive the state of a demo with the mode `gated` from the server's history of releases. The
+caller polls the history. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class ReleaseWatch:
     def __init__(
         self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
     ) -> None:
-        """Create the watch. `times` are the times of the planted steps that an interrupted run has
-        stored."""
+        """Create the watch. `times` are the times of the planted steps (steps that train with the
+        opposite rewards) if an interrupted run has stored them."""
         self.history: ReleasesReply | None = None
         self.times = times or PlantedTimes()
         self.no_candidate = asyncio.Event()

@@ -26,7 +26,7 @@ def training_tasks() -> list[Task]:
 
 
 def held_out_rows() -> str:
-    """Return the held-out sums as JSON Lines."""
+    """Return the held-out tasks as JSON Lines. Each task asks for the sum of two numbers."""
     rows = (
         {"question": _question(a, b), "sum": a + b} for a in range(BELOW) for b in HELD_OUT_ADDENDS
     )

@@ -38,7 +38,7 @@ class CheckRequest(BaseModel):
 
 
 class CheckReply(BaseModel):
-    """Result of the check."""
+    """Reply that says whether the rows can be evaluated."""
 
     has_hooks: bool
     """Whether the proxy has hooks. Without hooks, the proxy cannot score samples."""

@@ -52,8 +52,8 @@ class ProxyRequests:
         await self._http.close()
 
     async def check(self, texts: list[str], versions: list[int]) -> CheckReply:
-        """Ask the proxy to check the texts of the rows, and to load the versions. Raises
-        ConfigError if the proxy does not answer or refuses the request."""
+        """Ask the proxy to check the texts of the evaluation's rows, and to load the versions to
+        evaluate. Raises ConfigError if the proxy does not answer or refuses the request."""
         return await self._post(
             CHECK_PATH, CheckRequest(texts=texts, versions=versions), CheckReply
         )

@@ -166,7 +166,8 @@ class EvalReport:
 
 
 def _scores(reply: RowReply) -> RowScores | None:
-    """Return the rewards of a row. Return None if no sample at temperature 1 has a reward."""
+    """Return the rewards of a row's samples by one version. Return None if no sample at temperature
+    1 has a reward."""
     rewards = [sample.reward for sample in reply.samples if sample.reward is not None]
     return RowScores(rewards, reply.greedy.reward) if rewards else None
 

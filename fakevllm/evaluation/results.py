@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of one version."""
+    """The mean rewards of one version over the rows of an evaluation."""
 
     num_rows: int
     mean: Interval | None
@@ -65,8 +65,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the summary of one version. Each row has the same weight, independently of the number
-    of its samples."""
+    """Return the mean rewards of one version. Each row has the same weight, independently of the
+    number of its samples."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())

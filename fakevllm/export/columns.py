@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ColumnType(StrEnum):
-    """The type of a column. A value may be None."""
+    """The type of a column of a dataset file. A column of any type may contain None."""
 
     TEXT = "text"
     INTEGER = "integer"

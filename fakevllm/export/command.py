@@ -172,8 +172,8 @@ def _summary(
 
 
 def _models(counts: ExportCounts) -> str:
-    """Return a line for an export whose requests name several models. The answers of different
-    models may differ in quality."""
+    """Return a line that warns of several models in one export, because their answers may differ in
+    quality."""
     numbers = [f"{printable(name)} ({num})" for name, num in counts.models.most_common(MAX_LISTED)]
     more = ", …" if len(counts.models) > MAX_LISTED else ""
     condition = "\"model = 'NAME'\""

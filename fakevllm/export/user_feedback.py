@@ -44,8 +44,8 @@ def feedback_value(rows: Sequence[FeedbackRecord]) -> float | None:
 
 
 def _not_taken_back(rows: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback without the items that the user has taken back. A request to take
-    feedback back also applies to feedback that was trained before, and to corrected texts."""
+    """Return the feedback without the items that the user has taken back. Taking back also applies
+    to feedback that was trained already, and to corrected texts."""
     kept: list[FeedbackRecord] = []
     for row in rows:
         if row.kind == "feedback" and not content_of(row):  # it takes all earlier feedback back

@@ -1,5 +1,6 @@
-"""The command `fakevllm forget`. If a proxy uses the ledger, the proxy forgets through its own
-writer. Otherwise the command changes the ledger itself, and writes the file anew with VACUUM."""
+"""The command `fakevllm forget`, which deletes the contents of requests from the ledger, the
+proxy's database. If a proxy uses the ledger, the command asks the proxy to delete them. Otherwise
+the command changes the ledger itself, and then rewrites the ledger's file with VACUUM."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ SERVER_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class ForgetSettings:
-    """What to forget, and where."""
+    """What to forget, and the ledger, key file, proxy and server that are used."""
 
     kind: TargetKind
     value: str
@@ -54,7 +55,8 @@ class ForgetSettings:
 
 
 def run_forget(settings: ForgetSettings) -> ForgetReport:
-    """Forget the groups of a session, a key or an id. Return the report.
+    """Forget the groups (requests with their answers) of a session, an API key or an id. Return the
+    report.
 
     Raises UserError if nothing was forgotten because of a mistake that the user can fix.
     """
@@ -97,7 +99,6 @@ def _targets(settings: ForgetSettings) -> list[Target]:
 
 
 def _ids(file: Path, value: str) -> list[str]:
-    """Return the forms in which the ledger may have an id."""
     ledger = Ledger.open(file)
     try:
         return [*ledger.stored_ids(value)]
@@ -106,7 +107,6 @@ def _ids(file: Path, value: str) -> list[str]:
 
 
 def _session(file: Path, prefix: str) -> str:
-    """Return the id of the session that begins with `prefix`."""
     ledger = Ledger.open(file)
     try:
         with ledger.reading():
@@ -121,8 +121,8 @@ def _session(file: Path, prefix: str) -> str:
 
 
 def _fingerprints(key_file: Path, value: str) -> list[str]:
-    """Return the fingerprints of the keys with this name, also of revoked ones. If no key has the
-    name, the value itself is a fingerprint."""
+    """Return the fingerprints of all API keys whose name is `value`, including revoked keys. If no
+    key has this name, take `value` itself as a fingerprint."""
     entries = KeyFile(key_file).entries() if key_file.exists() else []
     return [key.fingerprint for key in entries if key.name == value] or [value]
 
@@ -164,7 +164,8 @@ def _forget_here(settings: ForgetSettings, targets: Sequence[Target]) -> ForgetR
 
 
 async def _forget_in(copy: Path, targets: Sequence[Target]) -> Forgotten:
-    """Forget in a copy that another command has made. The server is not asked about a copy."""
+    """Forget the targets in a copy of the ledger, which another command has made. Send nothing to
+    the server for a copy."""
     ledger = Ledger.open(copy)
     try:
         return await Forgetter(ledger, wait_s=0.0).forget(targets)

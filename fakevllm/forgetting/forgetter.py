@@ -29,7 +29,7 @@ can be truncated."""
 
 @dataclass(slots=True)
 class Forgotten:
-    """The groups of the targets after their contents were deleted."""
+    """The result of `Forgetter.forget`, which deletes the contents of groups."""
 
     group_ids: list[str] = field(default_factory=list[str])
     """Groups whose contents were deleted now."""
@@ -49,9 +49,10 @@ class Forgetter:
         wait_s: float = WAIT_S,
         wait_answered: Callable[[float], Awaitable[int]] | None = None,
     ) -> None:
-        """Create the object. `wait_answered` waits until the requests that are open now are
-        answered and recorded, at most so many seconds, and returns the number of requests that are
-        still open. `wait_s` is 0 if no proxy runs."""
+        """Create the object. `wait_s` is the maximum number of seconds for which `forget` waits,
+        and is 0 if no proxy runs. `wait_answered(seconds)` waits at most so many seconds until the
+        requests that are open now are answered and recorded. It returns the number of requests that
+        are still open."""
         self._ledger = ledger
         self._wait_s = wait_s
         self._wait_answered = wait_answered
@@ -61,8 +62,9 @@ class Forgetter:
         self._is_log_truncated = True
 
     async def forget(self, targets: Sequence[Target]) -> Forgotten:
-        """Delete the contents of all groups of the targets. Wait for open requests and for groups
-        in flight. Raises LedgerError if the ledger cannot be written."""
+        """Delete the contents of all groups that `targets` (sessions, API keys or ids) select. Wait
+        for requests that are being answered, and for groups whose rewards the server has not
+        acknowledged yet. Raises LedgerError if the ledger cannot be written."""
         deadline = time.monotonic() + self._wait_s
         forgotten = Forgotten()
         if self._wait_answered is not None:
@@ -88,9 +90,9 @@ class Forgetter:
             await self._erase()
 
     async def finish(self) -> None:
-        """Erase the bytes that an interrupted deletion has left, also one of an earlier process.
-        Truncate the write-ahead log, if another process kept an earlier deletion from doing so.
-        Raises LedgerError if the ledger cannot be written."""
+        """Finish interrupted deletions, including those of earlier processes, by erasing the bytes
+        that they have left. If the write-ahead log could not be truncated after the last deletion,
+        truncate the log now. Raises LedgerError if the ledger cannot be written."""
         async with self._lock:
             with self._ledger.reading():
                 pieces = await asyncio.to_thread(self._ledger.forgotten.loose_pieces)
@@ -111,8 +113,8 @@ class Forgetter:
             await self._written(self._ledger.forgotten.forget(some, cause, time.time()))
 
     async def _erase(self) -> bool:
-        """Erase the pieces that no content uses any more, and truncate the write-ahead log. Return
-        False if the log could not be truncated."""
+        """Erase the bytes of deleted contents from the ledger, and truncate the write-ahead log.
+        Return False if the log could not be truncated."""
         ledger = self._ledger
         with ledger.reading():
             pieces = await asyncio.to_thread(ledger.forgotten.loose_pieces)

@@ -11,7 +11,7 @@ PATH = "/fakevllm/forget"
 
 
 class TargetMessage(BaseModel):
-    """A target in the request."""
+    """A choice of groups to forget, as a part of a ForgetRequest."""
 
     kind: TargetKind
     value: str = Field(min_length=1, max_length=500)
@@ -36,7 +36,7 @@ class TrainedVersion(BaseModel):
 
 
 class ForgetReport(BaseModel):
-    """What was forgotten, and what is left to do."""
+    """The report of what was forgotten, and of what could not be forgotten yet."""
 
     refusal: str = ""
     """Reason why nothing was forgotten; empty if there is none."""

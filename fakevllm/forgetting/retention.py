@@ -31,7 +31,7 @@ last one ended, because the groups before are pruned or needed."""
 
 @dataclass(frozen=True, slots=True)
 class RetentionState:
-    """What the task has done since the proxy started."""
+    """What the background task that prunes old groups has done since the proxy started."""
 
     num_pruned: int = 0
     last_at: float | None = None
@@ -51,8 +51,8 @@ class Retention:
         open_evaluations: Callable[[], Collection[str]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the task. `open_evaluations` returns the ids of the evaluations that the release
-        gate has not decided."""
+        """Create the object, without pruning. `open_evaluations` returns the ids of the evaluations
+        that the release gate has not decided."""
         self.state = RetentionState()
         self._rules = rules
         self._ledger = ledger
@@ -65,7 +65,7 @@ class Retention:
         """Time at which a round last began at the oldest group."""
 
     async def run(self) -> None:
-        """Prune, and finish interrupted deletions, until this task is cancelled."""
+        """Prune old groups, and finish interrupted deletions, until this task is cancelled."""
         while True:
             num_pruned = 0
             try:
@@ -109,7 +109,6 @@ class Retention:
         return moment, self._rules.choose(self._groups(moment), moment, GROUPS_PER_ROUND)
 
     def _groups(self, moment: Moment) -> Iterator[StoredGroup]:
-        """Yield the groups after the place at which the last round ended."""
         for group in self._ledger.stored_groups.after(self._place):
             yield group
             self._place = group.place

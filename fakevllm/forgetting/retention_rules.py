@@ -21,7 +21,7 @@ IN_USE = frozenset({State.SCORED.value, State.POOLED.value})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The facts on which the choice of groups depends, besides the groups themselves."""
+    """The time and the state of the ledger, on which the choice of groups to prune depends."""
 
     now: float
     """Unix seconds."""
@@ -33,7 +33,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The rules by which groups are chosen.
+    """The rules that decide which groups' contents are deleted: an age limit and a size limit.
 
     >>> group = StoredGroup("g", received_at=0.0, num_bytes=10, state="trained")
     >>> rules = RetentionRules(PrivacySettings(retention_days=1))
@@ -55,7 +55,8 @@ class RetentionRules:
         contents, oldest first. Only as many of them are read as are needed.
 
         Groups that are too old are chosen. If the ledger is too large, the oldest groups are chosen
-        until their contents make up for the excess.
+        too, until enough contents will be deleted. Groups whose contents are still needed are left
+        out.
         """
         chosen: list[str] = []
         excess = self._excess(moment.num_bytes)
@@ -87,9 +88,9 @@ class RetentionRules:
 def is_needed(group: StoredGroup, moment: Moment) -> bool:
     """Return True if something still needs the contents of a group, so that it is not pruned:
 
-    * The server may still train the group, or feedback about its answer.
-    * A retry may still get its answer.
-    * The release gate has not decided the evaluation to which it belongs.
+    * The server may still train the group, or feedback about the group's answer.
+    * A retry of the request may still get the group's answer.
+    * The group belongs to an evaluation that the release gate has not decided yet.
     """
     is_kept = group.kept_until is not None and group.kept_until > moment.now
     is_evaluated = group.eval_id is not None and group.eval_id in moment.open_evaluations

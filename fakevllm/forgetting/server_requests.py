@@ -47,7 +47,7 @@ FindRun = Callable[[], Awaitable[str]]
 
 @dataclass(slots=True)
 class Deleted:
-    """What the server has deleted."""
+    """The result of requests to delete the calls of forgotten groups."""
 
     num_calls: int = 0
     num_dropped: int = 0
@@ -61,7 +61,7 @@ class Deleted:
 
 
 class ServerRequests:
-    """Sends the requests of one ledger to one server."""
+    """Asks one server to delete the calls of the groups that were forgotten in one ledger."""
 
     def __init__(self, ledger: Ledger, send: Send, find_run: FindRun) -> None:
         self._ledger = ledger
@@ -72,9 +72,10 @@ class ServerRequests:
         """Reason why the last repeated attempt failed; empty if it did not."""
 
     async def send_unsent(self, among: Sequence[str] | None = None) -> Deleted:
-        """Let the server delete the calls of forgotten groups that it has not deleted yet. `among`
-        has the groups to send; None means all. If the server fails, the result has the reason, and
-        the rest is sent later. Groups of runs that the server does not have open are left."""
+        """Ask the server to delete the calls of the forgotten groups for which it has not done so
+        yet. `among` has the ids of the groups to consider; None means all. If the server fails, the
+        result has the reason, and the remaining groups are sent later. Groups of a run that the
+        server does not have open are not sent."""
         deleted = Deleted()
         async with self._lock:
             try:
@@ -87,7 +88,7 @@ class ServerRequests:
         return deleted
 
     async def run(self) -> None:
-        """Send what is left, again and again, until this task is cancelled."""
+        """Repeat `send_unsent` at intervals, until this task is cancelled."""
         while True:
             try:
                 if await asyncio.to_thread(self._ledger.forgotten.num_unsent):

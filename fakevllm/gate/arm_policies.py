@@ -48,7 +48,7 @@ OLD_SERVER = "the server does not know policies: update fakevllm-server"
 
 
 class _ArmPolicy:
-    """The version of the weights that answers one arm, and the state of its loading."""
+    """The version that answers one arm (a share of the sessions), and whether it is loaded."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class _ArmPolicy:
         unload_old: Callable[[], Awaitable[None]],
         on_failed: Callable[[], None],
     ) -> None:
-        """Create the policy. `advice` is a sentence for the log about settings to change.
-        `unload_old` unloads versions that no longer answer apps. `unload_old` is called before the
-        version is requested for apps, because the server keeps only few versions for apps.
-        `on_failed` is called after each failed load of the version."""
+        """Create the policy. `advice` is a sentence for the log that names the settings to change
+        if the version cannot be sampled. `unload_old` unloads versions that no longer answer apps.
+        It is called before the version is requested for apps, because the server keeps only few
+        versions for apps. `on_failed` is called after each failed load of the version."""
         self.version = version
         self.stand_in: int | None = None
         """Version that answers the arm until `version` is loaded. None if there is no such version.
@@ -169,8 +169,8 @@ class _ArmPolicy:
             )
 
     async def _request(self) -> tuple[str | None, bool]:
-        """Request the version from the server. Return the trouble, and whether the server has
-        refused the version. The trouble is None after a success."""
+        """Request the version from the server. Return a pair: the reason of a failure (None after a
+        success), and whether the server has refused the version."""
         is_for_apps = self.stand_in is None
         if is_for_apps:
             await self._unload_old()
@@ -190,11 +190,12 @@ class _ArmPolicy:
 
 
 class ArmPolicies:
-    """The policies (the versions that answer) of all arms except the training arm."""
+    """The versions that answer the arms (shares of the sessions), except the training arm."""
 
     def __init__(self, link: SwarmLink, versions: Mapping[Arm, int], advice: str) -> None:
-        """Create the policies. `versions` contains the version of each arm. `advice` is a sentence
-        for the log. The sentence names the settings to change if a version cannot be sampled."""
+        """Create the policies. `versions` maps each arm (a share of the sessions) to the version
+        that answers the arm. `advice` is a sentence for the log that names the settings to change
+        if a version cannot be sampled."""
         self._link = link
         self._advice = advice
         self._failed = asyncio.Event()
@@ -213,7 +214,7 @@ class ArmPolicies:
         return self._link.is_serving
 
     async def run(self) -> None:
-        """Keep the versions of all arms loaded, until this task is cancelled."""
+        """Keep the version of each arm (a share of the sessions) loaded, until cancelled."""
         while True:
             await self._link.serving.wait()
             for policy in list(self._policies.values()):
@@ -237,7 +238,6 @@ class ArmPolicies:
                 end = min(end, time.monotonic() + self._retry_s())
 
     def _retry_s(self) -> float:
-        """Return the number of seconds until failed versions are requested again."""
         policies = [*self._policies.values(), *self._next.values()]
         pauses = [policy.retry_s for policy in policies if policy.trouble is not None]
         return min(pauses, default=RETRY_EVERY_S)
@@ -250,8 +250,8 @@ class ArmPolicies:
             await policy.close()
 
     def set_version(self, arm: Arm, version: int) -> None:
-        """Give an arm another version, and start to load this version. The arm's present version
-        answers until the other version is loaded."""
+        """Give an arm (a share of the sessions) another version, and start to load this version.
+        The arm's present version answers until the other version is loaded."""
         present, waiting = self._policies[arm], self._next.get(arm)
         if (waiting or present).version == version:
             return
@@ -267,37 +267,39 @@ class ArmPolicies:
         self._start_change(arm)
 
     def model(self, arm: Arm) -> str:
-        """Return the model name with which the engine samples the arm's version."""
+        """Return the engine's model name for the version of an arm (a share of the sessions)."""
         return policy_name(self._policies[arm].version)
 
     def is_current(self, arm: Arm, model: str | None) -> bool:
-        """Return True if `model` is the model name of the version that the arm got last. Also
-        return True if the arm has no version of its own, or if `model` is None (the newest
-        weights)."""
+        """Return True if `model` is the model name of the version that the arm (a share of the
+        sessions) got last. Also return True if `model` is None (the newest weights), or if the arm
+        has no version of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return model is None or policy is None or model == policy_name(policy.version)
 
     def trouble(self, arm: Arm) -> str | None:
-        """Return the reason why the version that the arm got last cannot be sampled. Return None if
-        this version can be sampled. Return None also if the arm has no version of its own."""
+        """Return the reason why the version that the arm (a share of the sessions) got last cannot
+        be sampled. Return None if this version can be sampled, or if the arm has no version of its
+        own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return None if policy is None else policy.trouble
 
     def is_loading(self, arm: Arm) -> bool:
-        """Return True if the version that the arm got last is still being loaded, and no attempt to
-        load it has failed yet."""
+        """Return True if the version that the arm (a share of the sessions) got last is still being
+        loaded, and no attempt to load it has failed yet."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return policy is not None and policy.is_loading
 
     async def wait_loaded(self, arm: Arm) -> str | None:
-        """Wait until the arm's version is loaded, at most until MAX_WAIT_S after the load began.
-        Return the reason if the version is still not loaded. Return None if the version is loaded.
-        """
+        """Wait until the version that answers the arm (a share of the sessions) is loaded, at most
+        until MAX_WAIT_S seconds after the load began. Return the reason if the version cannot be
+        sampled, else None."""
         return await self._policies[arm].wait_loaded(MAX_WAIT_S)
 
     async def reload(self, arm: Arm, model: str | None) -> str | None:
-        """Load the arm's version again, because the engine did not know the model name `model`.
-        Return the reason if the load fails. Return None if the load succeeds."""
+        """Load the version of an arm (a share of the sessions) again, because the engine did not
+        know the model name `model`. Return the reason if the version cannot be sampled, else None.
+        """
         if model == self.model(arm):  # and not a version that was replaced meanwhile
             self._policies[arm].mark_lost()
         return await self.wait_loaded(arm)
@@ -308,8 +310,6 @@ class ArmPolicies:
         )
 
     def _start_change(self, arm: Arm) -> asyncio.Task[None]:
-        """Start to load the arm's next version. If a load is already running, do not start a second
-        load. Return the task that loads the version."""
         change = self._changes.get(arm)
         if change is None or change.done():
             change = self._changes[arm] = asyncio.create_task(self._change(arm))
@@ -332,7 +332,6 @@ class ArmPolicies:
         await asyncio.wait({self._policies[arm].start()})
 
     def _replace(self, arm: Arm) -> None:
-        """Replace the arm's present policy by the arm's next policy."""
         self._drop(self._policies[arm])
         self._policies[arm] = self._next.pop(arm)
         self._policies[arm].stand_in = None

@@ -1,7 +1,10 @@
-"""Open the held-out evaluations of the release gate. An evaluation compares a candidate with the
-released version on held-out rows. An engine that can hold several versions samples both versions.
-With an engine that holds one set of weights, the candidate is the served version, and is compared
-with the reference. The reference contains earlier answers of the released version to the same rows.
+"""Open the held-out evaluations of the release gate. An evaluation compares a candidate (a version
+of the weights that may be released next) with the released version on held-out rows. An engine that
+can hold several versions samples both versions.
+
+An engine that holds one set of weights samples only the candidate, which is then the served
+version. The candidate is compared with the reference: earlier answers of the released version to
+the same rows.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> Held
 
 
 class Reference:
-    """The answers of the released version to the drawn held-out rows. Each later candidate answers
-    the same rows, so that the rewards can be compared row by row."""
+    """The answers of the released version to the drawn held-out rows. Each version that is
+    evaluated later answers the same rows, so that the rewards can be compared row by row."""
 
     def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
-        """Create the reference. If the hook could not score a candidate's answers to a row, the
-        candidate answers the row again after `retry_every_s` seconds."""
+        """Create the reference. If the hook could not score an evaluated version's answers to a
+        row, the version answers the row again after `retry_every_s` seconds."""
         self.eval_id = eval_id
         self._rows = rows
         self._retry_every_s = retry_every_s
@@ -60,8 +63,8 @@ class Reference:
         self._answers: AnsweredRows | None = None
 
     async def read(self, copies: Callable[[], Collection[int]]) -> None:
-        """Read the reference's answers from the ledger. `copies` returns the versions that have the
-        released weights. Call this method before any other method."""
+        """Read the reference's answers from the ledger. `copies` returns all versions whose weights
+        are equal to the released weights. Call this method before any other method."""
         self._answers = await self._served(self.eval_id, copies)
 
     @property
@@ -80,8 +83,9 @@ class Reference:
     async def open(
         self, key: EvaluationKey, copies: Callable[[], Collection[int]]
     ) -> HeldOutEvaluation:
-        """Return an evaluation that compares the served version with the reference. `copies`
-        returns the versions that have the candidate's weights."""
+        """Return an evaluation that compares the served version with the reference (the answers of
+        the released version to the same rows). `copies` returns all versions whose weights are
+        equal to the candidate's weights. The served version must be one of them."""
         candidate = await self._served(key.eval_id, copies, NUM_TRIES)
         return HeldOutEvaluation(key, self.answers, candidate)
 
@@ -89,9 +93,9 @@ class Reference:
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
         """Return the rows of the evaluation `eval_id`, which the served version answers. `copies`
-        returns the versions that may answer a row. If another version answered a row, sampling this
-        row raises VersionChanged. If the hook cannot score the answers to a row, the row is
-        answered up to `num_tries` times in all."""
+        returns the versions with the weights to evaluate. If another version answered a row,
+        sampling this row raises VersionChanged. If the hook cannot score the answers to a row, the
+        row is answered up to `num_tries` times in all."""
 
         async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)

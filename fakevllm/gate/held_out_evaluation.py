@@ -153,7 +153,7 @@ class HeldOutEvaluation:
 
     @property
     def num_sampled(self) -> int:
-        """Number of rows that were sampled. Rows from the ledger do not count."""
+        """How often a row was sampled, with either version. Rows from the ledger do not count."""
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:

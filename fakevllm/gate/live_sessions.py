@@ -20,8 +20,9 @@ began before the oldest of these times does not count."""
 
 
 class LiveSessions:
-    """Makes one outcome of each live session. Only groups that were scored after the latest verdict
-    about a version count. The outcome is the mean reward of the session's first such group."""
+    """Computes one outcome for each live session of an app: the mean reward of the session's first
+    group (request with its answers) that counts. A group counts only if it was scored after the
+    release gate's latest verdict about a version."""
 
     def __init__(self) -> None:
         self._comparison = 0
@@ -36,9 +37,9 @@ class LiveSessions:
             del self._publishes[:-MAX_PUBLISHES]
 
     def begin(self, comparison: int) -> None:
-        """Begin a comparison. `comparison` is the number of the decision with which the comparison
-        begins. If the number is new, each session may count once in the new comparison. If the
-        number is that of the present comparison, do nothing."""
+        """Begin the comparison that follows the release gate's decision with the number
+        `comparison`. From then on, each session may count once in this comparison. If this
+        comparison has already begun, do nothing."""
         if comparison != self._comparison:
             self._comparison = comparison
             self._seen.clear()

@@ -85,7 +85,7 @@ _Rows = TypeVar("_Rows")
 
 
 class ReleaseServer(Protocol):
-    """The part of the connection to the server that the gate uses."""
+    """The attributes and methods of the connection to the server that the gate uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -243,9 +243,10 @@ class ReleaseGate:
         """Wait until the history of releases has been read, but at most `timeout_s` seconds. The
         history contains the released version.
 
-        If versions are evaluated between training steps, also wait until training is limited. The
-        released version must answer the held-out rows before the first step, because the engine
-        holds only one version.
+        If versions are evaluated between training steps, also wait until the server has a training
+        limit (the newest version that training may make). The limit delays the first step until the
+        released version has answered the held-out rows. It could not answer them later, because the
+        engine holds only one version.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -268,8 +269,9 @@ class ReleaseGate:
             return True
 
     async def _has_limited_training(self) -> bool:
-        """If a limit of training is due, send the limit to the server and return False. Return True
-        if no limit is due. Also return False if the server's status is not known yet."""
+        """Send the training limit (the newest version that training may make) to the server if a
+        new limit is due. Return True if no limit was due. Return False if one was due, or if the
+        server's status is not known yet."""
         status = self._server.status
         if status is None:
             return False
@@ -284,13 +286,14 @@ class ReleaseGate:
         return True
 
     def rewards_seen(self, rewards: Sequence[float]) -> None:
-        """Check the rewards of a group against the declared range. A reward outside of this range
-        stops all releases, whichever version answered the group."""
+        """Check the rewards of a group against the setting `release.reward_range`. A reward outside
+        of this range stops all releases, whichever version answered the group."""
         self._controller.rewards_seen(*rewards)
 
     def group_scored(self, group: GroupOutcome) -> None:
-        """Add a scored group to the comparison of the arms. Only the first scored group of a live
-        session counts. Later groups of the same session are ignored."""
+        """Add a scored group to the comparison of the arms (the shares of the sessions that
+        different versions answer). Only the first scored group of a session counts. Later groups of
+        the session are ignored."""
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
@@ -437,8 +440,8 @@ class ReleaseGate:
         return 0.0
 
     async def _read_reference(self) -> None:
-        """Read the answers of the reference from the ledger, if the controller needs the answers.
-        The reference contains the released version's answers to the held-out rows."""
+        """Read the reference (the released version's answers to the held-out rows) from the ledger,
+        if the controller needs the reference."""
         controller = self._controller
         if not isinstance(controller, BetweenStepsController) or not controller.needs_reference:
             return
@@ -475,10 +478,10 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample rows of an evaluation with the released version and with the candidate. Rows that
-        the ledger already has are not sampled again. Return a pair: the number of rows that were
-        sampled, and the reason why a row has no reward. The reason is None if all rows have
-        rewards."""
+        """Sample held-out rows with the released version and with the candidate (the version under
+        evaluation). Rows whose samples the ledger already has are not sampled again. Return a pair:
+        the number of rows that were sampled, and the reason why a row has no reward. The reason is
+        None if all rows have rewards."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -495,9 +498,10 @@ class ReleaseGate:
         return evaluation.num_sampled - num_before, evaluation.reason
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
-        """Sample rows of the reference with the served version. Rows that the ledger already has
-        are not sampled again. Return a pair: the number of rows that were sampled, and the reason
-        why a row has no reward. The reason is None if all rows have rewards."""
+        """Sample held-out rows with the served version, for the reference (the released version's
+        answers to the held-out rows). Rows whose samples the ledger already has are not sampled
+        again. Return a pair: the number of rows that were sampled, and the reason why a row has no
+        reward. The reason is None if all rows have rewards."""
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"
@@ -556,8 +560,9 @@ class ReleaseGate:
         return self._controller.next_action() == due
 
     def _count_refusal(self, candidate: int, error: WireError) -> None:
-        """Count one refusal by the server to sample a row with the candidate. After MAX_REFUSALS
-        consecutive refusals, give up the evaluation, so that the candidate is undecided."""
+        """Count one refusal by the server to sample a row with `candidate`, the version under
+        evaluation. After MAX_REFUSALS consecutive refusals, give up the evaluation, and neither
+        release nor reject `candidate`."""
         self._num_refused = self._num_refused + 1 if error.status == 400 else 0
         if self._num_refused >= MAX_REFUSALS:
             self._controller.give_up(candidate, error.message[:MAX_REASON_CHARS])

@@ -28,9 +28,10 @@ class LimitedServer(Protocol):
 async def remove_training_limit(
     server: LimitedServer, check_every_s: float = CHECK_EVERY_S
 ) -> None:
-    """Remove a training limit that a run of the server already has when this function first sees
-    the run. A limit that appears later belongs to the gate of another proxy, and is not removed.
-    Run until this task is cancelled."""
+    """Remove the training limit (the newest version that training may make) that an earlier proxy
+    process has left. If a run of the server has a limit when this function first sees the run, the
+    limit is removed. A limit that appears later belongs to the gate of another proxy, and is not
+    removed. Run until this task is cancelled."""
     seen, reported = "", ""
     while True:
         await asyncio.sleep(check_every_s)

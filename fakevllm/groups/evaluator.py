@@ -221,8 +221,9 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Return the samples of a row. Return None if `version` is not None and other weights may
-        have produced some of the samples. Raises WireError in the same cases as `evaluate`."""
+        """Sample the row of `draft`, and return the samples. Return None if `version` is not None
+        and the server replaced this version while the row was sampled. Raises WireError if the
+        engine stays unavailable, or if the version cannot be sampled."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -269,12 +270,12 @@ class Evaluator:
     async def _sample(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
-        """Return a sample. If the engine refuses the content of the request, return the engine's
-        error. Raises WireError for an outage.
+        """Return one sample, or the error with which the engine refused the content of the request.
+        Raises WireError for an outage.
 
-        If the engine is busy, retry after a backoff. A refused sample does not wait in the queue of
-        refused leads (apps' own requests). While a request waits in that queue, the proxy samples
-        every app's request only once. An evaluation must not have this effect on apps.
+        If the engine is busy, retry after a backoff. The retry does not use the queue in which
+        apps' requests wait for a busy engine. While a request waits in that queue, the proxy
+        samples every app's request only once, and an evaluation must not cause that.
         """
         schedule: RetrySchedule | None = None
         while True:

@@ -246,12 +246,12 @@ class GroupDraft:
         return self._other_arm_reason(reason)
 
     def _other_arm_reason(self, reason: str | None) -> str:
-        """Return the recorded reason of a group that is not trained because its arm is not the
-        training arm. An arm decides which weights answer a session. `reason` is a second reason,
+        """Return the recorded reason of a group that is not trained because its session is not in
+        the training arm (the sessions that the newest weights answer). `reason` is a second reason,
         such as too few rewards, or None.
 
-        The result is a slug and a detail. If the weights of the arm were not available, the detail
-        is the cause. Otherwise the detail is `reason`.
+        The result is a slug, which a detail may follow. If the weights for the session were not
+        available, the detail is the cause. Otherwise the detail is `reason`.
         """
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason

@@ -65,8 +65,9 @@ class RequestArms:
         """Groups that ended before the ledger was read; None after the ledger was read."""
 
     async def run(self) -> None:
-        """Read the groups of earlier proxy processes. Then keep the arms' versions of the weights
-        loaded in the engine until this task is cancelled."""
+        """Read the groups of earlier proxy processes. Then, until this task is cancelled, see that
+        the engine holds the versions of the weights that the arms need. An arm decides which
+        version answers a session."""
         await self.read_earlier()
         await self.policies.run()
 
@@ -94,12 +95,13 @@ class RequestArms:
         arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
-        """Wait until the weights of the request's arm are loaded. If they cannot be loaded, let the
-        served weights answer the request.
+        """Wait until the engine has loaded the weights of the request's arm. (An arm decides which
+        version of the weights answers a session.) If the weights cannot be loaded, let the served
+        weights answer the request.
 
-        While the engine is not serving, this method does not wait, because the request waits for
-        the engine later. If the engine does not have the weights at that time, they are loaded
-        when the request is sent.
+        If the engine does not serve at present, do not wait here, because the request waits for the
+        engine later. If the engine then lacks the weights, they are loaded when the request is
+        sent.
         """
         arm = request.arm
         if arm is None or arm.policy is None:
@@ -120,8 +122,8 @@ class RequestArms:
         return trouble
 
     def group_ended(self, request: Request, group: GroupRecord) -> None:
-        """Add the rewards of an ended group to the statistics of its arm. A group without rewards
-        is ignored."""
+        """Add the rewards of an ended group to the statistics of the group's arm (the sessions
+        that one version of the weights answers). Do nothing for a group without rewards."""
         outcome = _outcome(request, group)
         if outcome is None:
             return
@@ -169,7 +171,6 @@ class RequestArms:
 
 
 def _requested_name(request: Request) -> str | None:
-    """Return the model name in the app's request, or None if the request has no model name."""
     return request.model or None
 
 

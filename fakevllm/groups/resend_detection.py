@@ -160,7 +160,7 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that one of the waiting connections has got the whole answer."""
+        """Record that a connection which waited for the answer has got the whole answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
@@ -170,7 +170,7 @@ class AttemptIndex(Generic[T]):
         self.stopped_waiting(attempts, now)
 
     def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that one of the connections no longer waits for the answer."""
+        """Record that a connection which waited for the answer no longer waits for it."""
         attempts.num_waiting -= 1
         self._touch(attempts, now)
 

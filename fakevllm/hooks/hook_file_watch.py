@@ -40,8 +40,8 @@ class HookFileWatch:
     ) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
         the hooks that run. `reload` tries the files on disk, and returns their digest, or None if
-        the same files must be tried again later. If the argument `reload` is None, changes are only
-        reported."""
+        the same files must be tried again later. If the argument `reload` is None, changed files
+        are not reloaded, and the change is only logged."""
         self._path = path.expanduser().absolute()  # a link may get another target
         self._running_hash = running_hash
         self._reload = reload
@@ -68,8 +68,8 @@ class HookFileWatch:
         """Compare the hook files with the hooks that run. If the files differ from these hooks,
         return a message, else None.
 
-        If changes are only reported, the message of the first difference is logged. Further changes
-        of the files are not logged until other hooks run.
+        If this object never reloads the files itself, log the message of the first difference.
+        Further changes of the files are not logged until other hooks run.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

@@ -22,11 +22,12 @@ needs the memory of a process."""
 
 
 class HookVersions:
-    """The owner of the hook processes of a proxy, one for each version in use."""
+    """Holds the hook processes of a proxy, one for each version of the hooks that is in use. A
+    process is closed when its version is no longer used."""
 
     def __init__(self, worker: HookWorker, now: float | None = None) -> None:
-        """Create the object with the first version, which is started already. `now` is the Unix
-        time."""
+        """Create the object. `worker` is the hook process of the first version, and has started
+        already. `now` is the Unix time."""
         self._leases = VersionLeases()
         self._workers = {self._leases.current: worker}
         self._closing = TaskSet(log, "an old hook process could not be closed")
@@ -36,42 +37,46 @@ class HookVersions:
 
     @property
     def current(self) -> HookWorker:
-        """The newest version."""
+        """The hook process of the newest version of the hooks."""
         return self._workers[self._leases.current]
 
     @property
     def info(self) -> HookInfo:
-        """The hooks of the newest version."""
+        """The description of the hooks in their newest version."""
         return self.current.info
 
     @property
     def num_open(self) -> int:
-        """Number of versions whose processes run, including the newest."""
+        """Number of versions of the hooks whose processes run, including the newest version."""
         return self._leases.num_open
 
     def of_group(self, group_id: str | None) -> HookWorker:
-        """Return the version that a group uses, or the newest if the group uses none."""
+        """Return the hook process that a group uses, or the newest process if the group uses
+        none."""
         return self._workers[self._leases.version_of(group_id)]
 
     def begin(self, group_id: str, use: Use) -> HookWorker:
-        """Return the version for a group, and keep it open until `end` is called for this use."""
+        """Return the hook process for a group. The process stays open at least until `end` is
+        called with the same arguments."""
         return self._workers[self._leases.begin(group_id, use)]
 
     def end(self, group_id: str, use: Use) -> None:
-        """Record that a use by a group is over. Versions that nobody uses any more are closed."""
+        """End a use that `begin` has recorded. Close the processes of old versions that no group
+        uses any more."""
         self._close(self._leases.end(group_id, use))
 
     @contextlib.contextmanager
     def using(self, group_id: str, use: Use) -> Generator[HookWorker]:
-        """Keep the version of a group open while the `with` block runs."""
+        """Yield the hook process of a group, and keep the process open until the `with` block
+        ends."""
         try:
             yield self.begin(group_id, use)
         finally:
             self.end(group_id, use)
 
     def take_over(self, worker: HookWorker, now: float) -> None:
-        """Make a started worker the newest version. From then on, this object owns the worker, and
-        closes it. `now` is the Unix time in seconds."""
+        """Use `worker`, a hook process that has started, for all new groups. From now on, this
+        object closes the process. `now` is the Unix time in seconds."""
         assert not self._is_closed, "the reloader is closed before the versions"
         ended = self._leases.switch()
         self._workers[self._leases.current] = worker

@@ -219,9 +219,9 @@ def _read(file: Path) -> bytes:
 
 @contextmanager
 def importable(files: HookFiles) -> Generator[None]:
-    """While the block runs, an `import` of one of the files by its name imports the text in
-    `files`, even if the file on disk has another text. Other modules of the folder are imported
-    from disk."""
+    """Let `import` find the hook files `files` by their names within a `with` block. The imported
+    text is the one in `files`, even if the file on disk has another text. Other modules of the
+    folder are imported from disk."""
     finder, folder = _HookFinder(files), str(files.folder)
     sys.meta_path.insert(_index_of_path_finder(), finder)
     sys.path.insert(0, folder)

@@ -71,8 +71,8 @@ def frame(message: Json) -> bytes:
 
 
 def files_frame(files: HookFiles, privacy: Json) -> bytes:
-    """Return the bytes of the first frame. It has the hook files, and the settings for redaction
-    that are known already; {} redacts nothing."""
+    """Return the bytes of the first frame. It contains the hook files, and the redaction settings
+    that are known so far. If `privacy` is {}, nothing is redacted."""
     body = pickle.dumps((files, privacy))
     return HEADER.pack(len(body)) + body
 
@@ -133,7 +133,7 @@ class _Child:
         running_call: ctypes.c_uint64,
         output: HookOutput,
     ) -> None:
-        """Create the state. `stream` reads from `sock`, and has the frames after the first."""
+        """Create the state. `stream` reads from `sock`, whose first frame was already read."""
         self._sock = sock
         self._output = output
         self._stream = stream
@@ -297,11 +297,8 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Create the reply to the proxy for a hook that failed with `reason`.
-
-        The method also creates the reply for a hook that succeeded. In this case `reason` is None,
-        and the caller must add the result to the reply.
-        """
+        """Create the reply to the proxy without rewards. `reason` says why the hook failed. If the
+        hook succeeded, `reason` is None, and the caller adds the result to the reply."""
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],

@@ -1,5 +1,5 @@
-"""Redaction of what hooks print. It covers everything that Python writes to stdout and stderr, and
-not what other programs write that a hook has started."""
+"""Redaction of what hooks print. It covers everything that Python writes to stdout and stderr. It
+does not cover the output of other programs that a hook has started."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _KEY_ENDS = b"-----END "
 
 
 class HookOutput:
-    """The stdout and stderr of a hook process. They are replaced as soon as something is redacted.
-    Until then, hooks write to the streams of the process."""
+    """The stdout and stderr of a hook process. At first, hooks write to the process's own streams.
+    When `use` is first called with settings, a redacting stream replaces these streams."""
 
     def __init__(self, stream: TextIO) -> None:
         """Create the output of a process that writes to `stream`."""
@@ -70,9 +70,9 @@ class HookOutput:
 
 
 class RedactingRaw(io.RawIOBase):
-    """A raw stream that redacts what is written to it, and then writes it to another stream. Lines
-    that are written at once are redacted together. Lines without a line break at the end, and a
-    private key without its end, wait for more."""
+    """A raw stream that redacts what is written to it, and then writes the result to another
+    stream. If the last line is incomplete, all data is held until the line is complete. A private
+    key is held until its end is written."""
 
     def __init__(self, inner: TextIO) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class RedactingRaw(io.RawIOBase):
         return len(written)
 
     def write_held(self) -> None:
-        """Write what waits for the end of a line or of a private key."""
+        """Redact and write the data that is held because a line or a private key is incomplete."""
         with self._lock:
             held, self._held = self._held, b""
             self._write(held)
@@ -116,9 +116,9 @@ class RedactingRaw(io.RawIOBase):
 
 
 def _end_of_complete(data: bytes) -> int:
-    """Return the number of bytes that can be redacted now. It is 0 if the last line is incomplete,
-    because `print` writes the last line break separately. Lines from the beginning of a private key
-    are left out if its end is missing."""
+    """Return how many of the first bytes of `data` can be redacted now. Return 0 if the last line
+    is incomplete, because `print` writes the last line break separately. The lines of a private key
+    are not included if the end of the key is missing."""
     if not data.endswith(b"\n"):
         return 0
     begin = data.rfind(_KEY_BEGINS)

@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Use(Enum):
-    """A part of a group's life in which the group uses the hooks."""
+    """One use of the hooks by a group (a request with its siblings)."""
 
     REQUEST = "request"
     """The request is planned, sampled and answered."""

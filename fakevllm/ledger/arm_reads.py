@@ -46,8 +46,8 @@ class ArmReads:
             return db.exec_driver_sql(_NEWEST).scalar_one()
 
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
-        """Yield the scored groups of sessions with an arm, in the order in which the groups
-        arrived. `newest_row` is the row number of the last group to read."""
+        """Yield the scored groups of all sessions that belong to an arm, in the order in which the
+        groups' requests arrived. `newest_row` is the row number of the last group to read."""
         with self._read_engine.connect() as db:
             # Sessions without a scored group are read too: they may be ancestors of other sessions.
             rows = db.exec_driver_sql(_PARENTS, (newest_row,))

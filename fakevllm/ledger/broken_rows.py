@@ -21,7 +21,7 @@ class BrokenGroup:
 
     @staticmethod
     def of(group_id: str, error: Exception) -> BrokenGroup:
-        """Return the group with the first line of the error.
+        """Return a BrokenGroup whose field `error` has the type and the first line of `error`.
 
         >>> BrokenGroup.of("g1", ValueError("no JSON")).error
         'ValueError: no JSON'

@@ -125,21 +125,22 @@ class Contribution(NamedTuple):
 
     @property
     def run_position(self) -> tuple[str, float] | None:
-        """The run and the time at which the group arrived. The position is None if the group has no
-        step."""
+        """The group's run, and the time at which the group arrived. None if the group has no
+        training step."""
         return None if self.step is None else (self.run_id, self.received_at)
 
     @property
     def session_facts(self) -> tuple[Any, ...]:
-        """The group's values from which some facts about its session are computed. An example of
-        such a fact is the number of the session's last turn. These facts are not sums."""
+        """The values of the group from which facts about its session are computed, such as the
+        number of the session's last turn. If these values change, the facts must be computed again
+        from all groups of the session."""
         return (*self[7:13],)
 
 
 @dataclass(slots=True)
 class StepSums:
-    """The sums of one step of the learning curve, over the step's groups with at least one
-    reward."""
+    """Counts and reward sums of one training step, for the learning curve. Groups without a reward
+    are left out."""
 
     num_groups: int = 0
     num_samples: int = 0
@@ -153,7 +154,7 @@ class StepSums:
     random_sum: float = 0.0
 
     def add(self, other: StepSums, sign: int = 1) -> None:
-        """Add the sums of `other`, or subtract them if `sign` is -1."""
+        """Add the counts and sums of `other` to this object, or subtract them if `sign` is -1."""
         self.num_groups += sign * other.num_groups
         self.num_samples += sign * other.num_samples
         self.num_best += sign * other.num_best
@@ -206,7 +207,7 @@ class SessionTotals:
     first_at: float = math.inf
 
     def add(self, group: Contribution) -> None:
-        """Add a group to the session."""
+        """Add a group's values to the counters of its session."""
         self.num_groups += 1
         self.add_rewards(group, 1)
         self.parent_session_id = _largest(self.parent_session_id, group.parent_session_id)
@@ -218,7 +219,7 @@ class SessionTotals:
             self.first_is_side, self.first_at, self.first_group_id = place
 
     def add_rewards(self, group: Contribution, sign: int) -> None:
-        """Add the rewards of a group, or subtract them if `sign` is -1."""
+        """Add the reward of the group's served sibling, or subtract it if `sign` is -1."""
         self.num_rewards += sign * group.num_served
         self.reward_sum = _plus(self.reward_sum, sign * group.served_sum)
 
@@ -268,8 +269,9 @@ class Deltas:
     session, or because the `session_facts` of a group have changed."""
 
     def change(self, before: Contribution | None, after: Contribution | None) -> None:
-        """Add the difference between the amounts that a group adds to the counters before and after
-        the transaction. `before` or `after` is None if the group does not exist at that time."""
+        """Add the effect of one changed group on the counters: what the group adds to them after
+        the transaction, minus what it added before the transaction. `before` is None for a new
+        group. `after` is None for a deleted group."""
         if before == after:
             return
         for group, sign in ((before, -1), (after, 1)):
@@ -332,7 +334,7 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def add(db: Connection, subject: str, name: str, num: int) -> None:
-    """Add to a number that no row of a group has."""
+    """Add `num` to a counter that cannot be computed from the rows of groups."""
     if num:
         dbapi_connection(db).execute(_ADD, (subject, name, num))
 
@@ -378,8 +380,8 @@ def _write_digests(driver: sqlite3.Connection, deltas: Deltas) -> None:
 
 
 def _write_steps(driver: sqlite3.Connection, deltas: Deltas) -> Counter[str]:
-    """Write the sums of the changed steps. Return the number of steps that were added to each
-    run."""
+    """Write the changed sums of training steps. Return for each run how many steps it has gained
+    (negative if it has lost steps)."""
     num_steps: Counter[str] = Counter()
     for key, sums in deltas.steps.items():
         row = driver.execute(_STEP, key).fetchone()

@@ -95,7 +95,8 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the first rows of `rows`. Stop when the rows have enough groups (see `curve_ends`)."""
+    """Return rows from the beginning of `rows`, until they have enough groups (see `curve_ends`) or
+    MAX_END_STEPS rows are reached."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -1,17 +1,19 @@
 """Delete the contents of groups (requests with their sampled answers) from the ledger, and leave
 the rows of numbers.
 
-Contents are deleted in two stages, so that the writer is never held for long:
+Long contents, such as requests and prompts, are stored as slices of pieces. A piece is a row of
+bytes that several contents may share. To never hold the ledger's writer for long, contents are
+deleted in two stages:
 
 1. `forget` clears the columns with texts, deletes the model calls, and notes the pieces that the
-   groups used. It takes a few groups at a time.
-2. `used_ranges` looks for other contents that use these pieces. It reads beside the writer. Then
-   `erase` deletes the pieces that no content uses. In pieces that another content shares, it
-   overwrites all bytes that no content uses.
+   groups used. Each call of `forget` is for a few groups.
+2. `used_ranges` finds the parts of these pieces that other contents use. It does not need the
+   writer. `erase` then deletes the pieces that no content uses. In all other pieces, `erase`
+   overwrites the bytes that no content uses.
 
-Between the two stages, new contents may come to use the pieces. `erase` therefore reads the rows
-that were added after `used_ranges` had begun. Only one process and one task may forget groups at a
-time, because `erase` recognizes new rows by their number.
+After `used_ranges` has begun, new contents may begin to use the pieces. `erase` therefore also
+reads the rows that were added since then, and recognizes these rows by their numbers. For this
+reason, only one process and one task may forget groups at a time.
 """
 
 from __future__ import annotations
@@ -179,7 +181,7 @@ class Cause(StrEnum):
 
 
 class TargetKind(StrEnum):
-    """The kind of thing whose groups are forgotten."""
+    """The ways to choose the groups to forget: by a session, by an API key, or by an id."""
 
     SESSION = "session"
     KEY = "key"
@@ -188,7 +190,8 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be forgotten."""
+    """A choice of groups to forget: those of a session, those of an API key, or those with an
+    id."""
 
     kind: TargetKind
     value: str
@@ -197,7 +200,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FoundGroups:
-    """The groups of a target."""
+    """The ids of the groups that a Target (a choice of groups to forget) selects."""
 
     ready: Sequence[str]
     """Groups whose contents can be deleted now."""
@@ -210,7 +213,7 @@ class FoundGroups:
 
 @dataclass(frozen=True, slots=True)
 class UsedRanges:
-    """The ranges of loose pieces that contents used when they were looked for."""
+    """The byte ranges of pieces that contents used when `used_ranges` read the ledger."""
 
     pieces: PieceRanges
     fence: tuple[int, int]
@@ -230,7 +233,8 @@ class ForgottenGroups:
         self._put = put
 
     def find(self, target: Target) -> FoundGroups:
-        """Return the groups of a target. A session includes the sessions of its sub-agents."""
+        """Return the groups that `target` selects. If `target` is a session, the sessions of its
+        sub-agents are included."""
         queries = {
             TargetKind.SESSION: _OF_SESSION,
             TargetKind.KEY: _OF_KEY,
@@ -253,17 +257,18 @@ class ForgottenGroups:
         return [(run_id, version) for run_id, version in self._rows(_VERSIONS, ids, ids, ids)]
 
     def forget(self, group_ids: Sequence[str], cause: Cause, now: float) -> WriteReceipt:
-        """Queue the deletion of the contents of a few groups. Their pieces are only noted. A group
-        that is to be pruned is left if it has come into use again: if it waits to be trained, or
-        has feedback that waits, or if its answer is kept for a retry."""
+        """Queue the deletion of the contents of a few groups. The pieces (stored bytes) of these
+        contents are only noted, and `erase` deletes them later. If `cause` is PRUNED, the contents
+        of a group are kept if the group waits to be trained, has feedback that is not processed, or
+        has an answer that is kept for a retry."""
         return self._put(partial(_forget, ids=list(group_ids), cause=cause, now=now))
 
     def loose_pieces(self) -> list[int]:
-        """Return the pieces whose bytes are not erased yet."""
+        """Return the ids of the pieces that may still have bytes of deleted contents."""
         return [piece for (piece,) in self._rows(_LOOSE)]
 
     def used_ranges(self, pieces: Sequence[int]) -> UsedRanges:
-        """Find the ranges of these pieces that contents use."""
+        """Return the byte ranges of `pieces` that contents in the ledger use."""
         ranges = PieceRanges(pieces)
         ((*fence,),) = self._rows(_FENCE)
         for query, last in zip(_USES, fence, strict=True):
@@ -277,8 +282,8 @@ class ForgottenGroups:
         return UsedRanges(ranges, (fence[0], fence[1]))
 
     def erase(self, pieces: Sequence[int], used: UsedRanges) -> WriteReceipt:
-        """Queue the erasure of a few loose pieces. `used` was returned by `used_ranges` for at
-        least these pieces."""
+        """Queue the erasure of the bytes of a few pieces that no content uses. `used` is the result
+        of `used_ranges` for these pieces, and possibly for others."""
         return self._put(partial(_erase, pieces=list(pieces), used=used))
 
     def unsent(self, run_id: str, limit: int, among: Sequence[str] | None = None) -> list[str]:
@@ -297,7 +302,7 @@ class ForgottenGroups:
         return [(group, name) for group, name in self._rows(_SAMPLES, _json(group_ids))]
 
     def mark_sent(self, group_ids: Sequence[str]) -> WriteReceipt:
-        """Queue the note that the server has deleted the calls of these groups."""
+        """Queue a change that records that the server has deleted the calls of these groups."""
         ids = _json(group_ids)
         return self._put(lambda db: _run(db, _MARK_SENT, ids))
 
@@ -306,7 +311,7 @@ class ForgottenGroups:
         return bool(self._rows(_IS_FORGOTTEN, group_id))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups without contents, by cause."""
+        """Return the number of groups whose contents were deleted, for each Cause."""
         return {cause: num for cause, num in self._rows(_COUNTS)}
 
     def _rows(self, query: str, *values: object) -> list[Any]:
@@ -352,8 +357,8 @@ def _erase(db: Connection, pieces: list[int], used: UsedRanges) -> None:
 
 
 def _slices(slices_json: str | None) -> list[Slice]:
-    """Return the slices of a content. A damaged list counts as empty, because no content can be
-    read with it."""
+    """Parse the list of the slices of a content. Return [] for a damaged list, because the content
+    cannot be read anyway."""
     try:
         found = orjson.loads(slices_json or "[]")
         return [(piece, start, size) for piece, start, size in found]

@@ -117,7 +117,7 @@ def m011_job_hash(db: Connection) -> None:
 
 
 def m012_counters(db: Connection) -> None:
-    """Add the counters, fill them from the rows, and count feedback with triggers."""
+    """Add tables of counters, fill them from the rows, and count feedback with triggers."""
     for statement in _M012_TABLES:
         db.exec_driver_sql(statement)
     fill_counters(db)
@@ -126,13 +126,13 @@ def m012_counters(db: Connection) -> None:
 
 
 def fill_counters(db: Connection) -> None:
-    """Fill the empty counters of m012_counters from the rows of all groups."""
+    """Fill the empty counter tables of `m012_counters` from the rows of all groups."""
     for statement in _M012_FILL:
         db.exec_driver_sql(statement)
 
 
 def m013_pieces(db: Connection) -> None:
-    """Store requests and prompts as lists of slices of shared pieces (see contents.py of
+    """Store requests and prompts as lists of byte ranges in shared pieces (see contents.py of
     fakevllm_runtime). Store messages without their text and tool calls, which have columns of their
     own.
 
@@ -154,7 +154,10 @@ def m014_evaluations(db: Connection) -> None:
 
 
 def m015_arms(db: Connection) -> None:
-    """Add the columns for arms to the table `group_rows` and to its view `groups`."""
+    """Add the columns for arms to the table `group_rows` and to its view `groups`.
+
+    An arm is a share of the sessions. It decides which weights answer a session.
+    """
     for statement in _M015:
         db.exec_driver_sql(statement)
 

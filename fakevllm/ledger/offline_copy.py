@@ -77,8 +77,8 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
 
 
 def copies_of(ledger: Path) -> list[Path]:
-    """Return the copies beside a ledger that this version and earlier ones have made. Delete the
-    parts of copies that interrupted commands have left."""
+    """Return the copies of a ledger that this version and earlier versions of fakevllm have made in
+    the ledger's folder. Delete the incomplete copies, which interrupted commands have left."""
     for part in ledger.parent.glob(f"{glob.escape(ledger.stem)}.m[0-9]*{ledger.suffix}.part"):
         part.unlink(missing_ok=True)
         _remove_log(part)
@@ -130,12 +130,10 @@ def _has_same_content(copy: Path, ledger: sqlite3.Connection) -> bool:
 
 
 def _is_same(query: str, copy: sqlite3.Connection, ledger: sqlite3.Connection) -> bool:
-    """Return True if the query has the same result in both databases. Return True as well if the
-    ledger is so old that it lacks the table or a column of the query."""
     try:
         rows = ledger.execute(query).fetchall()
     except sqlite3.OperationalError as error:
-        if str(error).startswith("no such "):
+        if str(error).startswith("no such "):  # an old ledger may lack the table or a column
             return True
         raise
     return rows == copy.execute(query).fetchall()

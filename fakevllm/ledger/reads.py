@@ -152,9 +152,9 @@ class CallReads:
         """Return the model calls of a group (request) as a dict. The dict maps the index of a
         sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
 
-        `unknown_sets` is the reason why a call cannot be trained for which the ledger does not say
-        whether its tokens were sampled from restricted sets. None means that such a call counts as
-        unrestricted.
+        Old rows of the ledger do not say whether the tokens of a call were sampled from restricted
+        sets. If `unknown_sets` is a text, such a call cannot be trained, and the text is the
+        reason. If `unknown_sets` is None, the call counts as unrestricted.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
@@ -167,8 +167,8 @@ class CallReads:
         return dict(calls)
 
     def run_ids(self) -> dict[str, str | None]:
-        """Return the server's run of each group. The run is None if no server has pooled the
-        group."""
+        """Return a dict from each group's id to the id of the server's run. The run's id is None if
+        no server has pooled the group (kept it for training)."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql("SELECT group_id, run_id FROM group_rows").all()
         return {group_id: run_id for group_id, run_id in rows}

@@ -53,8 +53,8 @@ class RecordRedactor:
     """The redaction of the ledger's rows."""
 
     def __init__(self, redaction: RedactionInUse, id_secret: bytes = b"") -> None:
-        """Create the redaction. `id_secret` is the key with which ids are hashed that match a
-        pattern."""
+        """Create the redaction. An id that matches a redaction pattern is replaced by its hash, and
+        `id_secret` is the key of this hash."""
         self._redaction = redaction
         self._id_secret = id_secret
 
@@ -84,8 +84,8 @@ class RecordRedactor:
         return new
 
     def _continued(self, sibling: SiblingRecord, end: str) -> SiblingRecord:
-        """Return the sibling without what completes a match that begins in `end`, the end of the
-        prompt."""
+        """Redact the beginning of an answer if it completes a match that begins in `end`, the end
+        of the prompt."""
         redactor = self._redaction.redactor
         text = None if sibling.text is None else redactor.continued(end, sibling.text)
         parsed = None if sibling.message_json is None else _parsed(sibling.message_json)
@@ -119,8 +119,8 @@ class RecordRedactor:
         return changed
 
     def _document(self, text: str, id_field: str) -> str:
-        """Return a JSON object, redacted. The field `id_field` has an id that an app has chosen. It
-        stays usable."""
+        """Return a JSON object, redacted. The app's id in the field `id_field` is redacted by the
+        method `id`, so that the app can still use the id."""
         redacted = self._redaction.redactor.json_text(text)
         if redacted == text:
             return text
@@ -134,8 +134,9 @@ class RecordRedactor:
         return orjson.dumps(document).decode()
 
     def id(self, value: str) -> str:
-        """Return an id that an app has chosen. If it has a match, return a keyed hash of it. The
-        same id has always the same hash, so that the app can use the id later."""
+        """Return an id that an app has chosen. If the id matches a redaction pattern, return its
+        keyed hash instead. The same id always gets the same hash, so that the app can use the id
+        later."""
         redactor = self._redaction.redactor
         if not redactor or _WELL_FORMED.fullmatch(value) or not redactor.finds(value):
             return value
@@ -144,9 +145,10 @@ class RecordRedactor:
     def calls(
         self, db: Connection, group_id: str, calls: Sequence[Sequence[CapturedCall]]
     ) -> Sequence[Sequence[CapturedCall]]:
-        """Return the calls of a group without the tokens of siblings whose stored rows are
-        redacted. The server removes the tokens that it finds itself; this covers what only the
-        proxy redacts."""
+        """Return the calls of a group, without the tokens of siblings that have redacted text in
+        the ledger, in the request or in the answer. The server itself removes the tokens of calls
+        in which it finds text to redact. This method also covers text that only the proxy redacts.
+        """
         if not self._redaction.redactor or not calls:
             return calls
         if self._is_redacted(db, reads.REQUEST_TEXTS, group_id):
@@ -170,7 +172,7 @@ class RecordRedactor:
         return self._redaction.redactor.json_text(text)
 
     def feedback(self, row: FeedbackRecord) -> FeedbackRecord:
-        """Return a row of feedback with its comment and its edit redacted."""
+        """Return a row of feedback with the user's comment and corrected text redacted."""
         redactor = self._redaction.redactor
         if not redactor:
             return row
@@ -199,8 +201,9 @@ class RecordRedactor:
         return task.model_copy(update=fields)
 
     def may_keep(self, db: Connection, answer: KeptAnswer) -> bool:
-        """Return True if an answer may be kept for a retry. An answer with redacted text is kept in
-        memory only, because the app must get the whole text."""
+        """Return True if an answer may be written to the ledger for a retry. If the request or the
+        answer has text that is redacted, the answer is kept in memory only, because a retry must
+        get the whole text."""
         if not self._redaction.redactor:
             return True
         queries = (reads.REQUEST_TEXTS, reads.ANSWER_TEXTS)

@@ -1,7 +1,8 @@
-"""Reader and writer of the table `rescored`: the rewards that other hooks gave to logged answers.
+"""Reader and writer of the table `rescored`: the rewards of logged answers under other hooks than
+the hooks that scored the answers first.
 
 The content hash of the hook files is part of the table's key. Therefore the table can have the
-results of several versions of the hooks. The old rewards stay in the table `siblings`.
+results of several versions of the hooks. The first rewards stay in the table `siblings`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _INSERT = """
 
 @dataclass(frozen=True, slots=True)
 class RescoredSibling:
-    """The result of other hooks for one sibling (an answer that was sampled for a request)."""
+    """The new result for one sibling (an answer to a request) that was scored again by other
+    hooks."""
 
     index: int
     """Index of the sibling in its group."""
@@ -41,7 +43,8 @@ class RescoredSibling:
 
 @dataclass(frozen=True, slots=True)
 class RescoredRow:
-    """The result of other hooks for one group (a request with its siblings)."""
+    """The new result for one group (a request with its siblings) that was scored again by other
+    hooks."""
 
     group_id: str
     hook_hash: str
@@ -82,8 +85,8 @@ class RescoredRows:
 
 
 def _write(db: Connection, row: RescoredRow, redactor: RecordRedactor) -> None:
-    """Write the result for one group, redacted. Only the rewards of a forgotten group are written,
-    because annotations and reasons may quote its texts."""
+    """Write the result for one group, redacted. For a forgotten group, write only the rewards and
+    the slug of the reason. Annotations and the rest of the reason may quote the group's texts."""
     is_kept = not is_forgotten(db, row.group_id)
     reason = row.reason
     if reason is not None:

@@ -234,14 +234,14 @@ def task_secret(db: Connection) -> bytes:
 
 
 def id_secret(db: Connection) -> bytes:
-    """Return the secret with which ids are hashed that have redacted text. If the ledger has no
+    """Return the secret with which ids that contain redacted text are hashed. If the ledger has no
     secret yet, create one."""
     return _random_bytes(db, _ID_SECRET)
 
 
 def arm_salt(db: Connection) -> bytes:
-    """Return the salt with which sessions are assigned to arms. An arm decides which weights answer
-    a session. If the ledger has no salt yet, create one."""
+    """Return the salt with which sessions are assigned to arms. The arm of a session decides which
+    weights answer the session. If the ledger has no salt yet, create one."""
     return _random_bytes(db, _ARM_SALT)
 
 

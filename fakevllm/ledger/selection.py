@@ -81,15 +81,15 @@ class GroupSelection:
         return SelectedGroups(self, count, oldest, newest)
 
     def page(self, condition: str, first: _Key, newest: _Key) -> list[_Key]:
-        """Return the keys of at most PAGE_ROWS selected groups, oldest first. `condition` is SQL
-        that limits the groups to those between `first` and `newest`."""
+        """Return the keys (time and id) of at most PAGE_ROWS selected groups, oldest first.
+        `condition` is SQL that limits the groups to those between the keys `first` and `newest`."""
         query = f"SELECT {_KEY} {self._matching} {condition} ORDER BY {_KEY} LIMIT {PAGE_ROWS}"
         with self._reading() as db:
             return db.execute(query, (*first, *newest)).fetchall()
 
     def _key(self, db: sqlite3.Connection, num_newer: int) -> _Key | None:
-        """Return the key of one selected group. With 0 for `num_newer`, it is the newest group,
-        with 1 the second newest, and so on. Return None if there are not so many groups."""
+        """Return the key (time and id) of the selected group that has exactly `num_newer` newer
+        selected groups. Return None if there is no such group."""
         query = f"SELECT {_KEY} {self._matching} {_BACKWARDS}"
         return db.execute(query, (num_newer,)).fetchone()
 

@@ -232,8 +232,9 @@ class Ledger:
         return await self._writer.flush(timeout_s)
 
     async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until the changes with these receipts are written or dropped. Return True if all of
-        them are written. Return False if at least one was dropped, or at the timeout.
+        """Wait until some queued changes are written or dropped. A receipt is the outcome of one
+        change. Return True if all changes with these receipts are written. Return False if at least
+        one of them was dropped, or at the timeout.
 
         Other dropped changes do not affect the result. The receipt of a dropped change has the
         error.
@@ -319,8 +320,8 @@ class Ledger:
             return whole_curve(db, run_id)
 
     def curve_ends(self, run_id: str) -> CurveEnds:
-        """Return the first and the last steps of the learning curve of one run. Only steps since
-        the last change of the hooks or the job are included."""
+        """Return the beginning and the end of one run's learning curve, with a few steps each. Only
+        steps since the last change of the hooks or the job are included."""
         with self._read_engine.connect() as db:
             return curve_ends(db, run_id)
 
@@ -366,8 +367,8 @@ class Ledger:
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
     def hidden_id(self, value: str) -> str:
-        """Return an id that an app has chosen, as the ledger stores it. An id with redacted text is
-        a keyed hash there."""
+        """Return the form in which the ledger stores an id that an app has chosen. The form is a
+        keyed hash if the id has text that is redacted. Otherwise it is the id itself."""
         return self._redactor.id(value)
 
     def stored_ids(self, value: str) -> tuple[str, str]:

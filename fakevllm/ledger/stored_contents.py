@@ -64,7 +64,10 @@ def put_request(
     route: str,
     text: str,
 ) -> StoredContent:
-    """Store a request, and return the values of the columns for its slices and its digest."""
+    """Store a request. Return the values of the columns `request_slices` and `request_digest`.
+
+    Both values are None if the request is short and must be stored whole in its row.
+    """
     data = text.encode()
     if len(data) < MIN_BYTES:
         return IN_ROW
@@ -78,8 +81,8 @@ def put_request(
 
 
 def _request_of(db: Connection, group_id: str | None) -> Content | None:
-    """Return the request of a group, from memory or from the file. Return None if the request is
-    not stored as slices."""
+    """Return the request of a group, from memory or from the file. Return None if there is no such
+    request, or if it is stored whole in its row."""
     if group_id is None:
         return None
     store = content_store(db)
@@ -110,8 +113,9 @@ class CallContents:
     def put(
         self, sibling: int, prompt_ids: bytes, response_ids: bytes
     ) -> tuple[int | None, int | None]:
-        """Store the contents of the next call. Return the id of the prompt and the id of the
-        response's piece. An id is None if the content is to be stored in the call's row."""
+        """Store the prompt and the response of the next call. Return the id of the stored prompt,
+        and the id of the piece (stored bytes) that has the response. If an id is None, the caller
+        must store the prompt or the response in the call's row."""
         if len(prompt_ids) < MIN_BYTES:
             return None, None
         prompt, prompt_id = self._put_prompt(prompt_ids)
@@ -137,9 +141,9 @@ class CallContents:
         return content, prompt_id
 
     def _bases(self) -> list[Content]:
-        """Return the contents with which a new prompt is compared. The first is the app's latest
-        prompt. The second is the parent group's prompt followed by the parent group's response.
-        Contents that are not found are left out."""
+        """Return the earlier contents with which a new prompt is compared. The first is the app's
+        latest prompt. The second is the prompt and the response of the request that this group's
+        request continues. Contents that are not found are left out."""
         bases = [self._store.find(self._of_app), self._parent()]
         return [base for base in bases if base is not None]
 
@@ -161,8 +165,8 @@ class CallContents:
 
 
 def move_contents(db: Connection) -> None:
-    """Move the long requests and prompts of all rows to pieces. Short requests and prompts stay in
-    their rows."""
+    """Move all long requests and prompts from their rows to pieces (stored bytes that several
+    contents may share). Short requests and prompts stay in their rows."""
     store = content_store(db)
     for rowid in db.exec_driver_sql(_LONG_REQUESTS, (MIN_BYTES,)).scalars().all():
         row = db.exec_driver_sql(_OLD_REQUEST, (rowid,)).one()

@@ -65,7 +65,7 @@ class StoredGroup:
 
     @property
     def place(self) -> tuple[float, str]:
-        """The group's place in the order of the ledger."""
+        """The group's place in the order of the ledger: (time of the request, id of the group)."""
         return self.received_at, self.group_id
 
 
@@ -76,7 +76,7 @@ class StoredGroups:
         self._read_engine = read_engine
 
     def after(self, place: _Place = OLDEST) -> Iterator[StoredGroup]:
-        """Yield the groups after a place, oldest first. They are read page by page."""
+        """Yield the groups after `place` (a time and an id), oldest first, page by page."""
         while True:
             with self._read_engine.connect() as db:
                 rows = db.exec_driver_sql(_PAGE, place).all()

@@ -37,6 +37,10 @@ def stored_message(
 ) -> StoredMessage:
     r"""Return the values of the columns in which a message is stored.
 
+    The values are the message's JSON without the text and the tool calls, and the positions in this
+    JSON at which SQL inserts the text and the tool calls again. A position is None if the part was
+    not left out.
+
     >>> text = "a line\n" * 9
     >>> stored_message(orjson.dumps({"content": text}).decode(), text, None)
     ('{"content":}', 11, None)
@@ -64,8 +68,8 @@ def _without(message_json: str, part: str) -> tuple[str, int | None]:
 
 
 def move_messages(db: Connection) -> None:
-    """Convert the rows of an older version: remove the texts and the tool calls from their
-    messages."""
+    """Convert the rows that an older version of fakevllm has written: remove the texts and the tool
+    calls from their messages."""
     last = 0
     while rows := db.exec_driver_sql(_OLD_MESSAGES, (last,)).all():
         for rowid, *parts in rows:

@@ -1,5 +1,5 @@
-"""The possible next actions of the release gate. `controller` and `between_steps` choose the
-action, and `gate/release_gate` carries the action out."""
+"""The possible next actions of the release gate. The modules `controller` and `between_steps`
+choose an action, and the module `gate.release_gate` carries the action out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Decide:
 
     @property
     def source(self) -> str | None:
-        """Test from which the decision follows, LIVE or HELD_OUT. None if the decision makes a
-        version the candidate."""
+        """The test that led to the decision: LIVE or HELD_OUT. None if the decision makes a version
+        the candidate."""
         return self.evidence.get("source")
 
 

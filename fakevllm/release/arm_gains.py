@@ -81,7 +81,10 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The number of sessions in each arm, the gain of the policy, and the gain of choosing."""
+    """The sessions of each arm, the gain by training, and the gain by choosing the best sibling.
+
+    An arm decides which weights answer a session.
+    """
 
     sessions: Mapping[Arm, int]
     """Number of counted sessions by arm, for the arms that have any."""
@@ -122,9 +125,9 @@ class _ArmTotals:
 
 
 class ArmGains:
-    """The two gains of one proxy: what training gained, and what choosing the best sibling gained.
-    Add groups in the order in which the proxy received their requests, as far as this order is
-    known."""
+    """Estimates two gains in reward from the groups of one proxy: the gain by training, and the
+    gain by choosing the best sibling. A group is a request with its siblings. Add groups in the
+    order in which the proxy received their requests, as far as this order is known."""
 
     def __init__(
         self,
@@ -134,8 +137,9 @@ class ArmGains:
         second: Arm = Arm.TRAINING,
         alpha: float = ALPHA,
     ) -> None:
-        """Create gains without sessions. `rewards` is the range of a single reward. The gain of the
-        policy is the mean reward of the arm `second` minus the mean reward of the arm `first`."""
+        """Create the object without sessions. `rewards` is the range of a single reward. The gain
+        by training is the mean reward of the arm `second` minus the mean reward of the arm `first`.
+        """
         self._rewards = rewards
         self._first, self._second = first, second
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
@@ -148,7 +152,11 @@ class ArmGains:
         self._outside: float | None = None
 
     def add(self, group: GroupOutcome) -> None:
-        """Add a group. A group does not count if its session was counted already."""
+        """Add a group to its session.
+
+        Leave the group out if the session was counted already, or belongs to another arm than the
+        group.
+        """
         self._count_idle(group.received_at)
         for reward in (group.lowest, group.highest):
             if not self._rewards.low <= reward <= self._rewards.high:
@@ -170,7 +178,10 @@ class ArmGains:
             self.add(group)
 
     def summary(self, now: float) -> ArmSummary:
-        """Return the gains at the time `now`, in Unix seconds."""
+        """Return the sessions and the gains at the time `now`, in Unix seconds.
+
+        Sessions that have been idle for long enough at this time are counted first.
+        """
         self._count_idle(now)
         sessions = {arm: totals.num for arm, totals in self._totals.items()}
         width = self._rewards.high - self._rewards.low

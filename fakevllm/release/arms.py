@@ -17,7 +17,7 @@ _SUM_TOLERANCE = 1e-9
 
 
 class Arm(StrEnum):
-    """The arm to which a session is assigned.
+    """The arm of a session. It decides which version of the weights answers the session.
 
     training  The newest version answers. The session's groups are trained.
     released  The version that passed its evaluation answers. Nothing is trained.
@@ -39,7 +39,8 @@ not be sampled."""
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The share of sessions that each arm gets. The shares add up to 1.
+    """The share of sessions that each arm gets. An arm is a set of sessions that one version of the
+    weights answers. The shares add up to 1.
 
     >>> Shares.continuous(baseline=0.25)
     Shares(training=0.75, released=0.0, baseline=0.25)
@@ -61,7 +62,7 @@ class Shares:
         return Shares(1 - baseline, 0.0, baseline)
 
     def of(self, arm: Arm) -> float:
-        """Return the share of one arm."""
+        """Return the share of sessions that an arm gets."""
         match arm:
             case Arm.TRAINING:
                 return self.training
@@ -73,7 +74,8 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The arm of a session, and the probability of this arm."""
+    """The arm that a session gets, and the probability with which it gets this arm. An arm decides
+    which version of the weights answers."""
 
     arm: Arm
     propensity: float
@@ -82,10 +84,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ArmAssigner:
-    """Assigns sessions to arms, with one salt and one set of shares.
+    """Assigns sessions to arms, with one salt and one set of shares. An arm decides which version
+    of the weights answers a session.
 
     The interval from 0 to 1 is divided among the arms. The baseline arm begins at 0, the training
-    arm ends at 1, and the released arm is between the two. A session is a point of the interval.
+    arm ends at 1, and the released arm is between the two. A hash makes each session a point of the
+    interval, and the session gets the arm at this point.
 
     Suppose that one share is changed, and that the released arm takes the difference. Only few
     sessions then move to another arm. A change of `baseline` moves no session into or out of the
@@ -114,6 +118,7 @@ class ArmAssigner:
 
 
 def position(salt: bytes, root: str) -> float:
-    """Return the session's point in the interval from 0 (included) to 1 (excluded)."""
+    """Return the hash of a session's root (the first session of its tree) as a number from 0
+    (included) to 1 (excluded)."""
     digest = hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=8, key=salt[:64])
     return (int.from_bytes(digest.digest()) >> (64 - _NUM_BITS)) / 2**_NUM_BITS

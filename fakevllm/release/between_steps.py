@@ -90,25 +90,25 @@ class BetweenStepsController(GateController):
 
     @property
     def released_copies(self) -> list[int]:
-        """The versions that have the released weights. The answers of these versions make the
-        reference."""
+        """All versions with the released weights. Their answers to the held-out rows form the
+        reference, with which candidates are compared."""
         return [] if self._history is None else self._history.released_copies
 
     @property
     def newest_copies(self) -> list[int]:
-        """The versions that have the newest weights. The server serves the last of these
-        versions."""
+        """All versions with the same weights as the newest version. The server serves the last of
+        them."""
         return [] if self._history is None else self._history.newest_copies
 
     @property
     def _base(self) -> int:
         """The version after which training makes `evaluate_every` versions before the next
-        evaluation. The base is the newest of the versions in this list. A copy of a version is a
-        version with the same weights.
+        evaluation. It is the newest of the versions in this list. A copy of a version is a version
+        with the same weights.
 
         * the newest version with a verdict (released, rejected or undecided)
         * the copies of the released version
-        * the copies of the newest version, if the oldest of these copies is not newer than the
+        * the copies of the newest version, but only if one of these copies is not newer than the
           newest version with a verdict
         """
         base = super()._base
@@ -117,19 +117,21 @@ class BetweenStepsController(GateController):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the caller must read the reference's answers from the ledger, the proxy's
-        database."""
+        """Whether the caller must read the reference (the released version's answers to the
+        held-out rows) from the ledger, the proxy's database."""
         return self._history is not None and self._num_reference_draws is None
 
     def reference_answered(self, reference: str, num_draws: int) -> None:
-        """Record for how many drawn rows the reference has an answer, counted from the first
-        draw."""
+        """Record that the reference (the released version's answers) contains answers to the first
+        `num_draws` rows that the evaluation draws. Do nothing if `reference` is not the name of the
+        present reference."""
         if reference == self.reference:
             self._num_reference_draws = num_draws
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the next drawn row of an evaluation. The reference may have no reward for the row,
-        because the hook failed. The row is then not compared, and is only counted as drawn."""
+        """Add the rewards of the candidate and of the reference (the released version's answers)
+        for the next row of an evaluation. If the reference has no reward, because the hook failed,
+        the row is not compared, and is only counted as drawn."""
         pair = pair if pair.released else ScoredPair([], [])
         super().pair_scored(candidate, released, draw, pair)
 
@@ -155,7 +157,8 @@ class BetweenStepsController(GateController):
         return action
 
     def _next_of_reference(self, num_draws: int) -> Action:
-        """Return the action that is due while the reference is not complete."""
+        """Return the next action while the reference (the released version's answers to the
+        held-out rows) is incomplete."""
         if self._is_stopped or self._newest not in self.released_copies:
             return Wait()
         assert self.reference is not None, "the history is known"
@@ -168,8 +171,8 @@ class BetweenStepsController(GateController):
 
     @property
     def _unserved(self) -> str | None:
-        """Reason why the reference cannot be completed, and the remedy. None if the reference can
-        be completed."""
+        """Reason why the reference (the released version's answers to the held-out rows) cannot be
+        completed, and the remedy. None if it can be completed."""
         history, num_draws = self._history, self._num_reference_draws
         if history is None or num_draws is None:
             return None

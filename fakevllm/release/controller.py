@@ -19,9 +19,10 @@ a cycle. Two tests run during each cycle.
 * Held-out rows: the candidate and the released version answer the same rows. The mean of the paired
   differences (candidate minus released version) has the confidence interval (low, high). The
   candidate is released if low > -margin, and rejected if high < -margin.
-* Live sessions: the training arm is compared with the released arm. The versions since the latest
-  verdict answer the sessions of the training arm. This test judges the mean over these versions,
-  and not the candidate alone. The test can reject versions, and cannot release a version.
+* Live sessions: the sessions of the training arm, which the newest version answers, are compared
+  with those of the released arm, which the released version answers. This test judges the mean over
+  all versions since the latest verdict, and not the candidate alone. The test can reject versions,
+  and cannot release a version.
 
 Suppose that no version is worse than the released version by more than `margin`. Each test then
 rejects a version with a probability of at most alpha / 2, even if its result is read after every
@@ -49,7 +50,7 @@ _VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """The settings of the gate."""
+    """The settings of the release gate, which decides the version that apps get."""
 
     rewards: RewardRange
     """Range of a single reward. A reward outside of the range counts as the nearest end of the
@@ -179,8 +180,8 @@ class GateController:
 
     def session_scored(self, session: ScoredSession) -> None:
         """Add a session that an app had since the latest verdict (release, rejection or undecided).
-        A session of the training arm counts only if the session's version is newer than all
-        versions that had a verdict."""
+        A session of the training arm (the sessions that the newest version answers) counts only if
+        the session's version is newer than all versions that had a verdict."""
         if session.version is None or session.version > self._base:
             self._live.add(session)
 
@@ -228,9 +229,9 @@ class GateController:
 
     @property
     def next_candidate(self) -> int | None:
-        """The version that will be evaluated next. A newer version may be evaluated in its place if
-        training goes on in the meantime. None while another version is being evaluated, or if no
-        evaluation is planned."""
+        """The oldest version that can become the next candidate (the version to evaluate). If
+        training goes on in the meantime, a newer version may become the candidate. The value is
+        None while another version is being evaluated, or if no evaluation is planned."""
         is_held = self._history is None or self._history.is_held
         if is_held or self._evaluation is not None or self._is_stopped:
             return None
@@ -238,14 +239,14 @@ class GateController:
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs (held-out rows that both versions answered) in the current evaluation.
-        The number is 0 without a candidate."""
+        """Number of held-out rows that are compared so far in the current evaluation. The number is
+        0 if no version is being evaluated."""
         return 0 if self._evaluation is None else self._evaluation.num_pairs
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The figures of the current evaluation. The dict is empty without a candidate. After a new
-        pair, this property computes the confidence interval, which may take 50 ms."""
+        """The figures of the current evaluation; {} if no version is being evaluated. The first
+        read after a new row was scored computes the confidence interval, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _begin_live_again(self) -> None:
@@ -277,8 +278,8 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that had a verdict: it was released, rejected or left undecided. A
-        version that was rejected as a descendant of another rejected version counts, too."""
+        """The newest version that was released, rejected or left undecided. A version that was
+        rejected only as a descendant of a rejected version counts, too."""
         history = self._history
         if history is None:
             return 0
@@ -326,12 +327,14 @@ class _Difference:
 
     @property
     def is_acceptable(self) -> bool:
-        """Whether the test has shown that the loss of mean reward is below the margin."""
+        """Whether the test has shown that the second mean reward is above the first one minus the
+        margin."""
         return self._test is not None and self._test.is_above
 
     @property
     def is_worse(self) -> bool:
-        """Whether the test has shown that the loss of mean reward is above the margin."""
+        """Whether the test has shown that the second mean reward is below the first one minus the
+        margin."""
         return self._test is not None and self._test.is_below
 
     def evidence(self, source: str) -> dict[str, Any]:
@@ -416,14 +419,16 @@ class _Sum:
 
 
 class _LiveTest:
-    """The comparison of live sessions between the training arm and the released arm.
+    """The comparison of live sessions between the training arm (the sessions that the newest
+    version answers) and the released arm (the sessions that the released version answers).
 
     Sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
     sessions without a pair, all these sessions form one pair. One part of the pair is a single
     session of one arm. The other part consists of the other arm's sessions since the last pair.
 
-    Sessions are added in the order in which their first groups end. Arms are drawn without regard
-    to rewards. A long answer ends late, so the pairs are not quite independent of rewards.
+    Sessions are added in the order in which their first groups end. The arm of a session is drawn
+    without regard to rewards. However, a long answer ends late, so the pairs are not quite
+    independent of rewards.
     """
 
     def __init__(self, rules: GateRules) -> None:
@@ -472,9 +477,9 @@ class _LiveTest:
             self.rejected = self._first_worse()
 
     def _first_worse(self) -> int | None:
-        """Return the version to reject. The result is usually the oldest version that took part in
-        the comparison. If the candidate and older versions did not lose more than the margin, the
-        result is the oldest version that took part and is newer than the candidate."""
+        """Return the version to reject. This is the oldest version in the comparison, with one
+        exception. If the mean loss of the candidate and the older versions is at most the margin,
+        the result is the oldest version that is newer than the candidate, if there is one."""
         differences = self._older_differences
         if differences.num and differences.mean >= -self._rules.margin:
             return self._oldest if self._oldest_newer is None else self._oldest_newer

@@ -23,7 +23,7 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Numbers of the log entries that became rows or were skipped."""
+    """How many log entries became rows of the dataset, and how many were skipped."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])

@@ -140,14 +140,16 @@ def _path(url: str) -> str:
 
 
 def _body_of(fields: Json) -> Json:
-    """Return the body of a request or a response that is logged with its URL or status."""
+    """Return the body of a request or response from a log entry that may also have a URL or a
+    status. If the entry has no separate body, return `fields`."""
     bodies = (_object(fields.get(name)) for name in ("body", "params"))
     return next((body for body in bodies if body is not None), fields)
 
 
 def _is_anthropic(body: Json, response: Json) -> bool:
-    """Return True for a request to Anthropic's Messages API. Return False if the body has no field
-    that only Anthropic has. Such a body has the same meaning in OpenAI's format."""
+    """Return True for a request to Anthropic's Messages API. Such a request is recognized by its
+    response, or by fields that only Anthropic has. Without these, the body has the same meaning in
+    OpenAI's format."""
     tools = _items(body.get("tools"))
     blocks = [
         block for message in _items(body["messages"]) for block in _items(message.get("content"))
@@ -193,7 +195,8 @@ def _without(message: Json) -> Json:
 
 
 def _answer(response: Json) -> str | None:
-    """Return the text of a response of one of the three APIs, or None if it has no text."""
+    """Return the text of a response of Chat Completions, Responses or Anthropic's Messages API, or
+    None if the response has no text."""
     choices = _items(response.get("choices"))
     message = _object(choices[0].get("message")) if choices else None
     if message is not None:

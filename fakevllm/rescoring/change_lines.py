@@ -34,7 +34,7 @@ def _noise(comparison: HookComparison) -> list[str]:
 
 
 def share(num: int, total: int) -> str:
-    """Return a number with its share.
+    """Return `num` and its percentage of `total` as a text.
 
     >>> share(3, 12), share(0, 0)
     ('3 of 12 (25 %)', '0 of 0')

@@ -134,8 +134,8 @@ class HookMeans:
 class HookComparison:
     """The comparison of new hooks with the rewards in the ledger.
 
-    The means, the correlations and the counts of changed groups cover the groups that both versions
-    have scored. Groups without an old reward are only counted.
+    The means, the correlations and the counts of changed groups cover the groups that have both old
+    rewards (from the ledger) and new rewards. Groups without an old reward are only counted.
 
     >>> comparison = HookComparison()
     >>> comparison.add(RescoredGroup("g1", old=[0.0, 1.0], new=[1.0, 0.0], served=1))
@@ -199,8 +199,9 @@ class HookComparison:
 
     @property
     def correlation_without_noise(self) -> float | None:
-        """Value that `correlation_within` would have without the noise of the new rewards. Training
-        averages this noise out. None if the value cannot be estimated."""
+        """Estimate of `correlation_within` for new rewards without noise. `correlation_within`
+        compares the old and the new rewards inside each group. Rewards are noisy if equal answers
+        get different rewards. Training averages this noise out. None if no estimate is possible."""
         return self._noise.without_noise(self.correlation_within)
 
     def add(self, group: RescoredGroup) -> None:
@@ -242,7 +243,6 @@ class HookComparison:
         self.num_lost += had_signal and not has_new_signal
 
     def _add_rewards(self, old: list[float], new: list[float], greedy: int | None) -> None:
-        """Add the siblings of a group that have an old and a new reward."""
         self.old.add(old, greedy)
         self.new.add(new, greedy)
         self.num_siblings += len(old)

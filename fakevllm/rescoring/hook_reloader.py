@@ -84,8 +84,9 @@ class HookReloader:
         """Outcome of the last reload that found edited files; None if no reload has found any."""
 
     async def reload(self) -> ReloadOutcome:
-        """Try the hook files on disk, and let them take over if the limits allow it. The reload
-        goes on if the caller is cancelled. Raises ReloadsStopped if the proxy is stopping."""
+        """Load the hook files on disk, and try the new hooks on logged groups. The new hooks
+        replace the old hooks if the limits of `[hooks.reload]` allow it. If the caller is
+        cancelled, the reload still goes on. Raises ReloadsStopped if the proxy is stopping."""
         if self._is_stopped:
             raise ReloadsStopped
         task = asyncio.create_task(self._reload())

@@ -12,7 +12,9 @@ of fewer groups would not be reliable."""
 
 
 class ReloadRules:
-    """The limits of `[hooks.reload]`. Failures count only for groups that the old hooks scored.
+    """Decides by the limits in the section `[hooks.reload]` whether edited hooks take over.
+
+    A failure of the edited hooks counts only for a group that the old hooks scored.
 
     >>> from fakevllm.rescoring.comparison import RescoredGroup
     >>> comparison = HookComparison()
@@ -25,9 +27,9 @@ class ReloadRules:
         self._limits = limits
 
     def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
-        """Return True if the new hooks will be refused in any case. `comparison` has the results so
-        far. Even if the new hooks do not fail for any further group, they have failed for too many
-        of the `num_groups` groups of the trial."""
+        """Return True if the new hooks have already failed for too many groups, so that they will
+        be refused whatever the other groups show. `comparison` has the results so far, and
+        `num_groups` is the number of groups in the whole trial."""
         return comparison.num_new_failures > self._limits.max_failed * num_groups
 
     def refusal(self, comparison: HookComparison) -> str | None:

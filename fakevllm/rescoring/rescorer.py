@@ -41,7 +41,7 @@ written them."""
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """The hooks that score the groups, and how they run."""
+    """The hooks with which a Rescorer scores groups, and the settings for running these hooks."""
 
     path: Path
     timeout_s: float

@@ -26,7 +26,7 @@ rewards are nearly all noise, and the corrected correlation would have no meanin
 
 @dataclass(slots=True)
 class _Variance:
-    """The variance around the means of several sets of numbers, pooled over the sets."""
+    """The variance within several sets of numbers, around the mean of each set."""
 
     _squares: float = 0.0
     _num_free: int = 0
@@ -41,13 +41,15 @@ class _Variance:
 
     @property
     def value(self) -> float | None:
-        """The variance; None if no set has at least two numbers."""
+        """The variance, pooled over all sets. None if no set has at least two numbers."""
         return self._squares / self._num_free if self._num_free else None
 
 
 @dataclass(slots=True)
 class RewardNoise:
-    """The noise of one hook's rewards.
+    """Estimates how much of one hook's rewards is noise.
+
+    `share` is the estimate from all answers and rewards that were given to `add`.
 
     >>> noise = RewardNoise()
     >>> noise.add(["yes", "yes", "no", "no"], [1.0, 1.0, 0.0, 0.0])

@@ -104,13 +104,13 @@ class RetrainSettings:
         return num_groups * self.epochs >= self.job.batch_size
 
     def redaction(self) -> RedactionInUse:
-        """Return the redaction of what the command stores, and of what the hooks print."""
+        """Return the redaction for everything that the command stores and that the hooks print."""
         return RedactionInUse(self.job.privacy_or_default)
 
     @property
     def training_job(self) -> TrainJob:
-        """The job of the new run. It has no last step, and its steps depend only on the number of
-        groups."""
+        """The job of the new run. The job sets no last step, and a step begins as soon as there are
+        enough groups."""
         default = TrainJob()
         return self.job.model_copy(
             update={
@@ -125,9 +125,10 @@ class RetrainSettings:
 
 
 def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
-    """Train the groups, print the table, and return the figures. Raises UserError if nothing can be
-    trained, or if training stops. The new run directory is removed if the groups are refused, or
-    if the command is interrupted before the first update."""
+    """Train logged groups (requests with their answers) in a new run, print the figures of the run
+    as a table, and return them. Raises UserError if nothing can be trained, or if training stops.
+    If the groups are refused or the command is interrupted before the first update, the new run
+    directory is removed."""
     console = console or Console()
     if settings.version is not None and not settings.engines.has_model:
         raise UserError("--from is for engines with a model: the fake engine has none.")
@@ -197,8 +198,8 @@ class _Retraining:
     bar: Progress
 
     async def run(self, model: str | None) -> None:
-        """Start the server with a model, and train the groups. The model is checked first, because
-        the hooks may cost money."""
+        """Start the server with a model, and train the groups. The model is checked before the
+        hooks score the groups, because the hooks may cost money."""
         settings = self.settings
         async with self._server_url(model) as url:
             driver = AsyncHttpDriver(url)
@@ -223,7 +224,7 @@ class _Retraining:
 
     @asynccontextmanager
     async def _server_url(self, model: str | None) -> AsyncGenerator[str]:
-        """Start a server, and yield its URL. The server saves a checkpoint when the block ends."""
+        """Start a server, and yield its URL. When the `with` block ends, a checkpoint is saved."""
         settings, log_file = self.settings, self.folder / "server.log"
         with socket.create_server((HOST, 0)) as listener:
             port = listener.getsockname()[1]
@@ -240,8 +241,8 @@ class _Retraining:
         self.bar.remove_task(task)
 
     async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
-        """Leave out the groups of runs whose tokens are not those of the engine's model. Raises
-        UserError if too few groups are left for a step."""
+        """Leave out the groups of each run whose model has other tokens than the engine's model.
+        Raises UserError if this leaves too few groups for a step."""
         runs = by_run(self.group_ids, await asyncio.to_thread(self.ledger.calls.run_ids))
         others, names = set[str](), set[str]()
         for group_ids in runs.values():
@@ -264,8 +265,8 @@ class _Retraining:
     async def _other_model(
         self, driver: AsyncHttpDriver, reader: GroupReader, group_ids: Sequence[str]
     ) -> str | None:
-        """Return the name of the model that sampled the groups of one run, if their tokens are not
-        those of the engine's model. Otherwise return None."""
+        """Return the name of the model that sampled the groups of one run, if this model has other
+        tokens than the engine's model. Otherwise return None."""
         num_equal, names = 0, list[str]()
         for group_id in spread(group_ids, NUM_READ):
             try:
@@ -283,7 +284,7 @@ class _Retraining:
         return None if are_same_tokens(num_equal, len(names)) else names[0]
 
     async def _score(self) -> str:
-        """Run the hooks over the groups, and return their content hash."""
+        """Score the groups with the hooks, and return the content hash of the hook files."""
         settings = self.settings
         scorer = Scorer(
             settings.hooks,
@@ -311,7 +312,7 @@ class _Retraining:
 
 def _model(settings: RetrainSettings, source: SourceRun, folder: Path) -> str | None:
     """Return the model with which the server starts; None for the fake engine. Raises UserError if
-    it is unknown."""
+    the model that sampled the groups is unknown."""
     if settings.version is not None:
         exported = folder / "start-model"
         source.export(settings.version, exported, settings.model, allow_hub=settings.allow_hub)

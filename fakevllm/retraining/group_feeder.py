@@ -118,8 +118,8 @@ class GroupFeeder:
             self.limit.observe(entry.step, entry.metrics)
 
     def _count_untrained(self, group_id: str, reason: str) -> None:
-        """Count a group that was pooled and is not trained. A server that restarted may report it
-        again."""
+        """Count a group that the server accepted and did not train. A group that a restarted server
+        reports again is not counted again."""
         if group_id not in self._untrained:
             self._untrained.add(group_id)
             self.report.num_sent -= 1

@@ -59,8 +59,8 @@ class GroupReader:
     """Rows of the dataset file by the ids of their tasks."""
 
     def read(self, group_id: str) -> TrainableGroup:
-        """Return a group. Raises NotTrained if it must not or cannot be trained, and one of
-        READ_ERRORS if its rows are damaged."""
+        """Return a group. Raises NotTrained if the group must not or cannot be trained. Raises one
+        of READ_ERRORS if the group's rows in the ledger are damaged."""
         record = self.ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
@@ -84,8 +84,8 @@ class GroupReader:
         )
 
     def _quotes_row(self, record: GroupRecord) -> bool:
-        """Return True if the group quotes a held-out row. Its reason in the ledger does not
-        suffice, because the row may have been held out later."""
+        """Return True if the group quotes a held-out dataset row. The row may have been held out
+        after the ledger recorded the group, so the texts are compared again."""
         if not self.held_out:
             return False
         task = self.ledger.task(record.task_id or "", self.tasks)
@@ -94,7 +94,6 @@ class GroupReader:
 
 
 def _check_calls(calls: Calls) -> None:
-    """Raise NotTrained if a group has no model call, or if a sibling has too many."""
     if not calls:
         raise NotTrained("no_calls")
     if max(map(len, calls.values())) > MAX_SAMPLE_CALLS:

@@ -39,7 +39,7 @@ class EffectiveSampleSize:
     """The smallest effective sample size of a step."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add a step. Its sums follow from its metrics. A step without logged tokens is ignored."""
+        """Add the metrics of one training step. A step without logged tokens is ignored."""
         num, ess = metrics.get("logged_tokens", 0.0), metrics.get("logged_ess", 0.0)
         if not num:
             return
@@ -89,7 +89,9 @@ class Staleness:
 
     @property
     def mean(self) -> float | None:
-        """Mean distance of a group in versions; None if no group is of this run."""
+        """Mean distance of the groups from the version `start`. The distance of a group is the mean
+        difference between `start` and the versions that sampled the group. None if no group of this
+        run was added."""
         return self.total / self.num if self.num else None
 
 

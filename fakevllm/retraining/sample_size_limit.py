@@ -17,13 +17,13 @@ ADVICE = (
 
 
 class SampleSizeLimit:
-    """Counts the steps in a row whose effective sample size is below the limit.
+    """Counts the consecutive steps whose effective sample size is below the limit.
 
     >>> SampleSizeLimit(0.5).observe(1, {"logged_ess": 0.9})
     """
 
     def __init__(self, min_ess: float) -> None:
-        """Create the limit. `min_ess` is a share of a step's tokens."""
+        """Create the limit `min_ess`: an effective sample size, as a share of a step's tokens."""
         self._min_ess = min_ess
         self._is_low: dict[int, bool] = {}
 
@@ -32,8 +32,8 @@ class SampleSizeLimit:
         self._is_low = {number: low for number, low in self._is_low.items() if number <= step}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count a step. Raises UserError if the first step is below the limit, or if MAX_LOW steps
-        in a row are. A step without logged tokens changes nothing."""
+        """Count a step. Raises UserError if step 1 is below the limit, or if MAX_LOW consecutive
+        steps are below the limit. A step without logged tokens is not counted."""
         ess = metrics.get("logged_ess")
         if ess is None:
             return

@@ -45,18 +45,19 @@ class RunModel:
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """The server's run that sampled the groups."""
+    """The server's run that sampled the groups which are now trained again."""
 
     folder: Path
     """Run directory of the server."""
 
     @staticmethod
     def find(run_dir: Path, run_ids: Iterable[str | None]) -> SourceRun:
-        """Return the run below a server's run directory that sampled most groups. `run_ids` has the
-        run of each group. If none of the runs sampled one of the groups, return the run whose
-        folder is the run directory itself.
+        """Return the run that sampled the most groups, among all runs in a server's run directory.
+        `run_ids` has the id of each group's run, or None if the run is unknown. If no run in the
+        directory sampled any of the groups, return the run whose folder is the run directory
+        itself.
 
-        A job with an experiment name may have a folder of its own below `runs`.
+        The other runs have folders of their own below `runs`.
         """
         num_groups = Counter(run_ids)
         runs = [SourceRun(folder) for folder in (run_dir, *sorted(run_dir.glob("runs/*")))]
@@ -93,10 +94,9 @@ class SourceRun:
     def export(
         self, version: int, target: Path, model: str | None, *, allow_hub: bool = False
     ) -> None:
-        """Write the weights of a version to the model folder `target`. `model` is the folder of the
-        run's model, if it was moved. With `allow_hub`, the model may be a name on the hub. Raises
-        UserError if the run has no checkpoint of the version.
-        """
+        """Write the weights of a version to the model folder `target`. If the run's model was
+        moved, `model` is its present folder. With `allow_hub`, `model` may also be a name on the
+        hub. Raises UserError if the run has no checkpoint of the version."""
         flags = ["--run-dir", str(self.folder)]
         listed = _checkpoints("list", "--json", *flags)
         steps = {row["version"]: row["step"] for row in json.loads(listed)}
@@ -112,7 +112,7 @@ class SourceRun:
 
 
 def _checkpoints(*arguments: str) -> str:
-    """Run `fakevllm-server checkpoints`, and return its output. Raises UserError if it fails."""
+    """Run `fakevllm-server checkpoints`, and return its output. Raises UserError on a failure."""
     command: Sequence[str] = [sys.executable, "-m", "fakevllm_server", "checkpoints", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:

@@ -1,7 +1,8 @@
 """Check that the tokens in a ledger are those of a model's tokenizer. This module does no I/O.
 
-An answer of the ledger has its text and its token ids. The model's tokenizer must give the ids the
-same text. Only plain answers are compared, because a tool call is parsed from its text.
+An answer in the ledger has its text and its token ids. The model's tokenizer must decode the ids to
+the same text. Only plain answers are compared. For an answer with tool calls, the ledger has the
+parsed calls instead of the sampled text.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class PlainAnswer:
     token_ids: list[int]
 
     def is_text_of(self, decoded: str) -> bool:
-        """Return True if `decoded`, the text of the token ids, contains the answer. It may have
-        special tokens and white space around the answer.
+        """Return True if `decoded`, the text of the token ids, contains the answer's text.
+        `decoded` may have special tokens and white space around the answer.
 
         >>> PlainAnswer("It is 4.", [7, 8]).is_text_of(" It is 4.</s>")
         True
@@ -38,8 +39,8 @@ class PlainAnswer:
 def by_run(
     group_ids: Sequence[str], run_ids: Mapping[str, str | None]
 ) -> dict[str | None, list[str]]:
-    """Return the groups of each run. A proxy whose server got another model has one ledger, so each
-    run may have another tokenizer.
+    """Return a dict from each run's id to the ids of the run's groups. A ledger has several runs if
+    the proxy's server got another model. Each run may therefore have another tokenizer.
 
     >>> by_run(["a", "b", "c"], {"a": "one", "b": "two", "c": "one"})
     {'one': ['a', 'c'], 'two': ['b']}
@@ -71,8 +72,9 @@ def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
 
 
 def are_same_tokens(num_equal: int, num_checked: int) -> bool:
-    """Return True if so many of the checked answers had the same text that the tokenizers must be
-    equal. A few answers may differ, because a parser of the server may have changed their text.
+    """Return True if at least half of the checked answers had the same text. The tokenizers are
+    then taken as equal. The other answers may differ because a parser of the server has changed
+    their text.
 
     >>> are_same_tokens(7, 8), are_same_tokens(1, 8), are_same_tokens(0, 0)
     (True, False, True)

@@ -345,10 +345,10 @@ class PromptEnds:
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
         """Return the prompt of a completions request as a message history.
 
-        The history has one message for each stored length that is not longer than the prompt. The
-        key of this message is the hash of the prompt's beginning of this length. When the key is
-        looked up later, the lookup shows whether this beginning is an earlier prompt with its
-        answer. One more message at the end of the history represents the whole prompt.
+        For each stored length up to the length of the prompt, the history has one message, which
+        represents the prompt's beginning of this length. The key of the message is the hash of this
+        beginning. When the key is looked up later, the lookup shows whether the beginning is an
+        earlier prompt with its answer. The last message of the history represents the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -364,7 +364,7 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Store the length of a prompt together with its answer, in characters."""
+        """Store `length`, the number of characters of a prompt and its answer together."""
         self._lengths.append(length)
 
 

@@ -287,14 +287,13 @@ class SessionTree:
         """Return PARALLEL, EDITS or CONTINUES for a request that continues the answer of the group
         `parent`.
 
-        The kind depends on the other requests of the session that continue the same answer:
+        `base` is the match with an earlier group in the request's history. If this group is not
+        `parent`, the kind is CONTINUES. Otherwise the kind depends on the other requests of the
+        session that continue the same answer:
 
         * PARALLEL: at least one of them was not answered yet when this request arrived.
         * EDITS: all of them were answered or failed, and at least one was answered.
         * CONTINUES: in all other cases.
-
-        `base` is the match with an earlier group in the request's history. If this group is not
-        `parent`, the kind is always CONTINUES.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
@@ -335,9 +334,8 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the session's latest main call that has the same history as the request. A main
-        call is a call that the app does not make for itself. Return None if there is no main call
-        with this history."""
+        """Return the session's latest main call (a request of the user or the agent) that has the
+        same history as the request, or None."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group

@@ -129,8 +129,8 @@ def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 
 def baseline_of(others: Sequence[float], num: int) -> float | None:
     """Return the baseline of a feedback: the mean of the latest values of the app's other feedback.
-    `others` contains these values, the latest first. Return None if the app has sent fewer than
-    `num` feedback items. This number includes the feedback that needs the baseline.
+    `others` contains these values, the latest first. The baseline is None if the app has given
+    fewer than `num` values, counting `others` and the value that needs the baseline.
 
     The advantage of a sample is proportional to the value of its feedback minus this baseline. If
     an app always sends the same feedback, this feedback therefore has no effect on training. If an

@@ -95,10 +95,10 @@ class Delivery:
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the group that the app calls `name`. `name` is either the id of the
-        group's answer or the id of the group.
+        """Return the id of a group that has not been sent yet. `name` is the id of the group or of
+        the group's answer.
 
-        Return None if no unsent group of this app matches.
+        Return None if this app has no such group.
         """
         return self._pending.find(name, app_key)
 
@@ -138,8 +138,8 @@ class Delivery:
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Forget a group that will not be sent. Before this call, queue the record of the group for
-        the ledger."""
+        """Stop tracking a group that will not be sent. Before this call, queue the record of the
+        group for the ledger."""
         self._remove(group_id)
 
     # --- groups
@@ -289,8 +289,8 @@ class Delivery:
         return replace(group, rewards=rewards)
 
     def _remove(self, group_id: str) -> float:
-        """Forget a group whose reward is final, and return the amount that feedback adds to this
-        reward."""
+        """Stop tracking a group whose reward is final, and return the amount that feedback adds to
+        this reward."""
         added = self._pending.remove(group_id)
         self._notify(group_id)
         self._on_final(group_id)
@@ -341,7 +341,6 @@ def _scored(record: GroupRecord) -> ScoredGroup:
 
 
 def _has_served_reward(group: ScoredGroup) -> bool:
-    """Return True if the served sibling has a reward to which feedback can be added."""
     served = group.served_index
     return served is not None and group.rewards[served] is not None
 

@@ -228,13 +228,15 @@ class SwarmLink:
 
     @property
     def _has_job(self) -> bool:
-        """Whether the server is known to have the job with which its engine runs."""
+        """Whether the engine is on, according to the latest status. The server then has a training
+        job."""
         status = self._status
         return status is not None and status.engine_status is not EngineStatus.OFFLINE
 
     async def until_server_redacts(self, limit_s: float) -> None:
-        """Wait until the server redacts what this proxy redacts. Return earlier if its engine runs
-        with another job, or after `limit_s` seconds."""
+        """Wait until the server redacts what this proxy redacts, but at most `limit_s` seconds.
+        Stop waiting if the engine is on, because the server then has another job, with other
+        redaction settings."""
         end_s = time.monotonic() + limit_s
         while not (self.server_redacts or self._has_job) and time.monotonic() < end_s:
             await asyncio.sleep(POLL_EVERY_S / 4)
@@ -415,8 +417,8 @@ class SwarmLink:
 
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         """Send a decision about a version to the server. A repeated request has no further effect.
-        If `request` names no run, the decision is for the run whose history was read last. The
-        server refuses the decision if the server's current run is another one.
+        If `request` names no run, the decision is for the run whose history of releases this proxy
+        read last. The server refuses the decision if its current run is not this run.
 
         Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
         valid.
@@ -427,10 +429,12 @@ class SwarmLink:
 
     async def limit_training(self, version: int | None) -> SuccessReply:
         """Limit training: `version` is the newest version that training may produce. None removes
-        the limit. The limit is for the run whose history was read last. The server refuses the
-        request if the server's current run is another one. Raises one of NETWORK_ERRORS if the
-        request fails, or if the server is too old to limit training. Raises ValueError if the reply
-        is not valid."""
+        the limit. The limit is for the run whose history of releases this proxy read last. The
+        server refuses the request if its current run is not this run.
+
+        Raises one of NETWORK_ERRORS if the request fails, or if the server is too old to limit
+        training. Raises ValueError if the reply is not valid.
+        """
         request = TrainingLimitRequest(version=version, run_id=self._releases_run_id)
         return await self._post("/training_limit", request, SuccessReply)
 
@@ -564,8 +568,7 @@ class SwarmLink:
             await self._ledger.flush()
 
     async def _cursor_of(self, run_id: str) -> int:
-        """Return the sequence number of the last entry of this run's log that was copied into the
-        ledger."""
+        """Return the number of the newest entry of the run's log that the ledger already has."""
         if self._cursor is None or self._cursor[0] != run_id:
             self._cursor = (run_id, await asyncio.to_thread(self._ledger.log_cursor, run_id))
         return self._cursor[1]
@@ -610,8 +613,8 @@ class SwarmLink:
 
 
 def _without_counts(status: EngineStatusReply) -> EngineStatusReply:
-    """Return a copy of a status without the counts that every group changes. If only these counts
-    have changed, the run log has no new entry, and need not be read."""
+    """Return a copy of a status without the numbers that change whenever a group arrives. If two
+    such copies are equal, the run log has no new entry, and need not be read."""
     return status.model_copy(update={"backlog": 0.0, "waiting": {}})
 
 

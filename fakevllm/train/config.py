@@ -71,7 +71,7 @@ class ServerSection(Section):
 
 
 class TrainFile(Section):
-    """The sections `train` and `server` of the file, without the job."""
+    """The sections `train` and `server` of the YAML file. The job is in a section of its own."""
 
     train: TrainSection
     server: ServerSection = ServerSection()
@@ -90,8 +90,8 @@ class Settings:
 
     @property
     def run_dir(self) -> Path | None:
-        """Run directory of the server that this command starts. None means that the file names a
-        running server."""
+        """Run directory of the server that `fakevllm train` starts. None if the YAML file has the
+        URL of a running server, because no server is started then."""
         if self.server.url is not None:
             return None
         return self.server.run_dir or Path("runs") / self.file.stem
@@ -144,11 +144,11 @@ def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
 
 
 def _sections(text: str, file: Path) -> dict[str, Any]:
-    """Return a dict with the sections `train` and `server` of the file.
+    """Return a dict with the sections `train` and `server` of a YAML text.
 
-    In a file with a section `ajet:`, unknown sections are ignored, because AgentJet's own programs
-    use them. In any other file, an unknown section raises ConfigError. A missing section `train` or
-    a malformed section also raises ConfigError.
+    If the text has a section `ajet:`, unknown sections are ignored, because AgentJet's own programs
+    use them. In any other text, an unknown section raises ConfigError. A missing section `train` or
+    a malformed section also raises ConfigError. `file` is only used in the messages.
     """
     content = cast("dict[str, Any]", strict_yaml_loader.loads(text))
     unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]

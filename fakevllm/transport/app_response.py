@@ -85,8 +85,8 @@ class WatchedSend:
 
 
 class AppResponse:
-    """The one response to a request of an app. The object is a context manager. Until the block
-    ends, it sends keep-alives while the app waits for data."""
+    """The one response to a request of an app. Use this object as a context manager. Until the
+    block ends, this object sends keep-alives while the app waits for data."""
 
     def __init__(
         self,

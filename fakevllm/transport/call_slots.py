@@ -82,8 +82,6 @@ class CallSlots:
             self._take(is_lead, num)
 
     async def _wait(self, is_lead: bool, num: int) -> None:
-        """Wait in a queue until `num` slots are reserved for this call. `is_lead` selects the
-        queue."""
         queue = self._leads if is_lead else self._siblings
         waiting = _Waiting(asyncio.get_running_loop().create_future(), num)
         queue.append(waiting)

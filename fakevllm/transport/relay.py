@@ -21,8 +21,9 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """The call to the engine that samples the lead of a group, if the group has further siblings.
-    The lead is sibling 0, the app's own request."""
+    """The engine call for the lead of a group that has further siblings. The lead (sibling 0) is
+    the answer to the app's own request. The siblings are the answers that are sampled for a
+    request."""
 
     body: bytes
     headers: Mapping[str, str]

@@ -106,8 +106,8 @@ class Request:
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers of calls for this request that name no sibling. The server does not capture
-        such calls for training."""
+        """The headers that all calls for this request share. A call with only these headers names
+        no sibling, and the server does not capture such a call for training."""
         headers = self.headers if self.is_stored else self.headers | STORE_NONE
         return headers if self.arm is None else headers | {ARM_HEADER: self.arm.answering.value}
 

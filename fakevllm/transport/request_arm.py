@@ -2,8 +2,8 @@
 answer the session.
 
 The weights of an arm may be a policy: weights that the engine holds beside the served weights. A
-call that names a policy is not sent as a sibling, so the server does not capture the call for
-training.
+call to a policy is sent without the header that marks a call as an answer to an app's request.
+Therefore the server does not capture the call for training.
 
 If the engine does not hold the policy any more, the proxy loads the policy again. If the load
 fails, the served weights answer.
@@ -23,7 +23,7 @@ LOST = "the engine does not hold the version any more"
 
 
 class PolicyGone(Exception):
-    """Error for a call whose policy the engine does not hold."""
+    """Error for a call to a policy (weights beside the served weights) that is not loaded."""
 
 
 @dataclass(slots=True)
@@ -47,14 +47,15 @@ class RequestArm:
 
     @property
     def is_training(self) -> bool:
-        """True if the request belongs to the training arm. Only groups of this arm may be
-        trained."""
+        """True if the request belongs to the training arm, which the served weights answer. Only
+        groups of this arm may be trained."""
         return self.arm is Arm.TRAINING
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer the request. If the weights of the assigned arm cannot be
-        sampled, the training arm answers, which has the served weights."""
+        """The arm whose weights answer the request. This is usually the assigned arm. If the
+        weights of the assigned arm cannot be sampled, it is the training arm, which has the served
+        weights."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:

@@ -63,16 +63,15 @@ class SiblingLimit:
         """Reserve capacity for a group's siblings. Return the number of siblings that may start.
         Each time one of these siblings ends, the caller must call `release`.
 
-        `num_awaited` is the number of siblings for which an app waits. It counts siblings in
-        flight, and also the requested siblings if the app of this group waits for them.
-        `num_waiting` is the number of requests in the engine's queue. If `num_waiting` is None
-        (unknown), the number of siblings in flight is used instead.
+        `num_awaited` is the number of siblings for which an app waits, among the siblings in flight
+        and the siblings that this call requests. `num_waiting` is the number of requests in the
+        engine's queue. If `num_waiting` is None (unknown), the number of siblings in flight is used
+        instead.
 
         Siblings for which an app waits do not pile up in the engine's queue, because an app usually
-        sends no further request before it has its answer. Siblings for which no app waits could
-        pile up. Therefore the granted number is reduced by the number of siblings for which no app
-        waits. This number includes the siblings that are requested by this call. The reduction is
-        at most `num_waiting`.
+        sends no further request before it has its answer. The other siblings could pile up.
+        Therefore the granted number is reduced by the number of the other siblings, both in flight
+        and requested by this call. The reduction is at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -100,11 +99,12 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
-        """While the block runs, count `num` siblings as siblings that the engine samples. When a
-        sibling ends, wake the first lead in the queue of refused leads.
+        """While the `with` block runs, count `num` siblings (sampled answers) as siblings that the
+        engine samples. The block gets a function. The block calls it each time one of these
+        siblings ends. When the block ends, all remaining siblings count as ended.
 
-        The block receives a function. The block calls this function each time a sibling ends while
-        the block is still running.
+        The engine may have refused leads (apps' own requests), which then wait in a queue. Each
+        time a sibling ends, the first lead in this queue is woken.
         """
         self._num_started += num
         num_running = num

@@ -14,7 +14,7 @@ from fakevllm.release.arms import Arm
 
 
 class GainStats(BaseModel):
-    """A gain of mean reward, with its confidence interval."""
+    """A gain (a difference of mean rewards), with its confidence interval."""
 
     mean: float
     low: float | None
@@ -26,8 +26,9 @@ class GainStats(BaseModel):
 
 
 class ArmStats(BaseModel):
-    """The sessions of each arm, and the two gains (differences of mean rewards). An arm decides
-    which weights answer a session."""
+    """The number of sessions and the mean reward of each arm, the gain by training (`policy_gain`),
+    and the gain by choosing the best sibling (`choice_gain`). An arm decides which weights answer a
+    session."""
 
     sessions: dict[str, int]
     """Number of counted sessions by arm. A session is counted ten minutes after its last group."""
@@ -47,7 +48,10 @@ class ArmStats(BaseModel):
 
 
 def arm_stats(arms: RequestArms) -> ArmStats:
-    """Return the statistics of the arms, which the proxy keeps in memory."""
+    """Return the statistics of the arms from the proxy's memory.
+
+    An arm decides which weights answer a session.
+    """
     summary = arms.summary()
     troubles = {arm.value: arms.policies.trouble(arm) for arm in Arm}
     return ArmStats(
@@ -62,7 +66,10 @@ def arm_stats(arms: RequestArms) -> ArmStats:
 
 
 def add_arm_gauges(metrics: Metrics, arms: RequestArms) -> None:
-    """Add the gauges of the arms to the metrics."""
+    """Add gauges of the sessions in each arm, and of the two gains, to the metrics.
+
+    An arm decides which weights answer a session. A gain is a difference of mean rewards.
+    """
     metrics.labelled_gauge(
         "fakevllm_arm_sessions",
         "Sessions that were counted in the gains, by their arm.",

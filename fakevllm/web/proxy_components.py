@@ -87,8 +87,8 @@ class ModelNames:
     """The aliases of the served model (other names by which apps may request the model)."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
-        """Store the aliases. The alias `*` stands for every name. `link` knows the name of the
-        served model."""
+        """Store the aliases. The alias `*` stands for every name. `link` is the connection to the
+        server, which reports the name of the served model."""
         self._aliases = aliases
         self._link = link
 
@@ -339,8 +339,9 @@ def _open_arms(
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> RequestArms | None:
-    """Return the object that assigns sessions to arms, which decide which weights answer. Return
-    None if all sessions are in the training arm."""
+    """Return the object that assigns sessions to arms. The arm of a session decides which weights
+    answer the session. Return None if all sessions are in the training arm, which the served
+    weights answer."""
     release = config.release
     if release.is_gated and config.hooks.path is None:
         raise ConfigError(

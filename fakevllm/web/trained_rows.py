@@ -14,8 +14,8 @@ def trained_rows(
 ) -> list[int]:
     """Return the positions in `texts` of the texts that were trained, or that wait to be trained. A
     text was trained if a trained request has this text as its question, or belongs to a task with
-    this text. If `with_unsent` is True, groups that were not sent to the server yet also wait to be
-    trained. The function reads all trained groups from the ledger, and blocks the thread meanwhile.
+    this text. If `with_unsent` is True, requests that were not sent to the server yet count as
+    waiting. The function reads all trained groups from the ledger, and blocks the thread meanwhile.
     """
     keys = [normalised(text) for text in texts]
     known = tasks.texts_by_id(set(keys))

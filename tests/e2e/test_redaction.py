@@ -65,7 +65,7 @@ def _export(proxy: Process, folder: Path) -> None:
     for name in ("groups", "messages", "preference"):
         target = folder / f"{name}.jsonl"
         command = ["-m", "fakevllm", "export", "--as", name, "--ledger", str(ledger_file(proxy))]
-        done = PRELOADED_PYTHON.run([*command, "--to", str(target)], folder)
+        done = PRELOADED_PYTHON.run([*command, "--to", str(target)], folder, timeout_s=600)
         assert done.returncode == 0, done.stderr
         assert target.stat().st_size
 

@@ -59,7 +59,7 @@ class SseDecoder:
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes of the last event that has not arrived completely."""
+        """Return the bytes of the event that has begun to arrive and is not complete yet."""
         return b"".join(self._begun)
 
 

@@ -51,7 +51,7 @@ class OpenCalls:
         return None
 
     def leave(self, key: str | None) -> None:
-        """Record that a call has ended that `enter` had counted."""
+        """Record the end of a call that `enter` has counted."""
         name = self._counted_as(key) if key else ""
         self._num -= 1
         self._by_key[name] -= 1

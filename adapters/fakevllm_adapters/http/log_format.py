@@ -68,8 +68,8 @@ class RedactedLines(logging.Formatter):
 
 
 def redact_logs(redactor: Callable[[], Redactor]) -> None:
-    """Redact all further lines of the process's log. `redactor` returns the redactor in use. Call
-    this function after `set_up_logging`."""
+    """Redact all further lines of the process's log. For each line, `redactor` is called and
+    returns the redactor for this line. Call this function after `set_up_logging`."""
     for handler in logging.getLogger().handlers:
         inner = handler.formatter or logging.Formatter(HUMAN)
         handler.setFormatter(RedactedLines(inner, redactor))

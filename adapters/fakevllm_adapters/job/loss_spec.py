@@ -141,8 +141,8 @@ class LossSpec:
     def of(job: TrainJob) -> LossSpec:
         """Return the loss that a job's settings describe.
 
-        Raises ValueError with a one-line message in two cases. Two settings contradict each other,
-        or the job changes a setting that has no effect in this job.
+        Raises ValueError with a one-line message if two settings contradict each other, or if the
+        job changes a setting that has no effect in this job.
         """
         defaults = loss_defaults(job.loss)
         _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)

@@ -1,4 +1,4 @@
-"""The redaction that a running process uses."""
+"""The redaction that a running process (proxy or server) uses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fakevllm_adapters.privacy.settings import PrivacySettings
 
 
 class RedactionInUse:
-    """The process's own settings for redaction, together with those of the other process. Whatever
-    one of the two redacts is redacted.
+    """The redaction settings of this process, together with those of the other process. The two
+    processes are a proxy and its server. Whatever one of the two redacts is redacted.
 
     A proxy gets the settings of its server with the server's status. A server gets the settings of
     a proxy with the job.
@@ -22,8 +22,9 @@ class RedactionInUse:
         self.set_other(other or PrivacySettings())
 
     def set_other(self, other: PrivacySettings, *, is_complete: bool = True) -> None:
-        """Use these settings of the other process, together with the own settings. `is_complete` is
-        False if they are only the part that this process can use."""
+        """Set the redaction settings of the other process (server or proxy), which apply together
+        with this process's own settings. `is_complete` is False if `other` has only those of its
+        settings that this process can use."""
         self.is_complete = is_complete
         self.settings = self._own.union(other)
         """The settings of both processes together."""

@@ -1,7 +1,7 @@
 """Redaction: replace the matches of patterns in texts and in JSON documents.
 
-A redacted text has no match of any pattern, where markers (`[redacted: NAME]`) separate texts.
-Redacting it again changes nothing.
+Each match is replaced by a marker (`[redacted: NAME]`). No text before, between or after the
+markers of a redacted text matches a pattern. Redacting the text again changes nothing.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class _TooDeep(Exception):
 
 
 class Redactor:
-    """The redaction with some patterns. Without patterns, nothing is changed, and the object is
-    false."""
+    """Replaces the matches of some patterns. A redactor without patterns changes nothing, and its
+    truth value is False."""
 
     def __init__(self, patterns: Sequence[Pattern] = ()) -> None:
         self._patterns = tuple(patterns)
@@ -94,9 +94,9 @@ class Redactor:
         return bool(self._patterns) and self.text(text) != text
 
     def _text(self, text: str, depth: int, level: int = 0) -> str:
-        """Return a text, redacted. `depth` is the number of JSON texts inside of each other that
-        may still be parsed. `level` is the number of lists and objects around the text. Raises
-        _TooDeep."""
+        """Return a text, redacted. The text may be JSON that has further JSON texts in its strings:
+        at most `depth` levels of them are parsed. `level` is the number of lists and objects around
+        the text. Raises _TooDeep for lists and objects that are nested too deeply."""
         if not self._patterns or len(text) < 2:
             return text
         redacted = self._plain(text)
@@ -113,7 +113,8 @@ class Redactor:
         return self._unreadable(redacted)
 
     def _unreadable(self, text: str) -> str:
-        """Return a marker for a whole text if it has a match that is written with escapes."""
+        """Return a marker in place of the whole text if the text has a match when JSON's escapes
+        are replaced by their characters. Otherwise return the text unchanged."""
         return marker(UNREADABLE) if self._has_match(_without_escapes(text)) else text
 
     def _plain(self, text: str) -> str:
@@ -125,7 +126,7 @@ class Redactor:
         return text if self._pass(text) == text else marker(UNREADABLE)
 
     def _pass(self, text: str) -> str:
-        """Replace the matches between the markers in `text`."""
+        """Replace each match once. Do not search markers and base64 data."""
         parts: list[str] = []
         end = 0
         for found in _NOT_SEARCHED.finditer(text):
@@ -268,15 +269,16 @@ class Redactor:
         return self.finds(text) or self.finds_any(answer.texts)
 
     def continued(self, end: str, text: str) -> str:
-        """Return a redacted text without the beginning that completes a match which begins in
-        `end`, the text before it."""
+        """Return `text`, which follows `end` and is redacted already. If a match begins in `end`
+        and ends in `text`, leave out the part of the match that is in `text`."""
         if not self._patterns or not end or not text:
             return text
         return self._cut_parts([end, text])[1]
 
     def finds_continued(self, ends: Iterable[str], texts: Sequence[str]) -> bool:
-        """Return True if one of the texts has a match, or completes a match that begins in one of
-        `ends`, the texts before it."""
+        """Return True if one of `texts` has a match when one of `ends` is put before it. `ends` are
+        the ends of the prompts that the texts may continue. If `ends` is empty, search only the
+        texts."""
         before = list(ends) or [""]
         return any(self.finds(end + text) for text in texts for end in before)
 
@@ -349,8 +351,9 @@ class AnswerTexts:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the answer. A stop string, which an engine cuts off and whose tokens it has
-        sampled, is added to each text once more."""
+        """The texts of the answer. An engine cuts a stop string off the text, although the model
+        has sampled it. Therefore, for each stop string, each text with the stop string at its end
+        is added."""
         texts = ["".join(parts) for parts in self._parts.values()]
         return [*texts, *(text + stop for stop in self._stops for text in texts)]
 
@@ -399,7 +402,7 @@ def _has_token_ids(prompt: Any) -> bool:
 
 
 def _index(place: int, item: Any) -> str:
-    """Return the index that an item of a list names, or else its place in the list."""
+    """Return the `index` that the list item contains, or `place` if it contains none."""
     index: Any = cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
     return str(place if index is None else index)
 
@@ -414,19 +417,19 @@ def _part_text(item: Any) -> str | None:
 
 
 def _starts(parts: Sequence[str], separator: str) -> list[int]:
-    """Return the place of each part in the joined text."""
     return [0, *accumulate(len(part) + len(separator) for part in parts)][:-1]
 
 
 def _crosses(span: _NamedSpan, starts: Sequence[int]) -> bool:
-    """Return True if a part begins inside of the span."""
+    """Return True if a part of the joined text begins in the middle of the span."""
     after = bisect_right(starts, span[0])
     return after < len(starts) and starts[after] < span[1]
 
 
 def _cut_out(parts: Sequence[str], starts: Sequence[int], spans: Sequence[_NamedSpan]) -> list[str]:
-    """Return the parts without the characters of the spans, which count in the joined text and are
-    sorted. The first part of a span gets its marker."""
+    """Return the parts without the characters of the spans. The spans are sorted, and their
+    positions refer to the joined text of all parts. The marker of a span is put into the part in
+    which the span begins."""
     ends = [end for _, end, _ in spans]
     cut: list[str] = []
     for part, begin in zip(parts, starts, strict=True):

@@ -35,8 +35,9 @@ def _checked_patterns(patterns: dict[str, str]) -> dict[str, str]:
 
 
 def usable_part(values: dict[str, Any]) -> PrivacySettings:
-    """Return the built-in patterns in settings that cannot be used as a whole, for example because
-    RE2 is not installed or because a newer version has written them."""
+    """Return settings with only the built-in patterns that `values` names. Use this function if the
+    settings cannot be used as a whole, for example because RE2 is not installed, or because a newer
+    version of fakevllm has written them."""
     names: object = values.get("redact")
     known = cast("list[Any]", names) if isinstance(names, list) else []
     return PrivacySettings(redact=tuple(name for name in BUILT_IN_NAMES if name in known))
@@ -69,7 +70,7 @@ class PrivacySettings(BaseModel):
 
     def union(self, other: PrivacySettings) -> PrivacySettings:
         """Return settings that redact and prune whatever `self` or `other` redacts or prunes. If
-        both have different expressions with one name, the name of the second one gets a number."""
+        they use the same name for different expressions, the name in `other` gets a number."""
         if other == self or other == PrivacySettings():
             return self
         patterns = dict(self.patterns)

@@ -59,7 +59,7 @@ def bearer_header(key: str | None) -> dict[str, str]:
 
 
 def task_key(task_id: str) -> str:
-    """Return the API key with which a replayed request names its task."""
+    """Return the API key that requests for a dataset task use in a replay."""
     return TASK_KEY_PREFIX + task_id
 
 

@@ -75,7 +75,7 @@ class DecisionRequest(BaseModel):
 
 
 class ReleaseRequest(DecisionRequest):
-    """A decision of the proxy or of an operator (`POST /release`)."""
+    """A request with a decision about releases, from the proxy or an operator (`POST /release`)."""
 
     decision: Decision
     version: int | None = Field(default=None, ge=0)
@@ -129,7 +129,7 @@ class ReleaseRecord(BaseModel):
 
 
 class ReleaseReply(SuccessReply):
-    """The reply to a decision or a rollback."""
+    """The reply to a ReleaseRequest (a decision) or a RollbackRequest."""
 
     record: ReleaseRecord | None = None
     """The new entry of the history. If an earlier request had the same id, it is the entry of that

@@ -135,7 +135,8 @@ class SiblingRange:
 
     @property
     def header(self) -> str:
-        """Value of the sibling header."""
+        """Value of the header `X-Fakevllm-Sibling` of the model call that samples these
+        siblings."""
         last = self.first + self.num - 1
         indices = f"{self.first}-{last}" if self.num > 1 else f"{self.first}"
         return f"{self.group_id}/{indices}"

@@ -117,7 +117,7 @@ class ReloadReply(BaseModel):
 
 
 class HookStats(BaseModel):
-    """The hooks of this proxy."""
+    """The state of the reward hooks of this proxy."""
 
     digest: str
     """Digest of the hook files whose hooks score new groups."""
@@ -131,7 +131,8 @@ class HookStats(BaseModel):
 
 
 class PrivacyStats(BaseModel):
-    """The groups whose contents were deleted from the ledger."""
+    """Statistics of the groups (requests with their answers) whose contents were deleted from the
+    ledger."""
 
     forgotten: int = 0
     """Number of groups that `fakevllm forget` deleted."""

@@ -224,8 +224,8 @@ def _sibling(sibling: SiblingRecord, calls: Sequence[CallVersions]) -> SiblingRe
 
 
 def _sampling(group: GroupRecord) -> dict[str, Any]:
-    """Return the sampling parameters of a group's request whose values are numbers or booleans.
-    Return {} if the request is not a JSON object."""
+    """Return those sampling parameters of a group's request that are numbers or booleans. Return {}
+    if the request is not a JSON object."""
     try:
         body: object = orjson.loads(group.request_json)
     except orjson.JSONDecodeError:

@@ -114,8 +114,9 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
 
 
 def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
-    """Return the hints with a keyed hash in place of a session's name that has redacted text. The
-    id of a session is a hash without a key, from which a name could be guessed."""
+    """Hide the session names in the hints if redaction is on: replace each name that has redacted
+    text by a keyed hash. Without this, the id of a session would be a hash without a key, from
+    which the name could be guessed."""
     if not proxy.redaction.redactor or not (hints.session or hints.parent):
         return hints
     hide = proxy.ledger.hidden_id

@@ -50,7 +50,7 @@ class WeightSums:
 
     @staticmethod
     def of(rows: Iterable[Sequence[float]], bound: float) -> WeightSums:
-        """Return the sums over all weights of all rows.
+        """Return the sums over all weights in `rows`. A weight of at least `bound` is truncated.
 
         >>> WeightSums.of([[1.0], [1.0, 2.0]], bound=2.0).num_truncated
         1

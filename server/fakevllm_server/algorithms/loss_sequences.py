@@ -84,8 +84,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit (one sequence in the loss) of one call, and the factors by which the call's tokens
-    count in the step's loss and in the step's metrics."""
+    """The unit (one sequence in the loss) to which a call belongs, and the factors with which the
+    call's tokens count in the step's loss and in the step's metrics."""
 
     unit: int
     """Number of the call's unit within the step."""
@@ -178,7 +178,7 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
-    """Return the weight of the call's tokens divided by `divisor`. Return 0 if the call has no
-    tokens in the loss."""
+    """Return the weight of each token of the call, divided by `divisor`. Return 0 if the call has
+    no tokens in the loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

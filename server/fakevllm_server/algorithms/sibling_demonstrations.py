@@ -52,8 +52,6 @@ def sibling_demonstrations(
 
 
 def _kinds(scores: Mapping[int, float], loss: str) -> dict[int, DemonstrationKind]:
-    """Return a dict from the index of each used answer to the kind of its demonstrations. `scores`
-    has a score for each answer, in the order of the indices."""
     if not scores:
         return {}
     if loss == "kto":
@@ -62,6 +60,7 @@ def _kinds(scores: Mapping[int, float], loss: str) -> dict[int, DemonstrationKin
             for index, score in scores.items()
             if abs(score) > TOLERANCE
         }
+    # Of equal scores, max and min take the first one, which has the lowest index.
     best, worst = max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
     if loss == "sft":
         return {best: "plain"} if scores[best] > TOLERANCE else {}

@@ -332,8 +332,8 @@ class Pool:
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """If the job's training steps take incomplete tasks, complete all waiting tasks with the
-        episodes that they have. Otherwise do nothing."""
+        """If the job allows training steps with incomplete tasks, complete each waiting task with
+        the episodes that it has. Otherwise do nothing."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 
@@ -418,11 +418,10 @@ class Pool:
         return dict.fromkeys(self._finished.clear(), reason)
 
     def forget(self, group_ids: Sequence[str]) -> dict[str, str]:
-        """Remove groups and their calls from memory. Return the reason for each group that was open
-        or waited to be trained, and will not be trained.
+        """Remove groups and their calls from memory, and refuse requests for these groups from now
+        on. Return a dict with the reason for each group that was open or waited to be trained.
 
-        Unknown groups are refused from now on, because a request that a client has sent before may
-        still arrive.
+        Unknown groups are refused too, because a request for such a group may still be on its way.
         """
         dropped: dict[str, str] = {}
         for group_id in group_ids:

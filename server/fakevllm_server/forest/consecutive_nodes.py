@@ -11,8 +11,8 @@ Slices = tuple[tuple[int, int], ...]
 
 
 def append_slice(path: Slices, start: int, end: int) -> Slices:
-    """Return the path extended by the nodes [start, end). All nodes of the path must be smaller
-    than `start`."""
+    """Return the path (a sequence of nodes) extended by the nodes [start, end). All nodes of the
+    path must be smaller than `start`."""
     if path and path[-1][1] == start:
         return (*path[:-1], (path[-1][0], end))
     return (*path, (start, end))

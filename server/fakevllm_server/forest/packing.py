@@ -80,7 +80,6 @@ def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
 
 
 def _length(forest: Forest, call: int) -> int:
-    """Return the number of tokens of a call."""
     return sum(end - start for start, end in forest.paths[call])
 
 
@@ -183,9 +182,9 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return True if a run of calls with `num_nodes` nodes may go through the model together. The
-    limit is the larger one of `max_tokens` and `first_call`. `first_call` is the number of tokens
-    of the run's first call, which cannot be divided."""
+    """Return True if consecutive calls with `num_nodes` nodes in total may form one piece.
+    `first_call` is the number of tokens of the first of these calls. If it is above `max_tokens`,
+    it is the limit instead, because a call cannot be divided."""
     return num_nodes <= max(max_tokens, first_call)
 
 

@@ -1,7 +1,8 @@
 """Find the log-probabilities that must be computed for a forest, and the calls that use each
 log-probability.
 
-An *edge* is the prediction of one token from one node, with one temperature and one set of allowed
+Each node of a forest is one token. Calls with a common prefix share the nodes of the prefix. An
+*edge* is the prediction of one token from one node, with one temperature and one set of allowed
 tokens.
 
 The log-probability of an edge is computed once, and is used by all calls that contain the edge. The
@@ -77,8 +78,8 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpans:
-    """The trained tokens of one call, as spans of positions along the call's path. All of these
-    tokens have the same temperature."""
+    """The trained tokens of one call, as spans of positions in the call. All of these tokens have
+    the same temperature."""
 
     path: Slices
     """The nodes of the call in order, as ranges [start, end)."""
@@ -89,9 +90,10 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield ranges [begin, end) of nodes of trained tokens, as tuples (kind, begin, end) in
-        order of position. All tokens of a range are predicted by heads (rows of logits) of the same
-        kind. The kind of a head is (temperature, set of allowed tokens)."""
+        """Yield the nodes of the trained tokens (one node is one token of the forest), in order of
+        position. Each result is a tuple (kind, begin, end) for the nodes from `begin` up to `end`,
+        whose tokens are predicted with the same kind. The kind is (temperature, set of allowed
+        tokens)."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -148,14 +150,12 @@ head among the predicting nodes of such a link."""
 
 
 class _EdgeIndex:
-    """A lookup table from each predicted node to the edge that predicts the node's token. The heads
-    (rows of logits) of all these edges have the same temperature and the same set of allowed
-    tokens."""
+    """A table of the edges (predictions of one token each) that have one temperature and one set of
+    allowed tokens. The table maps each node (token of the forest) to the edge that predicts it."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create a lookup table. `runs` has a tuple (first node, number of nodes, first edge) for
-        each range of consecutive nodes. The edges that predict the nodes of a range are consecutive
-        too."""
+        """Create the table. `runs` has a tuple (first node, number of nodes, first edge) for each
+        range of consecutive nodes. The edges that predict these nodes are consecutive too."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
@@ -181,10 +181,9 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the heads (rows of logits) and edges (predicted tokens) for some links. Return a
-        lookup table from predicted nodes to the new edges. A link is a tuple (predicting node,
-        predicted node, number of consecutive node pairs). The links must be sorted and must not
-        overlap. `kind` is the temperature and the set of allowed tokens of all new heads."""
+        """Append the edges (predictions of one token each) for `links`, and their heads (rows of
+        logits). Return the table of the new edges. The links must be sorted and must not overlap.
+        All new heads have the temperature and the set of allowed tokens of `kind`."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []
@@ -226,8 +225,8 @@ def _runs_of_equal_sets(
 
 
 def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the nodes at positions [first, last) of a path, in order, as ranges [start, end) of
-    consecutive nodes."""
+    """Yield the nodes from position `first` up to position `last` of `path`, which has the nodes of
+    a call in order. Each result is a range [start, end) of consecutive nodes."""
     offset = 0
     for start, end in path:
         begin, stop = max(first - offset, 0), min(last - offset, end - start)
@@ -250,8 +249,8 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield a tuple (predicting node, predicted node, number of consecutive node pairs) for the
-    nodes of `runs`. Such a tuple is called a link.
+    """Yield the links that predict the nodes in `runs`, which are ranges [start, end) of nodes. A
+    link is a tuple (predicting node, predicted node, number of consecutive node pairs).
 
     A segment is a range of nodes without a branch. The first node of a segment is predicted by its
     parent, which is in another segment. Every other node is predicted by the node with the

@@ -34,8 +34,8 @@ class CallTokens:
 
     The caller keeps all other data of the call, such as advantage and log-probabilities, under the
     call's index. The constructor raises ValueError in three cases: the trained spans are invalid,
-    the number of allowed sets differs from the number of tokens, or the temperature of a trained
-    call is not positive and finite.
+    `allowed_sets` does not have one entry for each token, or the temperature of a trained call is
+    not positive and finite.
     """
 
     ids: Sequence[int]
@@ -141,14 +141,14 @@ class Forest:
 
     @property
     def rho(self) -> float:
-        """The sharing factor: the number of tokens of all calls, divided by the number of nodes.
-        The factor is at least 1."""
+        """The sharing factor, which is at least 1: the number of tokens of all calls, divided by
+        the number of nodes (tokens of the forest)."""
         return self.num_naive / self.num_nodes if self.num_nodes else 1.0
 
     @property
     def tin(self) -> range:
-        """For each node, the first node of its subtree, which is the node itself. The values are 0,
-        1, …, num_nodes - 1. The subtree of node k is the range [k, tout[k])."""
+        """The numbers of all nodes in depth-first pre-order: 0, 1, …, num_nodes - 1. The subtree of
+        node k is the range [k, tout[k])."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:
@@ -217,15 +217,11 @@ class _Run:
     """Index of the segment, once it is laid out."""
 
     def split(self, depth: int) -> None:
-        """Split the run at `depth`. The run keeps the tokens before `depth`. The other tokens
-        become a new run, the only child of this run."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert the token ids of a call into the trie. `children` has the runs (ranges of nodes
-    without a branch) at the root of the trie, by their first token."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -245,10 +241,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. A
-    segment is a range of nodes without a branch, and the run is the object from which the segment
-    is made. `roots` maps each root key to the runs at the roots of its trees, by the first token of
-    each run."""
+    """Make a Segment from each run (a range of nodes without a branch). Return the pairs (segment,
+    run) in depth-first pre-order. For each root key, `roots` has the runs that begin a tree, by
+    their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
@@ -275,8 +270,6 @@ def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run
 
 
 def _set_sizes(tops: Sequence[_Run]) -> None:
-    """Set the field `size`, the number of nodes in the subtree, of the runs `tops` and of all runs
-    below them."""
     order: list[_Run] = []
     stack = list(tops)
     while stack:
@@ -289,16 +282,14 @@ def _set_sizes(tops: Sequence[_Run]) -> None:
 
 
 def _largest_first(children: dict[int, _Run]) -> list[_Run]:
-    """Return the child runs by decreasing size of their subtrees. Children of equal size are sorted
-    by their first token."""
     return [run for _, run in sorted(children.items(), key=lambda item: (-item[1].size, item[0]))]
 
 
 def _path(
     children: dict[int, _Run], ids: array[int], segments: Sequence[tuple[Segment, _Run]]
 ) -> Slices:
-    """Return the path of a call that is in the trie. The path has the nodes of the call in order,
-    as ranges [start, end)."""
+    """Return the nodes of the call with the tokens `ids`. This call must have been inserted
+    before."""
     if not ids:
         return ()
     run = children[ids[0]]

@@ -1,5 +1,5 @@
 """Compress the columns of captured calls: arrays of 4-byte numbers (token ids and
-log-probabilities), and facts as JSON.
+log-probabilities), and the facts of a call, such as its weight versions, as JSON.
 
 An array is compressed as four streams: the first bytes of all numbers, their second bytes, and so
 on. Token ids then take about half of their bytes, because their high bytes are nearly always equal.
@@ -34,8 +34,8 @@ def compress_numbers(data: bytes) -> bytes:
 
 
 def decompress_numbers(compressed: bytes) -> bytes:
-    """Return the data that `compress_numbers` has compressed. Raises ValueError if damage is
-    detected. If damage is not detected, the returned data are wrong."""
+    """Return the data that `compress_numbers` has compressed. Raises ValueError for some kinds of
+    damage. Other damage makes the result wrong, and only the call's digest shows such damage."""
     parts: list[bytes] = []
     for _ in range(WIDTH):
         part, compressed = _inflated(compressed)
@@ -49,7 +49,7 @@ def decompress_numbers(compressed: bytes) -> bytes:
 
 
 def compress_facts(text: str) -> bytes:
-    """Return the facts of a call in compressed form.
+    """Return the facts of a call, such as its weight versions, in compressed form.
 
     >>> facts = '{"versions":[[7,0,99]],"temperature":0.7,"finish_reason":"stop"}'
     >>> len(compress_facts(facts)) < 20, decompress_facts(compress_facts(facts)) == facts
@@ -59,8 +59,8 @@ def compress_facts(text: str) -> bytes:
 
 
 def decompress_facts(compressed: bytes) -> str:
-    """Return the facts that `compress_facts` has compressed. Raises ValueError if damage is
-    detected. If damage is not detected, the returned text is wrong."""
+    """Return the text that `compress_facts` has compressed. Raises ValueError for some kinds of
+    damage. Other damage makes the result wrong, and only the call's digest shows such damage."""
     text, rest = _inflated(compressed, _TYPICAL_FACTS)
     if rest:
         raise ValueError("more bytes than were compressed")
@@ -75,7 +75,7 @@ def _deflated(data: bytes, zdict: bytes = b"") -> bytes:
 
 
 def _inflated(compressed: bytes, zdict: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the data of the first stream, and the bytes that follow this stream."""
+    """Return the decompressed data of the first stream, and the bytes after this stream."""
     stream = zlib.decompressobj(_RAW_DEFLATE, zdict)
     try:
         data = stream.decompress(compressed)

@@ -1,10 +1,13 @@
 """Delete the captured calls of forgotten groups, so that no byte of them stays in the journal.
 
-The triggers of the tables (see prompts.py) delete a prompt with its last call, and a piece with its
-last prompt. A piece that another prompt shares stays, and is noted as a loose piece. This module
-overwrites the bytes of loose pieces that no prompt uses. It does so in slices: `used_ranges` reads
-beside the writer, and each change of `unused_bytes_erased` also reads the prompts that were added
-since.
+A prompt is stored as a list of ranges in pieces of bytes, and prompts may share a piece. The
+triggers of the tables (see prompts.py) delete a prompt with its last call, and a piece with its
+last prompt. If another prompt uses the piece too, the piece stays and is noted as a loose piece: it
+may have bytes that no prompt uses.
+
+This module overwrites such bytes, a few pieces at a time. `used_ranges` finds the bytes that
+prompts use, and meanwhile the journal can be written. Each change of `unused_bytes_erased` also
+reads the prompts that were added since then.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class TrainedCalls:
 
 @dataclass(frozen=True, slots=True)
 class UsedRanges:
-    """The ranges of loose pieces that prompts used when they were looked for."""
+    """The byte ranges of stored pieces that prompts used at the time of the search."""
 
     ranges: PieceRanges
     last_prompt: int
@@ -92,8 +95,9 @@ class UsedRanges:
 
 
 def calls_forgotten(group_ids: Sequence[str]) -> Change:
-    """Delete the captured calls of groups. Mark the groups that are in a batch, so that they are
-    left out if a crash lets the step be trained again."""
+    """Return the change that deletes the captured calls of groups. It also marks the groups that
+    are in a batch. If a crash lets the batch's step be trained again, marked groups are left out.
+    """
     ids = json.dumps(list(group_ids))
 
     def apply(db: Connection) -> None:
@@ -106,8 +110,8 @@ def calls_forgotten(group_ids: Sequence[str]) -> Change:
 
 
 def unused_bytes_erased(pieces: Sequence[LoosePiece], used: UsedRanges) -> Change:
-    """Overwrite the bytes of a few loose pieces that no prompt uses. `used` has the ranges that
-    prompts used when they were looked for, of at least these pieces."""
+    """Return the change that overwrites the bytes of a few loose pieces that no prompt uses. `used`
+    is the result of `used_ranges` for these pieces, and may cover further pieces."""
 
     def apply(db: Connection) -> None:
         recent_prompts(db).clear()
@@ -126,13 +130,13 @@ def unused_bytes_erased(pieces: Sequence[LoosePiece], used: UsedRanges) -> Chang
 
 
 def loose_pieces(db: Connection) -> list[LoosePiece]:
-    """Return the pieces that may have bytes which no prompt uses."""
+    """Return the pieces of stored prompts that may have bytes which no prompt uses."""
     return [(piece, num_deleted) for piece, num_deleted in execute(db, _LOOSE)]
 
 
 def used_ranges(journal: Journal, pieces: Sequence[LoosePiece]) -> UsedRanges:
-    """Find the ranges of these pieces that prompts use. The function blocks the thread. Other reads
-    of the journal are let in between."""
+    """Find the byte ranges of `pieces` that prompts use. The function blocks the thread. It reads
+    the prompts in several parts, and other reads of the journal can run between these parts."""
     ranges = PieceRanges([piece for piece, _ in pieces])
     last, after = journal.read(_last_prompt), 0
     while rows := journal.read(_prompt_slices, after, last):
@@ -147,8 +151,7 @@ def _last_prompt(db: Connection) -> int:
 
 
 def _prompt_slices(db: Connection, after: int, last: int) -> list[tuple[int, str]]:
-    """Return the ids and the slices of at most PROMPTS_PER_READ prompts whose id is above `after`
-    and at most `last`."""
+    """Return (id, slices as JSON) of the first PROMPTS_PER_READ prompts with after < id <= last."""
     return [(id, slices) for id, slices in execute(db, _USES, (after, last, PROMPTS_PER_READ))]
 
 
@@ -171,8 +174,9 @@ def trained_versions(db: Connection, group_ids: Sequence[str]) -> list[int]:
 
 
 def last_batched_step(db: Connection, group_ids: Sequence[str]) -> tuple[int, bool]:
-    """Return the last step that trained one of these groups, or 0. Also return True if one of the
-    groups is in a batch that is planned and not trained yet."""
+    """Return a pair. The first item is the last step that trained one of the groups `group_ids`, or
+    0. The second item is True if one of these groups is in a batch that is planned and not trained
+    yet."""
     values = (json.dumps(list(group_ids)), GroupState.CONSUMED, GroupState.PLANNED)
     rows = execute(db, _BATCHED, values).fetchall()
     trained = [step for state, step in rows if state == GroupState.CONSUMED]

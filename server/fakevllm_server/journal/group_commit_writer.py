@@ -5,7 +5,7 @@ the next transaction. Therefore many concurrent requests need only slightly more
 requests.
 
 If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile the
-changes are queued in memory, and are not in the file yet. Clients get no acknowledgement for them.
+changes are queued in memory, are not in the journal's file, and are not acknowledged to clients.
 Any other error means a bug in the server or a damaged file, and the writer stops.
 """
 

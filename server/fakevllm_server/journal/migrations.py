@@ -90,8 +90,9 @@ def m007_releases(db: Connection) -> None:
 
 
 def m008_loose_pieces(db: Connection) -> None:
-    """Note the pieces that may have bytes which no prompt uses. These are at first all pieces. Then
-    a trigger notes the pieces of each prompt that is deleted."""
+    """Add a table of the pieces (stored parts of prompts) that may have bytes which no prompt uses.
+    At first, the table contains all pieces. Later, a trigger adds the pieces of each deleted
+    prompt."""
     for statement in _M008_LOOSE_PIECES:
         db.exec_driver_sql(statement)
 

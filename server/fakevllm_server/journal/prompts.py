@@ -1,6 +1,6 @@
-"""Store the long prompts of captured calls. Calls with the same prompt share one row. A prompt is a
-list of slices of compressed pieces, and adds pieces only for the parts that no earlier prompt has
-(see fakevllm_runtime/contents.py).
+"""Store the long prompts of captured calls. Calls with the same prompt share one row. The row lists
+slices of pieces, which are compressed byte strings that prompts share. A new prompt adds a piece
+only for the part that earlier prompts do not have (see fakevllm_runtime/contents.py).
 
 SQL triggers count the calls of each prompt and the prompts of each piece. They delete a prompt
 together with its last call, and a piece together with its last prompt. Therefore any statement may
@@ -71,8 +71,8 @@ class RecentPrompts:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run the `with` block. If the block fails, forget the prompts, because the rollback of the
-        database transaction removes their rows."""
+        """Run the `with` block. If the block fails, remove all prompts from memory, because the
+        rollback of the database transaction may have removed their rows."""
         try:
             yield
         except BaseException:
@@ -80,7 +80,8 @@ class RecentPrompts:
             raise
 
     def clear(self) -> None:
-        """Forget the prompts. The next prompt is compared with the newest prompts of the file."""
+        """Remove all prompts from memory. The next `put` first reads the newest prompts of the
+        journal."""
         self._by_key.clear()
         self._is_loaded = False
 
@@ -139,14 +140,14 @@ class RecentPrompts:
 
 
 def recent_prompts(db: Connection) -> RecentPrompts:
-    """Return the recent prompts of the connection that writes the journal."""
+    """Return the RecentPrompts object of `db`, the connection that writes the journal."""
     return cast(RecentPrompts, db.info.setdefault(_KEY, RecentPrompts()))
 
 
 class PromptReader:
-    """Reads prompts. It keeps two things in memory: the latest prompt, because siblings have the
-    same prompt, and all pieces, because prompts share pieces. Create a new reader for each read of
-    the journal."""
+    """Reads prompts from the journal. The reader keeps the latest prompt in memory, because
+    siblings have the same prompt. It also keeps all pieces (the stored parts of prompts) in memory,
+    because prompts share pieces. Create a new reader for each read of the journal."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -182,7 +183,7 @@ def forget_unused(db: Connection, prompt_id: int) -> None:
 
 
 def move_prompts(db: Connection) -> None:
-    """Move the long prompts of all calls to the table `prompts`."""
+    """Move the long prompts of all calls from the table `calls` to the table `prompts`."""
     prompts = RecentPrompts()
     for call_id in db.exec_driver_sql(_OLD_CALLS, (MIN_BYTES,)).scalars().all():
         owner, group_id, prompt_ids = db.exec_driver_sql(_OLD_PROMPT, (call_id,)).one()

@@ -178,8 +178,8 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
 
 
 def forgotten_groups(db: Connection) -> list[str]:
-    """Return the ids of the groups of planned batches that were forgotten. They are not trained
-    again."""
+    """Return the ids of forgotten groups that are still in a planned batch. These groups are not
+    trained again."""
     query = "SELECT group_id FROM groups WHERE state = ? AND reason = ? ORDER BY seq"
     return [row[0] for row in _rows(db, query, GroupState.PLANNED, FORGOTTEN)]
 
@@ -431,8 +431,8 @@ def training_limit(db: Connection) -> int | None:
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return the fact about the run that the table `meta` has under a key. Return None if there is
-    no such fact."""
+    """Return the value of a key in the table `meta`, which has facts about the run. Return None if
+    the table does not have the key."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 

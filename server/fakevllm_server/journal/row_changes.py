@@ -127,10 +127,14 @@ def group_ended(
     submission: Submission,
     calls: Sequence[Sequence[RecordedCall]] = (),
 ) -> Change:
-    """Store the end of a passive group (the answers to one request of an app). Or store a feedback
-    sample, a user's edit or a logged group with the `calls` of each of its samples. A feedback
-    sample is one answer that is trained again because of later feedback. A logged group is a group
-    of an earlier run."""
+    """Store an ended group with its samples and rewards. `calls` has the model calls of each sample
+    that are not in the journal yet.
+
+    The group is one of four kinds. A passive group has the answers to one request of an app, and
+    its calls were stored when they were made. A feedback sample is a group of one answer, which is
+    trained again because of later feedback. A user's edit has one sample without a reward for each
+    demonstration. A logged group is a group of an earlier run.
+    """
 
     def apply(db: Connection) -> None:
         for sample, own in zip(samples, calls, strict=False):
@@ -221,9 +225,9 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Delete the rows of the checkpoints of `steps`. Also delete the captured calls of the steps up
-    to `oldest_kept`. These steps are never trained again, even if training goes back to an older
-    checkpoint."""
+    """Delete the checkpoints of `steps` from the journal. Also delete the captured calls of the
+    steps up to `oldest_kept`. These steps are never trained again, even if training goes back to an
+    older checkpoint."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:

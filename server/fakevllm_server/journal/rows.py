@@ -71,7 +71,10 @@ class CallRows:
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return one captured call as the values that are stored, like `CallRows.row`."""
+    """Return one captured call as the values that are stored.
+
+    To convert many calls, use one `CallRows` object, which is faster.
+    """
     return CallRows().row(call)
 
 
@@ -166,8 +169,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. A pooled group waits for training. A dropped group
-    has a reason."""
+    """A group that has ended, with its state. In the state `pooled`, the group waits for training.
+    In the state `dropped`, it is not trained, and `reason` says why."""
 
     group_id: str
     state: GroupState

@@ -182,7 +182,8 @@ class Journal:
             raise self._config_error(f"is damaged ({cause})") from error
 
     def _erase_free_pages(self) -> None:
-        """Write the file anew. Older versions deleted rows without overwriting their bytes."""
+        """Write the journal file anew, because older versions of the server deleted rows without
+        overwriting their bytes."""
         try:
             vacuum(self._path)
         except sqlite3.Error as error:  # isolates: the disk may lack space for a second file

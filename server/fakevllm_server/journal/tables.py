@@ -123,8 +123,8 @@ class Pieces(_Row, table=True):
 
 
 class LoosePieces(_Row, table=True):
-    """A piece that a deleted prompt used, so that it may have bytes that no prompt uses. Triggers
-    add the row, and delete it together with the piece."""
+    """A piece (a part of stored prompts) that may have bytes that no prompt uses, because a prompt
+    that used the piece was deleted. Triggers add the row, and delete it together with the piece."""
 
     __tablename__ = "loose_pieces"  # pyright: ignore[reportAssignmentType]
 

@@ -50,8 +50,8 @@ one plain sample."""
 
 
 def sampling_temperature(sampling: Json) -> float:
-    """Return the temperature with which the engine samples. Return 0 if the requested temperature
-    is not a finite number, because the engine then refuses the request."""
+    """Return the temperature with which the engine samples. If the requested temperature is not a
+    finite number, return 0: the engine refuses such a request and samples nothing."""
     try:
         temperature = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):

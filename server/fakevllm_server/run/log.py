@@ -183,10 +183,10 @@ class RunLog:
         self._journal.put(row_changes.abandoned(entry, kept))
 
     async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
-        """Queue a release decision that lets training go back to an earlier version. Return the
-        position of the decision in the journal's queue. The batches of the abandoned steps are
-        discarded for good, and the restored weights get the next version. Before this call, all
-        earlier changes of the journal must be on disk."""
+        """Queue a release decision with which training goes back to an earlier version. Return the
+        position of the decision in the journal's queue. The steps that are undone are not trained
+        again, and the restored weights get the next version. Before this call, all earlier changes
+        of the journal must be on disk."""
         # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
         lost = await asyncio.to_thread(self._lost_after, back.common_step)
         totals = await asyncio.to_thread(self._read_totals, back.step)
@@ -290,8 +290,8 @@ class RunLog:
         return [batch for batch in batches if batch.groups]
 
     def _update_totals(self) -> None:
-        """Recompute the run's totals, and the known origins of its rewards, from all steps up to
-        `last_step`."""
+        """Recompute the run's totals, and the record of changes of the reward hooks and the job,
+        from all steps up to `last_step`."""
         self.totals, self._reward_changes = self._read_totals(self.last_step)
 
     def _read_totals(self, last_step: int) -> tuple[defaultdict[str, float], RewardChanges]:

@@ -18,7 +18,10 @@ from fakevllm_server.run.version_lineage import MODEL, VersionLineage
 
 @dataclass(slots=True)
 class ReleaseState:
-    """The state of releases after some decisions."""
+    """The released version, the candidate, the rejected versions, and whether releases are on hold.
+
+    The candidate is the version that is being evaluated.
+    """
 
     candidate: int | None = None
     rejected: set[int] = field(default_factory=set[int])
@@ -43,9 +46,9 @@ class ReleaseState:
 
         * the released version
         * the version that would answer apps if the released version were rejected
-        * the candidate
-        * the versions in the latest decision that has a list of versions
-        * the versions that answer apps as policies
+        * the candidate (the version that is being evaluated)
+        * the versions in the list `pinned` of the latest decision that has such a list
+        * the versions that answer apps as policies (held by the engine beside the served weights)
         """
         candidate = [] if self.candidate is None else [self.candidate]
         # An app's version is kept whatever the decisions are.

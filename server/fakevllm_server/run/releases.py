@@ -29,7 +29,8 @@ and the baseline."""
 
 def read_state(db: Connection) -> ReleaseState:
     """Return the state of releases that follows from the decisions in a journal. The state contains
-    the released version, the candidate and the rejected versions."""
+    the released version, the candidate (the version that is being evaluated) and the rejected
+    versions."""
     state, lineage = ReleaseState(answering=reads.answering_versions(db)), VersionLineage()
     rows = reads.releases(db)
     for change in reads.version_changes(db, 0) if rows else []:
@@ -121,9 +122,9 @@ class Releases:
 
     def _lower_limit(self, row: ReleaseRow) -> None:
         """If `row` is a release, or a return to an earlier version, lower the limit of training to
-        the newest version that exists. After such a decision, the release gate compares candidates
-        with other weights than before. Training must wait until the gate has sampled these weights.
-        Without a limit, do nothing."""
+        the newest existing version. If training has no limit, do nothing. After such a decision,
+        the release gate compares candidates with other weights than before. Training must wait
+        until the gate has sampled these weights."""
         limit, newest = self.training_limit, self._log.version
         is_change = row.record.decision is Decision.RELEASED or row.restored is not None
         if is_change and limit is not None and limit > newest:

@@ -92,7 +92,8 @@ class VersionLineage:
 
     @property
     def path(self) -> list[int]:
-        """Versions from the model to the present weights, oldest first."""
+        """The training path: all versions from the initial model to the current weights, oldest
+        first."""
         return list(self._path)
 
     @property
@@ -106,8 +107,9 @@ class VersionLineage:
         return self._steps[version]
 
     def common_version(self, version: int) -> int:
-        """Return the newest version on the training path from which `version` was trained. If
-        `version` is on the path, return `version` itself."""
+        """Return the newest version on the training path that `version` descends from. The training
+        path is the sequence of versions that led to the current weights. If `version` is on the
+        path, return `version` itself."""
         path = set(self._path)
         while version not in path:
             version = self._previous[version]
@@ -116,7 +118,7 @@ class VersionLineage:
     def parent_of(self, version: int) -> int:
         """Return the version from which the training of `version` began. The result is the version
         whose weights were restored in the latest restore before `version`. If there was no such
-        restore, return 0, the version of the model itself."""
+        restore, return 0, the version of the initial model."""
         while version not in self._restored and version != MODEL:
             version = self._previous[version]
         return self._previous.get(version, MODEL)
@@ -145,14 +147,16 @@ class VersionLineage:
         return _reached(version, self._copies)
 
     def on_path(self, version: int) -> int:
-        """Return the oldest version on the training path that has the weights of `version`. Return
-        `version` itself if no version on the path has these weights."""
+        """Return the oldest version with the weights of `version` on the training path (the
+        versions that led to the current weights). Return `version` itself if no version on the path
+        has these weights."""
         twins = self.twins_of(version)
         return next((one for one in self._path if one in twins), version)
 
     def first_after(self, version: int, but: Set[int]) -> int | None:
-        """Return the first version after `version` on the training path that is not in `but`.
-        Return None if no such version exists, or if `version` is not on the path."""
+        """Return the first version after `version` on the training path (the versions that led to
+        the current weights) that is not in `but`. Return None if no such version exists, or if
+        `version` is not on the path."""
         later = self._path[self._path.index(version) + 1 :] if version in self._path else []
         return next((one for one in later if one not in but), None)
 
@@ -168,8 +172,6 @@ def _join(edges: defaultdict[int, list[int]], one: int, other: int) -> None:
 
 
 def _reached(version: int, *edges: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the versions that can be reached from `version` along the edges. The result contains
-    `version` itself."""
     found: set[int] = set()
     waiting = [version]
     while waiting:

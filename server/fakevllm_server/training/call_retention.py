@@ -1,5 +1,6 @@
 """Prune captured calls: delete the calls of trained groups that are too old, or that make the
-journal too large. It is done as a proxy's request to forget the groups would do it.
+journal too large. The calls are deleted in the same way as when a proxy asks the server to forget
+the groups.
 
 Groups that wait, planned batches, and groups that a restart from the newest checkpoint would train
 again are never pruned. The calls of older steps are only needed if the newest checkpoint cannot be
@@ -34,7 +35,7 @@ group causes a search for groups to prune."""
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The rules by which groups are chosen.
+    """The rules that choose the groups whose captured calls are pruned (deleted).
 
     >>> group = TrainedCalls("g", trained_at=0.0, num_bytes=10)
     >>> CallRules(PrivacySettings(retention_days=1)).choose([group], 2 * DAY_S, 0)
@@ -45,7 +46,7 @@ class CallRules:
 
     @property
     def are_set(self) -> bool:
-        """Whether anything is ever pruned."""
+        """Whether there is any rule. Without a rule, no calls are ever pruned (deleted)."""
         settings = self.settings
         return settings.retention_days is not None or settings.max_journal_mb is not None
 
@@ -79,7 +80,7 @@ class CallRules:
 
 
 class CallRetention:
-    """Prunes the calls of the current run until `run` is cancelled."""
+    """Prunes (deletes) captured calls of the current run until `run` is cancelled."""
 
     def __init__(
         self,
@@ -88,8 +89,9 @@ class CallRetention:
         forget: Callable[[Sequence[str]], Awaitable[object]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the task. `settings` and `journal` return those of the current run. `forget`
-        deletes the calls of groups between two training steps."""
+        """Create the task. `settings` and `journal` are functions that return the settings and the
+        journal of the current run. `forget` deletes the calls of groups between two training
+        steps."""
         self._settings = settings
         self._journal = journal
         self._forget = forget
@@ -106,7 +108,8 @@ class CallRetention:
             await asyncio.sleep(ROUND_EVERY_S)
 
     async def prune(self) -> int:
-        """Prune at most GROUPS_PER_ROUND groups, and return their number."""
+        """Delete the captured calls of at most GROUPS_PER_ROUND groups, and return the number of
+        these groups."""
         rules = CallRules(self._settings())
         if not rules.are_set:
             return 0
@@ -126,7 +129,7 @@ class CallRetention:
         return len(chosen)
 
     def _report(self, trouble: str | None) -> None:
-        """Log each problem once."""
+        """Log `trouble` as a warning, unless it was also reported by the last call."""
         if trouble is not None and trouble != self._trouble:
             log.warning("%s", trouble)
         self._trouble = trouble

@@ -69,10 +69,11 @@ class ForgetService:
         self._running: set[asyncio.Task[ForgetGroupsReply]] = set()
 
     async def forget(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
-        """Forget groups. Return the reply when no byte of their calls is in the journal's files.
+        """Forget groups, and return the reply.
 
-        Raises ForgettingPending if this is not the case after REPLY_WITHIN_S seconds. Raises
-        BackendError if an engine fails.
+        A successful reply means that no byte of the groups' calls is left in the journal's files.
+        Raises ForgettingPending if the groups cannot be forgotten within REPLY_WITHIN_S seconds.
+        Raises BackendError if an engine fails.
         """
         if request.run_id not in (None, self._run_id):
             reason = f"the groups belong to the run {request.run_id}, which is not the current run"
@@ -101,7 +102,7 @@ class ForgetService:
         return reply
 
     async def close(self) -> None:
-        """Cancel the work that still waits. Clients send these requests again to the next server
+        """Cancel the requests that still wait. Clients send these requests again to the next server
         process."""
         for task in list(self._running):
             task.cancel()
@@ -132,7 +133,7 @@ class ForgetService:
         )
 
     async def _erase_unused_bytes(self) -> None:
-        """Overwrite the bytes of shared pieces that only deleted prompts used, in slices."""
+        """Overwrite the bytes of shared pieces (parts of prompts) that no prompt uses any more."""
         async with self._erasing:  # each erasure needs ranges that no other erasure has changed
             pieces = self._journal.read(forgotten_calls.loose_pieces)
             used = await asyncio.to_thread(forgotten_calls.used_ranges, self._journal, pieces)

@@ -1,12 +1,12 @@
 """Weigh the calls of logged groups in a training step. An earlier run has sampled these groups.
 
 The trainer computes the log-probabilities of the logged tokens under its current weights. Each
-token's advantage is then multiplied by the token's truncated importance weight, and the trainer's
-own log-probabilities replace the logged ones as those of the old policy. The policy loss therefore
-begins with the ratio 1, as for tokens that the current weights have sampled. With the weight w and
-the ratio ρ, the loss of a token is w · min(ρ A, clip(ρ) A), as in decoupled PPO (J. Hilton et al.,
-"Batch size-invariance for policy optimization", 2022). Every trainer computes it, because weights
-and log-probabilities are inputs of the step.
+token's advantage is multiplied by the token's truncated importance weight. The loss then uses the
+computed log-probabilities as those of the old policy, instead of the logged ones. The policy loss
+therefore begins with the ratio 1, as for tokens that the current weights have sampled. With the
+weight w and the ratio ρ, the loss of a token is w · min(ρ A, clip(ρ) A), as in decoupled PPO (J.
+Hilton et al., "Batch size-invariance for policy optimization", 2022). Every trainer can compute
+this loss, because it gets the advantages and the log-probabilities as inputs of the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fakevllm_server.types.number_arrays import FloatArray, float_array
 
 @dataclass(frozen=True, slots=True)
 class WeighedBatch:
-    """A batch whose logged calls are weighed."""
+    """A batch in which the advantages of the logged calls are multiplied by importance weights."""
 
     batch: Batch
     metrics: StepMetrics
@@ -39,8 +39,9 @@ class WeighedBatch:
 
 
 async def weigh_logged_calls(trainer: Trainer, batch: Batch, job: TrainJob) -> WeighedBatch:
-    """Return the batch with weighed logged calls. Other calls stay unchanged. Errors of the trainer
-    are raised unchanged. Raises ValueError if a log-probability is NaN."""
+    """Return the batch with importance weights for its logged calls, which an earlier run has
+    sampled. Other calls stay unchanged. Errors of the trainer are raised unchanged. Raises
+    ValueError if a log-probability is NaN."""
     logged = [call for call in batch.calls if call.version == LOGGED_VERSION]
     if not sum(call.num_trained for call in logged):
         return WeighedBatch(batch, {})

@@ -325,8 +325,8 @@ class TrainLoop:
             self._move_to_rolling()
 
     async def _run_action(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
-        """Run an action. If the action raises an error, the caller of `between_steps` gets the
-        error. If an engine failed, or training went back only in part, this method also raises the
+        """Run an action (such as a decision about a version), and pass its error to the caller of
+        `between_steps`. If an engine failed, or if training went back only in part, also raise the
         error, so that the engines are restarted."""
         failure = await self._act(action, done, self)
         cause, self._restart_cause = self._restart_cause, None
@@ -341,9 +341,9 @@ class TrainLoop:
             self._move_to_rolling()
 
     async def _act_without_engines(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
-        """Run an action while the engines cannot be started. If the action lets training go back to
-        an earlier version, the next start of the engines restores a checkpoint that still exists
-        after the action."""
+        """Run an action (such as a decision about a version) while the engines cannot be started.
+        If training has gone back to an earlier version, the next start of the engines restores a
+        checkpoint that still exists after the action."""
         version = self._log.version
         failure = await self._act(action, done, None)
         if self._log.version != version:

@@ -116,9 +116,10 @@ class ReleaseService:
         clock: Callable[[], float] = time.time,
         run_id: str | None = None,
     ) -> None:
-        """Create the service. `between_steps` runs an action between two training steps. If no
-        engine runs, the action's argument is None, and no engine is started while the action runs.
-        `run_id` is the id of the run. Requests for another run are refused."""
+        """Create the service. `between_steps` runs an action between two training steps, and passes
+        the action a TrainingControl. If no engine runs, it passes None instead, and no engine is
+        started while the action runs. `run_id` is the id of the run. Requests for another run are
+        refused."""
         self._run_id = run_id
         self._journal = journal
         self._log = runlog
@@ -157,8 +158,9 @@ class ReleaseService:
         return await self._once("rollback", request, lambda: self._between_steps(make))
 
     async def limit_training(self, request: TrainingLimitRequest) -> SuccessReply:
-        """Set or remove the limit of training. Return the reply when the limit is on disk. The
-        caller must wake the training loop. Raise JournalError if the journal cannot be written."""
+        """Set or remove the training limit (the newest version that training may make). Return the
+        reply when the limit is on disk. The caller must wake the training loop. Raise JournalError
+        if the journal cannot be written."""
         refusal = self._other_run("limit", "send the limit", request.run_id)
         if refusal is not None:
             return SuccessReply(success=False, failure_reason=refusal)
@@ -176,8 +178,8 @@ class ReleaseService:
         )
 
     async def close(self) -> None:
-        """Cancel the decisions that are not carried out yet. Clients may send these requests again
-        to the next server process."""
+        """Cancel the decisions that are not carried out yet. Clients may send the requests for
+        these decisions again to the next server process."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -187,9 +189,9 @@ class ReleaseService:
     async def _making(
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
-        """Make sure that no other decision is made during the `with` block. If the request was
-        already decided, yield the decision. Otherwise yield None. A request may already be decided
-        if the training loop ended while the action ran, because the action is then run again."""
+        """Make sure that no other decision is made during the `with` block. Yield the decision that
+        was already made for this request, or None. An earlier attempt may have made it: if the
+        training loop ends during an attempt to make a decision, the attempt is repeated."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -298,8 +300,8 @@ class ReleaseService:
         return version
 
     def _newest_saved(self) -> int:
-        """Return the version of the checkpoint that contains the newest weights. This version
-        becomes the candidate."""
+        """Return the version of the checkpoint that contains the newest weights. The caller makes
+        this version the candidate, which is evaluated for a release."""
         saved = self._journal.read(reads.checkpoints)
         step = self._log.last_step
         version = next((one.version for one in saved if one.step == step), MODEL)
@@ -402,11 +404,11 @@ class ReleaseService:
         return row
 
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
-        """Return the facts about a return of training to `target`, with the versions whose
+        """Return the record of a return of training to `target`. It contains the versions whose
         checkpoints are kept.
 
         A version is pinned if its checkpoint must be kept. The checkpoints of all versions that are
-        pinned before or after the decision are kept. The checkpoint of the version that the
+        pinned before or after the decision `row` are kept. The checkpoint of the version that the
         decision rejects is also kept, because an operator may still release this version by force.
         """
         kept = self._releases.state.pinned | self._releases.pinned_after(row)

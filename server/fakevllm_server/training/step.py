@@ -261,7 +261,7 @@ class StepRunner:
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         """Update the weights, and return the metrics of the update. If the effective sample size of
-        the step's logged groups is too low, make no update."""
+        the step's logged groups (groups of an earlier run) is too low, make no update."""
         # Converted to StepFailed: no weight has changed, and these groups seem to be the cause.
         try:
             weighed = await weigh_logged_calls(self._trainer, plan.batch, self._job)

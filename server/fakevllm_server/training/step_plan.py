@@ -156,9 +156,8 @@ def _advantages(
     group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
 ) -> Sequence[float]:
     """Return one advantage for each trained token of the episode `entry`. If the group has an
-    advantage of its own (a feedback sample), every token gets this advantage. Otherwise take the
-    next element of `estimated`. `estimated` has the advantages of one episode after another, in
-    order."""
+    advantage of its own (a feedback sample), every token gets this advantage. Otherwise return the
+    next element of `estimated`, which has the advantages of one episode after another."""
     if group.advantage is None:
         return next(estimated)
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
@@ -172,10 +171,10 @@ def _edit_in_loss(group: FinishedGroup, job: TrainJob, loss: LossSpec) -> list[D
 
 
 def _scores(group: FinishedGroup, entries: Sequence[_Entry]) -> dict[int, float]:
-    """Return the score of each episode for demonstrations, by index: the episode's reward with all
-    penalties, minus the mean of the group. If all rewards of the group are equal, the scores are 0,
-    whatever the KL penalties are. If the group has an advantage of its own (a feedback sample), its
-    score is this advantage."""
+    """Return the score of each episode for demonstrations, by the episode's index. The score is the
+    reward with all penalties, minus the mean of the group. If all rewards of the group are equal,
+    the scores are 0, whatever the KL penalties are. If the group has an advantage of its own (a
+    feedback sample), the scores are this advantage."""
     if group.advantage is not None:
         return dict.fromkeys((entry.index for entry in entries), group.advantage)
     if is_tied([entry.outcome.reward for entry in entries]):
@@ -206,8 +205,7 @@ def _entries(
     *,
     is_inverted: bool,
 ) -> Iterator[_Entry]:
-    """Yield the episodes of a group that have a reward. Episodes without trainable calls are
-    included.
+    """Yield those episodes of a group that have a reward, even if they have no trainable calls.
 
     The rewards of all these episodes count in the group's baseline.
     """

@@ -449,10 +449,9 @@ class Intake:
         """Give up the claimed episodes and the ended episodes (samples) whose calls are damaged in
         the journal.
 
-        Other clients can claim a damaged claimed episode again, as if its claim had expired.
-        Damaged samples that still wait for other samples of their task are dropped.
-
-        Return the drop reason of each dropped sample, by the sample's owner.
+        Such a claimed episode can be claimed again, as if its claim had expired. Such a sample is
+        dropped if it waits for other samples of its task. Return a dict from the `owner` of each
+        dropped sample to the reason.
         """
         claims, samples = pending.corrupt_claims, pending.corrupt_samples
         if claims:
@@ -462,8 +461,7 @@ class Intake:
 
     def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
         """Drop samples (ended episodes) whose task is incomplete. The journal records each sample
-        as a group of its own. The id of this group is the owner of the sample. Return the ids of
-        these groups."""
+        as a group of its own, whose id is the sample's `owner`. Return these ids."""
         for sample in samples:
             group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))

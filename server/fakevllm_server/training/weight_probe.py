@@ -156,8 +156,8 @@ class WeightProbe:
         )
 
     async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
-        """Return the engine's reply, and the trainer's log-probabilities of the same tokens. Return
-        None if the engine cannot reply."""
+        """Return the engine's reply to the probe, and the trainer's log-probabilities of the tokens
+        in this reply. Return None if the engine cannot reply."""
         reply = await self._backend.probe()
         if reply is None:
             return None

@@ -221,8 +221,9 @@ class Rollout(Protocol):
         ...
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt under the weights that the engine serves
-        now. Return None if the engine cannot report them."""
+        """Return the log-probabilities of the known prompt (one fixed text, with which the server
+        checks the engine's weights) under the weights that the engine serves now. Return None if
+        the engine cannot report them."""
         ...
 
     async def health(self) -> bool:
@@ -253,8 +254,8 @@ class Trainer(Protocol):
     async def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Sequence[Sequence[float]]:
-        """Return the log-probabilities of each call's trained response tokens under the weights
-        `policy`.
+        """Return the log-probabilities of each call's trained response tokens under the trained
+        weights or the reference weights, as `policy` says.
 
         The log-probabilities include the call's temperature and the set of allowed tokens at each
         position, as in sampling. Only jobs with `use_kl_in_reward` and logged groups need this
@@ -402,8 +403,9 @@ class TokenEngine(Protocol):
         ...
 
     async def probe(self) -> ProbeReply:
-        """Return the log-probabilities of the known prompt under the weights that `generate` uses.
-        This call does not change any sampled answer."""
+        """Return the log-probabilities of the known prompt (one fixed text, with which the server
+        checks the engine's weights) under the weights that `generate` uses. This call does not
+        change any sampled answer."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -442,8 +444,8 @@ class TrainEngine(Protocol):
         ...
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        """Return the log-probabilities of each call's trained response tokens under the weights
-        `policy`. `Trainer.log_probs` describes them."""
+        """Return the log-probabilities of each call's trained response tokens under the trained
+        weights or the reference weights, as `policy` says. `Trainer.log_probs` describes them."""
         ...
 
     async def publish(self, version: int) -> None:

@@ -65,18 +65,18 @@ class WeightGate:
 
     @property
     def running(self) -> frozenset[CallStamp]:
-        """The calls that have passed the gate and have not ended."""
+        """The calls that were let through to the engine and have not ended."""
         return frozenset(self._running)
 
     @property
     def num_running(self) -> int:
-        """Number of calls that have passed the gate and have not ended."""
+        """Number of calls that were let through to the engine and have not ended."""
         return len(self._running)
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Wait until the gate is open. Then count a call as running while the `with` block runs.
-        Yield a stamp, in which the gate records the weight versions of this call.
+        """Wait while the engine's weights are changed. Then count a call as running while the
+        `with` block runs. Yield a stamp, in which the weight versions of this call are recorded.
 
         The block must last from the call's first byte to its last byte. Raises GateAbandoned if the
         engine was replaced or stopped.
@@ -100,12 +100,12 @@ class WeightGate:
     async def change(
         self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[None]:
-        """Keep the gate closed while the `with` block changes the engine's weights to `version`.
+        """Make new calls wait while the `with` block changes the engine's weights to `version`.
 
         Three things happen in order. First, wait until no call is running, but at most `bound_s`
         seconds. Then await the function `prepare`. Then run the block. If the wait or `prepare`
-        fails, the weights are unchanged, and the gate returns to its earlier state. If the block
-        fails, the gate stays closed, because the engine's weights are unknown.
+        fails, the weights are unchanged, and calls wait only if they had to wait before. If the
+        block fails, new calls continue to wait, because the engine's weights are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()
@@ -130,9 +130,9 @@ class WeightGate:
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
-        """Set `overlaps_swap` for the calls that run during the `with` block, in which an engine
-        changes to the weights of `version`. The gate stays open. Use this method for an engine that
-        itself reports the versions of calls.
+        """Set `overlaps_swap` for all calls that run at any time during the `with` block. In this
+        block, an engine changes to the weights of `version`. New calls do not wait. Use this method
+        for an engine that itself reports the versions of calls.
 
         If the block fails, it is unknown which weights the engine has. In this case,
         `overlaps_swap` is set for all further calls until a later `swap` succeeds.
@@ -145,18 +145,19 @@ class WeightGate:
         self._is_swapping = False
 
     def serve_adapter(self, name: str, version: int) -> None:
-        """Serve the weights in the adapter `name` as `version` from now on. The gate stays open.
+        """Answer new calls with the weights in the adapter `name`, as `version`, from now on. No
+        call has to wait.
 
-        A running call normally keeps the adapter with which it began. But a call that passed the
-        gate and is not sent yet, or that is sent once more, may get the new adapter. Therefore the
-        new version is added to the stamps of all running calls.
+        A running call normally keeps the adapter with which it began. But a running call may not
+        have been sent yet, or may be sent once more, and may then get the new adapter. Therefore
+        the new version is added to the stamps of all running calls.
         """
         for stamp in self._running:
             stamp.versions.append(version)
         self.adapter, self.version = name, version
 
     def abandon(self) -> None:
-        """Mark the engine as replaced or stopped. Calls that wait at the gate, and calls that
+        """Mark the engine as replaced or stopped. Calls that wait for new weights, and calls that
         arrive later, get GateAbandoned."""
         self._is_abandoned = True
         self._open.set()

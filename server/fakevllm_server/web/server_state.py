@@ -144,12 +144,12 @@ class ServerState:
 
     @property
     def privacy(self) -> PrivacySettings:
-        """What the server's flags and its job redact and prune together."""
+        """The settings for redaction and pruning of the server's flags and of its job together."""
         return self._redaction_in_use.settings
 
     @property
     def redactor(self) -> Redactor:
-        """The redactor of what the server's flags and its job redact together."""
+        """The redactor with the settings of the server's flags and of its job together."""
         return self._redaction_in_use.redactor
 
     @property
@@ -421,7 +421,7 @@ class ServerState:
         self._lock.close()
 
     def prune_calls(self) -> None:
-        """Prune old calls of the current run until `close`."""
+        """Start a task that prunes old calls of the current run. `close` ends the task."""
 
         async def forget(group_ids: Sequence[str]) -> None:
             request = ForgetGroupsRequest(group_ids=list(group_ids))

@@ -33,7 +33,8 @@ class Resource:
     """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
     def update_from(self, upstream: Json) -> None:
-        """Update model, prompt length and transfer parameters from a chat completion or chunk."""
+        """Update model, prompt length and KV/EC transfer parameters from a chat completion or
+        chunk."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")

@@ -102,13 +102,14 @@ class EngineThread:
         self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
-        """Accept requests for the policy `name`, and decode them with the sampling state `state`.
-        Call this method from a task on the engine thread."""
+        """Accept requests for a further policy (weights beside the trained weights), and decode
+        them with the sampling state `state`. Call this method from a task on the engine thread."""
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:
-        """Accept no more requests for the policy `name`. Requests that are already waiting or
-        running still finish normally. Call this method from a task on the engine thread."""
+        """Accept no more requests for a further policy (weights beside the trained weights).
+        Requests that are already waiting or running still finish normally. Call this method from a
+        task on the engine thread."""
         state = self._policies.pop(name, None)
         if state is not None:
             self._retired.append(state)

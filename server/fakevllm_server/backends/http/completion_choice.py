@@ -96,8 +96,8 @@ async def sample_choice(
 
 
 def tokens_apart(engine: TokenEngine, request: ChatRequest, choice: SampledChoice) -> Json:
-    """Return the tokens of a complete choice in the form in which they are sent separately from the
-    answer."""
+    """Return the data of a complete choice that are sent separately from the answer: token ids,
+    logprobs, weight versions, sets of allowed tokens, and the finish reason."""
     return {
         "token_ids": [token.id for token in choice.tokens],
         "logprobs": [token.logprob for token in choice.tokens],

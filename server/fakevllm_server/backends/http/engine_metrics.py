@@ -115,8 +115,8 @@ class MeasuredEngine(EngineWrapper):
     them."""
 
     def __init__(self, engine: TokenEngine, metrics: EngineMetrics | None = None) -> None:
-        """Measure `engine`. The requests are recorded in `metrics`, or in new metrics if it is
-        None."""
+        """Wrap `engine`, and record its requests in `metrics`. If `metrics` is None, create new
+        metrics."""
         super().__init__(engine, engine.model_name)
         self.metrics = metrics or EngineMetrics(engine)
 

@@ -42,12 +42,14 @@ class PolicyEngine(Protocol):
         ...
 
     def policy(self, name: str) -> TokenEngine | None:
-        """Return the engine that samples with a policy, or None if the policy is not loaded."""
+        """Return the engine that samples with the policy `name`, or None if this policy is not
+        loaded."""
         ...
 
 
 class PolicyNames:
-    """The names of all policies that are loaded now or were loaded before.
+    """The names of all policies (sets of weights beside the trained weights) that are loaded now or
+    were loaded before. A name belongs to one version of the weights for ever.
 
     >>> names = PolicyNames("base")
     >>> names.add("policy-3", 3)

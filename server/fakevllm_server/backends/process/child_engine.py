@@ -1,8 +1,9 @@
-"""Client of an engine in a child process that has this project's control routes (`/control/…`). The
-engine is a rollout engine, a trainer, or both.
+"""Client of an engine that runs in a child process. The engine is a rollout engine, a trainer, or
+both.
 
-The child process serves HTTP on one Unix socket. vLLM's routes sample answers. The server that
-started the process uses the control routes.
+The child process serves HTTP on one Unix socket. It samples answers for requests to vLLM's routes.
+The server that started the process controls the engine by this project's control routes
+(`/control/…`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backends, which are pairs of a rollout and a trainer, in one process or in two processes."""
+"""Backends. A backend is a pair of a rollout engine and a trainer, in one or two processes."""
 
 from __future__ import annotations
 

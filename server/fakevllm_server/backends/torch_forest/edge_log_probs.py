@@ -30,7 +30,7 @@ from fakevllm_server.types.token_masks import unpacked
 
 class EdgeValues(NamedTuple):
     """Values of the edges of a piece. A piece is a set of calls that go through the model together.
-    An edge is a token that is predicted in the piece, and several calls may share it."""
+    An edge is a token that is predicted in the piece. Several calls may share one edge."""
 
     log_prob: Tensor
     """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
@@ -94,8 +94,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads (nodes that predict tokens)
-    [first, last). The arguments include the tokens that these heads predict."""
+    """Return the positional arguments of `_head_values` for the heads `first` to `last` - 1. A head
+    is a node that predicts tokens. The arguments include the tokens that these heads predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (

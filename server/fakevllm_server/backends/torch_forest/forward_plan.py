@@ -17,9 +17,10 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece (a set of calls that go through the model together). A head is a
-    node that predicts tokens, with one temperature and one set of allowed tokens. An edge is one
-    token that a head predicts. Several calls may share a head or an edge.
+    """The tensors of one piece (a set of calls that go through the model together). A node is one
+    token of the piece's forest, where calls with a common prefix share nodes. A head is a node that
+    predicts tokens, with one temperature and one set of allowed tokens. An edge is one token that a
+    head predicts. Several calls may share a head or an edge.
 
     No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
     into memory together. A plan is used for every pass over its piece: old policy, reference

@@ -134,8 +134,8 @@ def _is_correct(
 
 
 def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
-    """Return one number for each response token of all calls: the index of the token's set of
-    allowed tokens in the plan's list of sets."""
+    """Return one number for each response token of all calls. The number is the index of the
+    token's set of allowed tokens in the list of sets that the plan has."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
@@ -161,8 +161,8 @@ class _CallRows(NamedTuple):
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Find the node of each token of the calls by following the plan's paths. Compare the
-        node's token id with the recorded token id. Return None if a path and its call differ in
+        """Return the tokens of the calls, with the plan's node for each token. The nodes of a call
+        are those on the call's path in the plan. Return None if a path and its call differ in
         length."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
@@ -214,12 +214,12 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool. It is True for each node whose segment (a range of nodes
-    without a branch) agrees with the parents and the subtree ends of the nodes.
+    """Return a mask, [nodes] of bool. It is True for each node of a segment for which two
+    conditions hold. A segment is a range of nodes without a branch.
 
-    Two conditions must hold for a segment. All nodes of the segment have the same subtree end, so
-    that the segment has no branch. The path of the segment contains each ancestor once, and ends
-    with the segment's own nodes.
+    First, all nodes of the segment have the same subtree end, so that the segment has no branch.
+    Second, the path of the segment contains each ancestor once, and ends with the segment's own
+    nodes.
     """
     num = forest.num_nodes
     segments = forest.segments

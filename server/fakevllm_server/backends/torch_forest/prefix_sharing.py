@@ -1,10 +1,10 @@
 """Split a tree of calls if sharing the calls' common prefix costs more time than it saves.
 
 Calls may share only a few first tokens, such as the token that begins every prompt. Sharing these
-tokens saves almost nothing. But sharing has two costs. First, nodes below a branch need one more
-partial attention, which is attention to a part of their ancestors. Only the nodes below the child
-with the largest subtree do not need it. Second, if the tree is cut into parts that go through the
-model separately, each part computes the shared tokens again.
+tokens saves almost nothing. But sharing has two costs. First, at each branch of the tree, all
+subtrees except the largest one need one more partial attention (attention to a part of a token's
+ancestors) for each of their tokens. Second, if the tree is cut into parts that go through the model
+separately, each part computes the shared tokens again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
 this module splits the tree into one tree for each branch. To do so, the module gives the calls of

@@ -32,10 +32,10 @@ loss as a scalar. Edge values are log-probabilities and entropies of predicted t
 def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
-    """Return (loss, coefficients). `first_pass` has the edge values of all pieces from the first
-    pass. Edge values are the log-probabilities of the predicted tokens, and their entropies if the
-    loss needs them. The coefficients are the derivatives of the loss with respect to these values.
-    The returned loss has no gradient graph."""
+    """Return (loss, coefficients). `first_pass` has the edge values of all pieces (sets of calls
+    that go through the model together). Edge values are the log-probabilities of the predicted
+    tokens, and their entropies if the loss needs them. The coefficients are the derivatives of the
+    loss with respect to the edge values. The returned loss has no gradient graph."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)

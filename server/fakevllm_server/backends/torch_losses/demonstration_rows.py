@@ -28,7 +28,8 @@ SIGNS = {
 
 
 class DemonstrationLoss(NamedTuple):
-    """A micro-batch's part of the demonstration loss of a step."""
+    """The demonstration loss of one micro-batch. The losses of a step's micro-batches add up to the
+    step's loss."""
 
     loss: Tensor
     """The micro-batch's part of the step's loss, as a scalar tensor."""
@@ -38,7 +39,7 @@ class DemonstrationLoss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationRows:
-    """The rows of one micro-batch."""
+    """The rows of one micro-batch. A row is one demonstration."""
 
     row_of_token: Tensor
     """[tokens] Index of the row of each trained token of the micro-batch. Tokens of sampled calls,

@@ -4,7 +4,8 @@ importance weights, and the rejection of tokens.
 Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
 log-probability of a token. No gradient flows through the corrections. Formulas and names are those
 of verl's `rollout_correction`. In this file, "sequence" and "unit" mean the same: a group of tokens
-that the loss treats as one sequence. The setting `loss_unit` selects the groups.
+that the loss treats as one sequence. The setting `loss_unit` decides what counts as one sequence,
+such as a call or an episode.
 
 There are two kinds of importance weights. Truncated weights have an upper bound (Yao et al., "Your
 efficient RL framework secretly brings you off-policy RL training", 2025). Masked weights have two

@@ -27,7 +27,8 @@ def kto(
     log_prob: Tensor, reference: Tensor | None, rows: DemonstrationRows, spec: LossSpec
 ) -> DemonstrationLoss:
     """Return the loss of a step. `log_prob` and `reference` have the log-probability of each row
-    under the policy and under the reference policy. The metric `kto_kl` is z."""
+    under the policy and under the reference policy. The metric `kto_kl` is z, the estimated KL
+    divergence between the two policies."""
     assert reference is not None, "kto needs the reference policy"
     log_ratio = log_prob - reference
     z = log_ratio.detach().new_zeros(())

@@ -87,8 +87,9 @@ class TrainedTokens:
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
-        """Return the trained tokens of `calls` as flat tensors. `shares` has the weights of each
-        call in the step's loss, in the order of `calls`."""
+        """Return the trained tokens of `calls` as flat tensors. `shares` has, for each call, its
+        unit (one sequence in the loss) and the factors by which its tokens count in the loss and
+        the metrics."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 

@@ -70,8 +70,8 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
     """Return the part of a worker's output that belongs to response tokens, as one tensor [response
     tokens] for each row.
 
-    `per_token` is a jagged tensor, [rows, tokens]. The value at position i of a row is about the
-    prediction of token i + 1.
+    `per_token` is a jagged tensor, [rows, tokens]. In a row, the value for token i + 1 is at
+    position i, where the model predicts this token.
     """
     return [
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()

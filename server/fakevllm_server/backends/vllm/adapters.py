@@ -2,8 +2,8 @@
 of the weights.
 
 Calls select an adapter by its name, `policy-N` for version N. The served weights are also an
-adapter, even at version 0, where the adapter changes nothing. The reason is that vLLM on a CPU
-computes the model without an adapter wrongly while vLLM holds adapters.
+adapter, even at version 0, where the adapter changes nothing. Without an adapter, a vLLM on a CPU
+that holds adapters would compute the model wrongly.
 
 Four rules follow from how vLLM works:
 
@@ -13,7 +13,7 @@ Four rules follow from how vLLM works:
   at any time, and dies if the files are gone.
 * The served weights change without a pause. A running call keeps the adapter with which it began
   until the call ends.
-* vLLM's own weights are never replaced, because after that vLLM could not answer calls.
+* vLLM's own weights are never replaced, because vLLM could not answer calls afterwards.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class Adapters:
             self.names.add(name, version)
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Running calls of the policy end normally. Raise ActionFailed if vLLM
-        does not unload the policy. In this case, the policy stays loaded and can still be called.
-        """
+        """Remove a policy (a version that vLLM holds beside the served weights). Running calls of
+        the policy end normally. Raise ActionFailed if vLLM does not unload the policy. In this
+        case, the policy stays loaded and can still be called."""
         async with self._lock:
             if name in self.names.loaded and name != self._gate.adapter:
                 folder = self._loaded[name]

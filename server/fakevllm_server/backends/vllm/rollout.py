@@ -129,8 +129,8 @@ class VllmRollout:
         return {} if self._adapters is None else dict(self._adapters.names.loaded)
 
     async def probe(self) -> ProbeReply | None:
-        """Return the log-probabilities of the known prompt, which show which weights vLLM serves.
-        Raise ActionFailed if vLLM does not report the log-probabilities.
+        """Return the log-probabilities of the prompt KNOWN_PROMPT, which show which weights vLLM
+        serves. Raise ActionFailed if vLLM does not report the log-probabilities.
 
         Return None in two cases:
 

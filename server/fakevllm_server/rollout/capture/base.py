@@ -73,8 +73,8 @@ class CallCapture(ABC):
         `refusal` is the reason why calls of this engine must not be trained on, or None if these
         calls may be trained on. `reports_allowed` is True if the engine can report the set of
         tokens from which each token was sampled. `is_redacted` is True if the request has text that
-        is redacted. In this case, and if `redactor` finds something in the answer, the recorded
-        call has no tokens.
+        is redacted. The recorded call has no tokens if `is_redacted` is True, or if `redactor`
+        finds something in the answer.
         """
         self._redactor = redactor
         self._is_redacted = is_redacted
@@ -308,7 +308,7 @@ class CallCapture(ABC):
         )
 
     def _finds_in_answer(self) -> bool:
-        """Return True if the answer has text that is redacted, also if it begins in the prompt."""
+        """Return True if the redactor finds a match that is in the answer or ends in it."""
         if self._texts is None:
             return False
         return self._redactor.finds_continued(continued_texts(self.body), self._texts.texts)

@@ -265,10 +265,10 @@ def router(state: ServerState) -> APIRouter:
 @asynccontextmanager
 async def _decision(state: ServerState) -> AsyncGenerator[None]:
     """Run a `with` block that makes a decision about versions. If the decision rejects versions,
-    unload them from the engine.
+    unload these versions from the engine.
 
-    Raises WireError (503) if the decision was not carried out yet, or if an engine failed. The
-    client may send the same request again, and the decision takes effect only once.
+    Raises WireError (503) if the decision has to wait, or if an engine failed. The client may then
+    send the same request again, because a decision takes effect only once.
     """
     before = set(state.run.releases.state.rejected)
     try:

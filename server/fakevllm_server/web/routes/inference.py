@@ -252,7 +252,8 @@ async def _answer_call(
 async def _answer_episode_call(
     state: ServerState, episode: Episode, call: ClientCall, *, is_stored: bool
 ) -> None:
-    """Answer a call of an episode. A call that is not stored keeps the episode claimed, too."""
+    """Answer a call of an episode. The call restarts the idle time of the episode, even if the call
+    is not stored."""
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
     state.participation.clients.touch(episode.client_uuid, now)

@@ -147,9 +147,9 @@ class ClientCall:
         return attempt
 
     def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCalls) -> Attempt:
-        """Return a function that makes one attempt to answer several siblings by one call. The
-        call's `n` is the number of siblings. The tokens of each choice are captured as a call of
-        its own.
+        """Return a function that makes one attempt to sample several siblings (answers to the same
+        request) with one model call. The call's `n` is the number of siblings. The tokens of each
+        sibling are captured as a call of its own.
 
         The returned function raises WireError (400) if the siblings cannot share a call. It calls
         `save` with the captured calls before it sends the siblings' answers.
@@ -215,7 +215,8 @@ class ClientCall:
         )
 
     async def _is_redacted(self, exchange: Exchange) -> bool:
-        """Return True if the request has text that is redacted. Raises NotWritable."""
+        """Return True if the request has text that must be redacted. Raises NotWritable if the
+        request cannot be written as JSON."""
         if not self.redactor:
             return False
         return await finds_in_body(self.redactor, self._request_body(exchange))

@@ -265,15 +265,19 @@ class Prefill:
         return is_last
 
     def result(self) -> dict[bytes, CachedPrefix]:
-        """Return a copy of the keys and values of each prompt, without those of `last_id`."""
+        """Return a copy of the keys and values of each prompt.
+
+        Those of `last_id`, the last token of the request, are left out.
+        """
         return {
             key: self._cache.prefix(row, len(prompt))
             for row, (key, prompt) in enumerate(self._prompts.items())
         }
 
     def with_last(self) -> CachedPrefix:
-        """Return the keys and values of the prompt and of `last_id`. Call this method only if there
-        is one prompt. The returned tensors share memory with the prefill."""
+        """Return the keys and values of the prompt, followed by those of `last_id`, the last token
+        of the request. Call this method only if there is one prompt. The returned tensors are views
+        of the prefill's own tensors."""
         return self._cache.row(0)
 
 

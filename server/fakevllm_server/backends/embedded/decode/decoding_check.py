@@ -38,9 +38,9 @@ def check_decoding(
     the batch later. Then it decodes two rows that share a prompt.
 
     Return the fastest way of decoding that the model and the device support and that gives the
-    right logits. There are three ways, the fastest first: the fused forward pass in graphs, the
-    fused forward pass, and the model's own forward pass. Raises BackendError if no way gives the
-    right logits.
+    right logits. There are three ways, the fastest first: the fused forward pass in CUDA graphs,
+    the fused forward pass without graphs, and the model's own forward pass. Raises BackendError if
+    no way gives the right logits.
     """
     for choice in _candidates(model, new_graph):
         try:

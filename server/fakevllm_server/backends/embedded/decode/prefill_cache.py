@@ -65,8 +65,8 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a piece, [prompts, heads, tokens, head dim] each. Return the
-        keys and values of all tokens up to the end of this piece."""
+        """Store the keys and values of the next tokens of all prompts, [prompts, heads, tokens,
+        head dim] each. Return the keys and values of all tokens so far, including these."""
         begin = self._cache.length
         end = begin + key_states.shape[2]
         keys, values = (tensor[self._index] for tensor in self._cache.filled)

@@ -118,11 +118,14 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of the model `source` for sampling. If merging the LoRA adapters of
-        `source` would round them, sample from a view of `source`: a second model object that shares
-        the base weights. Otherwise, if the current model has no adapters, copy the weights of
-        `source` into it, with adapters merged. No second model then stays in memory. Otherwise the
-        current model is itself a view, and `source` replaces it."""
+        """Use the weights of the model `source` for sampling, in one of three ways:
+
+        * If merging the LoRA adapters of `source` would round the adapters, sample from a view of
+          `source` (a second model object that shares the base weights).
+        * Otherwise, if the current model has no adapters, copy the weights of `source` into the
+          current model, with adapters merged. No second model then stays in memory.
+        * Otherwise the current model is itself a view, and `source` replaces it.
+        """
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):

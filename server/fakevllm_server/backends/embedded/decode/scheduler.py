@@ -70,7 +70,7 @@ class Scheduler:
         and the prompts to prefill.
 
         `num_rows` is the number of requests that are being decoded already. `num_cached(ids)`
-        returns the number of first tokens of a prefix that are cached. `fits(rows, length)` returns
+        returns how many tokens at the beginning of `ids` are cached. `fits(rows, length)` returns
         True if the KV cache has memory for `rows` requests of `length` tokens.
         """
         output = SchedulerOutput()

@@ -28,11 +28,14 @@ def attend(
     layer: int,
     scaling: float,
 ) -> Tensor:
-    """Return the attended values, [rows, heads, head dim].
+    """Return the attended values for one new token per row, [rows, heads, head dim].
+
+    The token attends to the row's own tokens, and to the prefix that the row shares with other
+    rows, if any. `shared_rows` has the shared prefixes, each with its rows.
 
     `queries` is [rows, heads, head dim]. `keys` and `values` are those of each row's own tokens,
-    [rows, key heads, width, head dim]. `mask` is the additive mask of these tokens, [rows, 1, 1,
-    width].
+    [rows, key heads, width, head dim]. `mask` is the additive mask of the row's own tokens, [rows,
+    1, 1, width].
     """
     num_rows, num_kv_heads = keys.shape[:2]
     grouped = (queries * scaling).view(num_rows, num_kv_heads, -1, queries.shape[-1])

@@ -19,9 +19,10 @@ class FidelityError(BackendError):
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Check that all tokens of a step are the recorded tokens. Return 1.0 for the step's metric
-    `token_fidelity`, the share of correct tokens. Raises FidelityError if a token differs, or if a
-    call is not in exactly one piece."""
+    """Check that the tokens of all pieces of a step are the recorded tokens. A piece is a set of
+    calls that go through the model together. Return 1.0 for the step's metric `token_fidelity`, the
+    share of correct tokens. Raises FidelityError if a token differs, or if a call is not in exactly
+    one piece."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
@@ -41,9 +42,8 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check `step.whole`, the tensors with the tokens of all pieces. These tensors exist only if
-    the loss couples tokens of different pieces. Raises FidelityError if these tensors do not
-    contain the tokens of all pieces in order."""
+    """Raise FidelityError if the log-probabilities in `step.whole` are not those of all pieces in
+    order. `step.whole` is None if the loss does not couple tokens of different pieces."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

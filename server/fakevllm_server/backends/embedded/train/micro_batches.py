@@ -59,8 +59,9 @@ class StepPieces:
         }
 
     def per_call(self, values_per_piece: Sequence[Tensor]) -> list[list[float]]:
-        """Return the values of each call's trained tokens, one list per call, in the order of the
-        step's calls. `values_per_piece` has a tensor [trained tokens] for each piece."""
+        """Return one list for each call, with the values of the call's trained tokens. The lists
+        are in the order of the step's calls. `values_per_piece` has a tensor [trained tokens] for
+        each piece (a set of calls that go through the model together)."""
         rows: dict[int, list[float]] = {}
         for piece, values in zip(self.pieces, values_per_piece, strict=True):
             own = values.split(list(piece.plan.num_trained))

@@ -222,10 +222,10 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Return copies of the step's pieces that also have the log-probabilities of other
-        policies, as far as the loss needs them. A KL term, `dpo` and `kto` need the
-        log-probabilities of the reference policy. If `bypass_mode` is off, the policy loss also
-        needs the log-probabilities of the trainer's policy before the step's first update."""
+        """Return a copy of `step` with the log-probabilities of other policies, as far as the loss
+        needs them. A KL term, `dpo` and `kto` need the log-probabilities of the reference policy.
+        If `bypass_mode` is off, the policy loss also needs the log-probabilities of the trainer's
+        policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.needs_reference:
@@ -237,8 +237,8 @@ class PolicyTrainer:
     def _reference_log_probs(
         self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of the trained tokens under the starting weights, a tensor
-        [tokens] for each piece."""
+        """Return the log-probabilities of the trained tokens under the starting weights. The result
+        has one tensor [tokens] for each piece of `step`."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()

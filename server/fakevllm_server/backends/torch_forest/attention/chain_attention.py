@@ -239,8 +239,9 @@ def _select(values: Tensor, batch: ChainBatch) -> Tensor:
 
 
 def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
-    """Write the values of a batch of chains, [chains, heads, longest chain, …], into `target`,
-    [heads, nodes, …]. Each node is in exactly one chain, so each entry is written at most once."""
+    """Write the values of a batch of chains, [chains, heads, longest chain, …], to the chains'
+    nodes in `target`, [heads, nodes, …]. Chains have no common nodes, so each entry is written at
+    most once."""
     if batch.first_node is not None:
         _select(target, batch).copy_(values)
         return

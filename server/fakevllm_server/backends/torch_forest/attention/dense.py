@@ -1,7 +1,7 @@
-"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests, and
-is fast for tiny trees.
+"""Attention over a forest, whose nodes are the tokens of calls, with one mask of shape [nodes,
+nodes]. This method is the reference for the tests, and is fast for tiny trees.
 
-The method also computes the pairs of nodes that the mask hides. Therefore time and memory are
+Scores are also computed for the pairs of nodes that the mask hides. Therefore time and memory are
 quadratic in the number of nodes.
 """
 
@@ -18,8 +18,8 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout that uses one mask of all pairs of nodes. A Layout is an object that computes
-    attention over a forest."""
+    """A Layout that uses one mask of all pairs of nodes. A Layout computes attention over a forest,
+    whose nodes are the tokens of calls."""
 
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos
@@ -40,16 +40,16 @@ class DenseLayout:
         )
 
     def visible(self, window: int | None) -> Tensor:
-        """Return the attention mask of the forest, [nodes, nodes] of bool. An entry is True if the
-        query node (row) attends to the key node (column). `window` is the layer's attention window
-        in tokens, or None."""
+        """Return the attention mask, [nodes, nodes] of bool. Nodes are the tokens of the forest. An
+        entry is True if the query node (row) attends to the key node (column). `window` is the
+        layer's attention window in tokens, or None."""
         if window is None:
             return self._visible
         return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """Run the model with one attention mask of all pairs of nodes. Return the hidden states from
-    which the LM head predicts the trained tokens, [heads, hidden]. A head in this shape is a node
-    that predicts trained tokens, not an attention head."""
+    """Run the model with one attention mask of all pairs of nodes (tokens of the forest). Return
+    the hidden states from which the LM head predicts the trained tokens, [heads, hidden]. A head in
+    this shape is a node that predicts trained tokens, not an attention head."""
     return head_states(model, plan, DenseLayout(plan))

@@ -1,6 +1,6 @@
-"""FlexAttention over a forest, which is the attention method for GPUs. In depth-first order, the
-nodes of each subtree are consecutive. Therefore the ends of all subtrees determine the attention
-mask.
+"""FlexAttention over a forest (calls as trees of tokens), which is the attention method for GPUs. A
+node is a token of a tree. In depth-first order, the nodes of each subtree are consecutive.
+Therefore the ends of all subtrees determine the attention mask.
 
 FlexAttention needs a mask of whole blocks of nodes. This module computes the block mask from the
 subtree ends in each block. For a hundred thousand nodes, this takes about ten milliseconds and
@@ -26,9 +26,9 @@ size."""
 
 
 class FlexLayout:
-    """A Layout that uses FlexAttention. A Layout is an object that computes attention over a
-    forest. Padding nodes fill the last block. Each padding node is a tree of its own, so no other
-    node attends to it."""
+    """A Layout that uses FlexAttention. A Layout computes attention over a forest, whose nodes are
+    the tokens of calls. Padding nodes fill the last block. Each padding node is a tree of its own,
+    so no other node attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -59,10 +59,10 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return FlexAttention's block mask of a forest. `tout` has, for each node, the first node
-    after the node's subtree. `pos` has the position of each node. Both tensors are [nodes]. The
-    number of nodes is a multiple of the block size `size`. `window` is the attention window in
-    tokens, or None.
+    """Return FlexAttention's block mask of a forest, whose nodes are the tokens of calls. `tout`
+    has, for each node, the first node after the node's subtree. `pos` has the position of each
+    node. Both tensors are [nodes]. The number of nodes is a multiple of the block size `size`.
+    `window` is the attention window in tokens, or None.
 
     With a window, the mask may list a pair (query block, key block) in which no query attends to a
     key. Such a pair costs time but does not change the result, because FlexAttention also applies a
@@ -124,7 +124,7 @@ def _compiled(device_type: str) -> Any:
 
 def flex(model: Any, plan: Plan) -> Tensor:
     """Run the model with FlexAttention. Return the hidden states from which the LM head predicts
-    the trained tokens, [heads, hidden]. A head in this shape is a node that predicts trained
-    tokens, not an attention head."""
+    the trained tokens, [heads, hidden]. A head in this shape is a node (a token of the forest) that
+    predicts trained tokens, not an attention head."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

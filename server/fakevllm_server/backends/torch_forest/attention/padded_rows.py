@@ -23,7 +23,7 @@ MAX_PADDING = 1.1
 def rows(model: Any, plan: Plan) -> Tensor:
     """Run the model with one row for each call that has trained tokens. Return the hidden states
     from which the LM head predicts the trained tokens, [heads, hidden]. A head in this shape is a
-    node that predicts trained tokens, not an attention head."""
+    node (a token that calls may share) that predicts trained tokens, not an attention head."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
