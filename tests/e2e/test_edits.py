@@ -48,7 +48,7 @@ def start(
 def ask(proxy: Process, path: str = "chat/completions", **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": QUESTION}]
     bodies: dict[str, dict[str, Any]] = {
-        "completions": {"prompt": "Question: ", "max_tokens": 24},
+        "completions": {"prompt": "Question:", "max_tokens": 24},
         "responses": {"input": QUESTION, "max_output_tokens": 24},
     }
     body = bodies.get(path, {"messages": messages, "max_tokens": 24})
