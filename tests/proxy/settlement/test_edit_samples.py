@@ -183,7 +183,7 @@ async def test_an_edit_that_cannot_be_trained_is_kept_with_a_reason(tmp_path: Pa
     rows_ = tmp_path / "rows.jsonl"
     rows_.write_text('{"question": "what is the number of legs of a spider"}\n')
     held_out = {"release": {"eval_dataset": rows_}}
-    async with open_edit_proxy(tmp_path / "run", **held_out) as (proxy, service, swarm):
+    async with open_edit_proxy(tmp_path / "run", "sft", **held_out) as (proxy, service, swarm):
         record_pooled(proxy, "g1")
         proxy.ledger.record(replace(group("g2", state="served"), reason="paused"))
         proxy.ledger.record(replace(group("g3"), arm="released"))
@@ -268,7 +268,7 @@ async def test_edits_that_wait_are_kept_when_the_setting_is_turned_off(tmp_path:
 async def test_an_email_in_an_edit_is_redacted_and_the_edit_is_not_trained(tmp_path: Path) -> None:
     settings = {"privacy": {"redact": ["email"]}}
     status = ROLLING.model_copy(update={"privacy": settings["privacy"]})
-    async with open_edit_proxy(tmp_path, **settings) as (proxy, service, swarm):
+    async with open_edit_proxy(tmp_path, "sft", **settings) as (proxy, service, swarm):
         swarm.answers["/get_engine_status"] = status
         record_pooled(proxy, "g1")
         await service.accept(feedback_on("g1", edited="write to jane@example.org"), KEY)
