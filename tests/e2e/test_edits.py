@@ -18,7 +18,7 @@ CONFIG = """
 [job]
 num_repeat = 2
 batch_size = {batch_size}
-lr = 3e-3
+lr = 1e-3
 filter_groups = "collect"
 {loss}
 
@@ -28,7 +28,7 @@ num_for_baseline = 2
 """
 EQUAL = "def on_compute_relative_reward(siblings, answers):\n    return [0.0 for _ in answers]\n"
 """All groups are tied, so that only feedback is trained."""
-EDIT = "It is a pear."
+EDIT = "It is 17."
 QUESTION = "What is 3 plus 4?"
 ROUNDS = 12
 
