@@ -1,12 +1,13 @@
-"""Check and measure the embedded engine on a CUDA GPU, in less than nine minutes.
+"""Check and measure the embedded engine on a CUDA GPU.
 
     .ci/gpu check --out gpu_check                          # needs CUDA
     .ci/gpu check --out gpu_check --device cpu --tiny      # the same commands, over tiny models
 
 Parts that are not timed run at the same time: the CUDA tests, the demo, its control with shuffled
 rewards, and a learning curve in float32. Then the timed parts run one after another. A part that
-fails or takes too long does not stop the other parts. The output of each part is written to
-`OUT/NAME.log`, and the summary to `OUT/gpu_check.json`. The exit code is 1 if a part failed.
+fails does not stop the other parts. A part that takes longer than TIMEOUT_S is killed. The output
+of each part is written to `OUT/NAME.log`, and the summary to `OUT/gpu_check.json`. The exit code is
+1 if a part failed.
 """
 
 from __future__ import annotations

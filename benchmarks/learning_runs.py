@@ -49,10 +49,11 @@ class LearningRun(ABC):
 AnyRun = TypeVar("AnyRun", bound=LearningRun)
 
 
-def create_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks of learning have."""
+def create_parser(doc: str | None, num_seeds: int = 2) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks of learning have. `num_seeds` is the
+    default number of seeds."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=num_seeds, help="number of seeds")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     return parser
 

@@ -15,7 +15,6 @@ rankings is below 0.9 for any seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import correlation, fmean
 
+from benchmarks.learning_runs import create_parser
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm.demo.command import run_demo
 from fakevllm.demo.run_state import DemoSettings
@@ -125,11 +125,9 @@ def rescore(hook: Path, ledger: Path, json_file: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
+    parser = create_parser(__doc__, SEEDS)
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each run")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     run_conditions = conditions()
     rows: list[list[str]] = []

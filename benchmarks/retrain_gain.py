@@ -14,7 +14,6 @@ less than 5 % of the logged answers have the form, or if `retrain` added a reque
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -27,6 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.learning_runs import create_parser
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.command import run_demo
@@ -189,11 +189,9 @@ def share_of_form(answers: Probe) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
+    parser = create_parser(__doc__, SEEDS)
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each run")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     run_conditions = conditions()
     rows: list[list[str]] = []

@@ -22,7 +22,16 @@ from fakevllm.cli import (
     tokens,
 )
 from fakevllm.cli import hooks as hook_commands
-from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
+from fakevllm.cli.options import (
+    ConfigFile,
+    EnginePair,
+    ProxyKey,
+    ProxyUrl,
+    RolloutEngine,
+    RunDir,
+    SwarmKey,
+    Trainer,
+)
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
 
@@ -286,16 +295,9 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the run's numbers to this file.")
     ] = None,
-    backend: Annotated[
-        str, typer.Option(help="Pair of engines: embedded | vllm | verl | fake.")
-    ] = "embedded",
-    rollout: Annotated[
-        str | None,
-        typer.Option(help="Engine that samples, instead of the pair's: embedded | vllm."),
-    ] = None,
-    trainer: Annotated[
-        str | None, typer.Option(help="Engine that trains, instead of the pair's: embedded | verl.")
-    ] = None,
+    backend: EnginePair = "embedded",
+    rollout: RolloutEngine = None,
+    trainer: Trainer = None,
     lockstep: Lockstep = False,
     gated: Annotated[
         bool,

@@ -36,3 +36,14 @@ ProxyKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_KEY", help="API k
 SwarmKey = Annotated[
     str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="API key for the swarm server.")
 ]
+EnginePair = Annotated[
+    str, typer.Option("--backend", help="Pair of engines: embedded | vllm | verl | fake.")
+]
+RolloutEngine = Annotated[
+    str | None,
+    typer.Option("--rollout", help="Engine that samples, instead of the pair's: embedded | vllm."),
+]
+Trainer = Annotated[
+    str | None,
+    typer.Option("--trainer", help="Engine that trains, instead of the pair's: embedded | verl."),
+]

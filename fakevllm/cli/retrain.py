@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fakevllm.cli.options import ConfigFile
+from fakevllm.cli.options import (
+    ConfigFile,
+    EnginePair,
+    LoggedDataset,
+    RolloutEngine,
+    Trainer,
+    Where,
+)
 from fakevllm_runtime.commands import run_command
 
 
@@ -31,17 +38,11 @@ def retrain(
             "Default: job.min_logged_ess.",
         ),
     ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="Condition on the columns of the ledger's view `groups`."),
-    ] = None,
+    where: Where = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="Train only so many groups, the newest ones.")
     ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(help="Dataset file whose rows the requests came from. Default: dataset.file."),
-    ] = None,
+    dataset: LoggedDataset = None,
     model: Annotated[
         str | None, typer.Option(help="Model folder. Default: the model of the logged run.")
     ] = None,
@@ -55,16 +56,9 @@ def retrain(
         Path | None,
         typer.Option(help="New folder for the new run. Default: runs/retrain-TIME."),
     ] = None,
-    backend: Annotated[
-        str, typer.Option(help="Pair of engines: embedded | vllm | verl | fake.")
-    ] = "embedded",
-    rollout: Annotated[
-        str | None,
-        typer.Option(help="Engine that samples, instead of the pair's: embedded | vllm."),
-    ] = None,
-    trainer: Annotated[
-        str | None, typer.Option(help="Engine that trains, instead of the pair's: embedded | verl.")
-    ] = None,
+    backend: EnginePair = "embedded",
+    rollout: RolloutEngine = None,
+    trainer: Trainer = None,
     allow_hub: Annotated[
         bool, typer.Option("--allow-hub", help="Load the model by its name on the hub.")
     ] = False,

@@ -7,7 +7,7 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 from sqlalchemy import Connection
@@ -49,6 +49,14 @@ _WELL_FORMED = re.compile(
 redacted, although their digits may look like another number."""
 
 
+class PartsToRedact(NamedTuple):
+    """The parts of a group (a request with its sampled answers) with a text to redact."""
+
+    has_request: bool
+    siblings: frozenset[int]
+    """Indices of the siblings (sampled answers)."""
+
+
 class RecordRedactor:
     """The redaction of the ledger's rows."""
 
@@ -75,6 +83,16 @@ class RecordRedactor:
         if not changed and all(new is old for new, old in pairs):
             return record
         return replace(record, **changed, siblings=siblings, kept_answer=None)
+
+    def parts_to_redact(self, record: GroupRecord) -> PartsToRedact:
+        """Return the parts of a stored group that would be redacted today. The group may have been
+        stored before redaction was turned on."""
+        new = self.group(record)
+        pairs = zip(new.siblings, record.siblings, strict=True)
+        return PartsToRedact(
+            new.request_json != record.request_json,
+            frozenset(old.index for changed, old in pairs if changed != old),
+        )
 
     def _sibling(self, sibling: SiblingRecord, ends: Sequence[str]) -> SiblingRecord:
         changed = self._columns(sibling)
@@ -154,14 +172,14 @@ class RecordRedactor:
         if self._is_redacted(db, reads.REQUEST_TEXTS, group_id):
             return [[_without_tokens(call) for call in own] for own in calls]
         rows = db.exec_driver_sql(reads.ANSWER_TEXTS, (group_id,)).all()
-        redacted = {row[0] for row in rows if _has_marker(row[1:])}
+        redacted = {row[0] for row in rows if has_marker(row[1:])}
         return [
             [_without_tokens(call) for call in own] if index in redacted else own
             for index, own in enumerate(calls)
         ]
 
     def _is_redacted(self, db: Connection, query: str, group_id: str) -> bool:
-        return any(_has_marker(row) for row in db.exec_driver_sql(query, (group_id,)).all())
+        return any(has_marker(row) for row in db.exec_driver_sql(query, (group_id,)).all())
 
     def text(self, text: str) -> str:
         """Return a text, redacted."""
@@ -224,7 +242,8 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _has_marker(values: Sequence[object]) -> bool:
+def has_marker(values: Sequence[object]) -> bool:
+    """Return True if one of the values is a text in which something was redacted."""
     return any(isinstance(value, str) and MARKER.search(value) for value in values)
 
 

@@ -52,7 +52,7 @@ from fakevllm.ledger.records import (
     StepRow,
     StoredTask,
 )
-from fakevllm.ledger.redacted_records import RecordRedactor, hashed_id
+from fakevllm.ledger.redacted_records import PartsToRedact, RecordRedactor, hashed_id
 from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_groups import StoredGroups
@@ -365,6 +365,11 @@ class Ledger:
             rows = db.execute(of_group.order_by(SIBLINGS.c.index)).mappings()
             siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
+
+    def parts_to_redact(self, record: GroupRecord) -> PartsToRedact:
+        """Return the parts of a group that the present settings redact. The group may have been
+        stored before these settings were made."""
+        return self._redactor.parts_to_redact(record)
 
     def hidden_id(self, value: str) -> str:
         """Return the form in which the ledger stores an id that an app has chosen. The form is a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,6 @@ from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.swarm import Task
 
-MAX_PROCESSES = 4
-"""Maximum number of processes that run the hooks."""
 CONCURRENCY = 4
 """Default number of groups that are scored at a time."""
 
@@ -88,7 +85,6 @@ async def _rescore(settings: RescoreSettings, rescored: Rescored, groups: Select
         settings.hooks,
         settings.timeout_s,
         settings.sandbox,
-        min(settings.concurrency, MAX_PROCESSES, os.cpu_count() or 1),
         settings.concurrency,
         settings.failure_floor,
         settings.tasks,

@@ -234,5 +234,8 @@ def _tried(trial: Trial) -> str:
     if comparison.failures:
         text += f", and failed for {comparison.failures.total()}"
     if trial.num_skipped:
-        text += f" ({trial.num_skipped} more cannot be read, or their dataset row is unknown)"
+        text += (
+            f" ({trial.num_skipped} more cannot be read, have redacted texts, or their dataset row "
+            "is unknown)"
+        )
     return text

@@ -80,8 +80,9 @@ class HookTrial:
         if group_ids and trial.num_skipped == len(group_ids):
             return (
                 f"none of the latest {len(group_ids)} groups could be tried, because they cannot "
-                "be read, or because their dataset row is unknown; try again after new requests, "
-                "or restart the proxy, which loads the files without a trial"
+                "be read, because their texts are redacted, or because their dataset row is "
+                "unknown; try again after new requests, or restart the proxy, which loads the "
+                "files without a trial"
             )
         return self._rules.refusal(trial.comparison)
 
@@ -98,7 +99,7 @@ class HookTrial:
             )
         except READ_ERRORS:
             return None
-        if group.lacks_task:
+        if group.lacks_task or group.is_redacted:
             return None
         recorded = group.recorded
         plan = await worker.submit(recorded.request_id, recorded.task)

@@ -11,6 +11,7 @@ import orjson
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.redacted_records import has_marker
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm_adapters.protocol.swarm import Task
@@ -35,6 +36,9 @@ class LoggedGroup:
     """Position of the sibling that was sampled at temperature 0; None if there is none."""
     lacks_task: bool
     """Whether the group belongs to a dataset task that is unknown."""
+    is_redacted: bool
+    """Whether a text of the request or of an answer was redacted. Hooks had the whole text when the
+    group was live."""
 
     @property
     def answers(self) -> list[Hashable]:
@@ -57,6 +61,8 @@ class LoggedGroup:
             next(served, None) if group.served_by == "best" else None,
             recorded.indices.index(0) if has_greedy_lead else None,
             bool(group.task_id) and task is None,
+            has_marker([group.request_json, group.question])
+            or any(has_marker([one.text, one.message_json]) for one in group.siblings),
         )
 
     @staticmethod

@@ -8,6 +8,7 @@ failed are scored again, because the cause may have been temporary.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -34,6 +35,8 @@ HOOKS_CHANGED = (
     "new files: run the command again."
 )
 RUN_AGAIN = "run the command again, which scores only what is missing"
+MAX_PROCESSES = 4
+"""Maximum number of processes that run the hooks."""
 MAX_WAITING = 100
 """Maximum number of unwritten results. If there are more, the command waits until the ledger has
 written them."""
@@ -46,8 +49,6 @@ class Scorer:
     path: Path
     timeout_s: float
     sandbox: HookSandbox
-    num_processes: int
-    """Number of processes that run the hooks. A process runs one sync hook at a time."""
     concurrency: int
     """Number of groups that are scored at a time. Async hooks are faster if this number is larger
     than `num_processes`."""
@@ -58,6 +59,11 @@ class Scorer:
     """Rows of the dataset file, by the ids of their tasks. The ledger does not have these rows."""
     redaction: RedactionInUse | None = None
     """What is redacted in the output of the hooks; None means nothing."""
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that run the hooks. A process runs one sync hook at a time."""
+        return min(self.concurrency, MAX_PROCESSES, os.cpu_count() or 1)
 
 
 class Rescorer:

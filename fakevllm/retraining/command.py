@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import time
@@ -22,7 +21,6 @@ from fakevllm.ledger.broken_rows import READ_ERRORS
 from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.selection import GroupSelection
 from fakevllm.ledger.store import Ledger
-from fakevllm.rescoring.command import MAX_PROCESSES
 from fakevllm.rescoring.logged_groups import MIN_ANSWERS
 from fakevllm.rescoring.rescorer import Rescorer, Scorer
 from fakevllm.retraining import server_calls
@@ -290,7 +288,6 @@ class _Retraining:
             settings.hooks,
             settings.timeout_s,
             settings.sandbox,
-            min(settings.concurrency, MAX_PROCESSES, os.cpu_count() or 1),
             settings.concurrency,
             settings.failure_floor,
             settings.tasks,

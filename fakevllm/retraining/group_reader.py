@@ -11,6 +11,7 @@ from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.results import hook_reason
 from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.logged_groups import LoggedGroup
 from fakevllm.settlement.held_out_groups import HELD_OUT
@@ -74,7 +75,7 @@ class GroupReader:
         indices = group.recorded.indices
         rewards = with_floor([known.get(i) for i in indices], group.failures, self.failure_floor)
         by_index = dict(zip(indices, rewards, strict=True))
-        calls = self.ledger.calls.by_sibling(group_id, unknown_sets=UNKNOWN_TOKEN_SETS)
+        calls = self._calls(record)
         _check_calls(calls)
         num = 1 + max([*by_index, *calls])
         return TrainableGroup(
@@ -82,6 +83,24 @@ class GroupReader:
             [by_index.get(index) for index in range(num)],
             [calls.get(index, []) for index in range(num)],
         )
+
+    def _calls(self, record: GroupRecord) -> dict[int, list[CapturedCall]]:
+        """Return the calls that have tokens, by the index of the sibling. Siblings without such
+        calls are absent. A call has no tokens if its request or its answer was redacted.
+
+        Texts that were stored before redaction was turned on are searched again. Raises NotTrained
+        if the request has a text that must be redacted.
+        """
+        hidden = self.ledger.parts_to_redact(record)
+        if hidden.has_request:
+            raise NotTrained(REDACTED)
+        by_sibling = self.ledger.calls.by_sibling(record.group_id, unknown_sets=UNKNOWN_TOKEN_SETS)
+        return {
+            index: with_tokens
+            for index, own in by_sibling.items()
+            if index not in hidden.siblings
+            and (with_tokens := [call for call in own if call.prompt_ids])
+        }
 
     def _quotes_row(self, record: GroupRecord) -> bool:
         """Return True if the group quotes a held-out dataset row. The row may have been held out

@@ -15,6 +15,7 @@ from fakevllm.config.reward import BASELINE_WINDOW, FeedbackSection
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arms import OTHER_ARM, Arm
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
@@ -96,6 +97,8 @@ class LateSamples:
         reason = _untrainable_reason(served)
         if reason is None and await self._held_out.contains(group_id):
             reason = HELD_OUT
+        if reason is None and await asyncio.to_thread(self._is_redacted, group_id):
+            reason = REDACTED
         if reason is not None:
             rows.set_outcome(row, FeedbackState.KEPT, reason)
             return
@@ -106,6 +109,15 @@ class LateSamples:
             return
         state, reason = await self._add_sample(row, served, advantage)
         rows.set_outcome(row, state, reason, baseline=baseline, amount=advantage)
+
+    def _is_redacted(self, group_id: str) -> bool:
+        """Return True if the present settings redact a text of the request or of the served answer.
+        The method blocks the thread."""
+        record = self._ledger.group(group_id)
+        if record is None:
+            return False
+        hidden = self._ledger.parts_to_redact(record)
+        return hidden.has_request or record.served_index in hidden.siblings
 
     async def _add_sample(
         self, row: FeedbackRecord, served: ServedCalls, advantage: float

@@ -188,17 +188,19 @@ def test_a_running_engine_with_another_job_captures_nothing_for_a_proxy_that_red
     assert _ask(first, "well?").status_code == 200
     wait_for_groups(first, 1)
     first.stop()
-    redacting = _config(tmp_path / "two", job + '[privacy]\nredact = ["email"]\n')
+    skip = '[[policy.skip]]\nname = "titles"\nfirst_message = "^title"\n'
+    redacting = _config(tmp_path / "two", job + '[privacy]\nredact = ["email"]\n' + skip)
     second = processes.proxy(server, *flags, redacting)
     assert "ann@mail.example" in _ask(second, "[[say ann@mail.example]]").text
     assert _ask(second, "well, then?").status_code == 200
-    wait_for_groups(second, 3)
+    assert _ask(second, "title of this chat?").status_code == 200
+    wait_for_groups(second, 4)
     second.stop()
     server.stop()
     reasons = [
         row["reason"] for row in rows(second, "select reason from groups order by received_at")
     ]
-    assert reasons[1:] == ["server_does_not_redact"] * 2
+    assert reasons[1:] == ["server_does_not_redact"] * 2 + ["skip_rule: titles"]
     assert second.log.count("server_does_not_redact") == 1
     assert found(processes.folder, ["ann@mail.example"]) == []
 

@@ -172,7 +172,8 @@ def _draft(
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
     texts = (opening, question, task.main_query)
     request.ruling = proxy.traffic_gate.ruling(request, placement, key, texts)
-    if not proxy.link.server_redacts:
+    # A request that is not trained anyway keeps its own reason: a side call must stay one.
+    if not proxy.link.server_redacts and not isinstance(request.ruling, ServeOnly):
         request.ruling = ServeOnly(ServeOnlyReason.SERVER_DOES_NOT_REDACT)
     return GroupDraft(
         request,

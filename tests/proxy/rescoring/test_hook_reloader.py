@@ -142,7 +142,7 @@ async def test_groups_of_unknown_rows_and_damaged_groups_are_skipped(rig: Rig) -
     rig.tasks["row-0"] = Task(task_id="row-0", main_query="1+1?", metadata={"answer": 2})
     outcome = await rig.reloader(NEEDS_ROW).reload()
     assert outcome.state is ReloadState.TAKEN_OVER, outcome.message
-    assert "tried on 5 groups (7 more cannot be read, or their dataset row is" in outcome.message
+    assert "tried on 5 groups (7 more cannot be read, have redacted texts, or" in outcome.message
 
 
 async def test_without_a_trial_hooks_take_over_after_loading(rig: Rig) -> None:
@@ -223,6 +223,19 @@ async def test_an_unexpected_error_refuses_the_hooks_in_one_line(
 
     outcome = await HookReloader(rig.versions, broken_worker, trial, 60.0).reload()
     assert outcome.state is ReloadState.REFUSED and "OSError: no memory" in outcome.message
+
+
+async def test_redacted_groups_are_skipped_because_the_old_hooks_had_their_whole_texts(
+    rig: Rig,
+) -> None:
+    redacted = '{"messages":[{"role":"user","content":"[redacted: email]"}]}'
+    for number in range(4):
+        one = group(f"g{number:02}", [1.0, 0.0], received_at=1000.0 + number)
+        rig.ledger.record(replace(one, request_json=redacted))
+    await rig.ledger.flush()
+    outcome = await rig.reloader(LAST).reload()
+    assert outcome.state is ReloadState.TAKEN_OVER, outcome.message
+    assert "tried on 8 groups (4 more " in outcome.message
 
 
 async def test_hooks_are_refused_if_no_group_of_the_ledger_can_be_tried(rig: Rig) -> None:

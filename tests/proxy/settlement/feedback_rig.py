@@ -3,7 +3,7 @@ about."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ async def open_feedback_proxy(
     status: object = None,
     hooks: str = "",
     eval_dataset: Path | None = None,
+    redact: Sequence[str] = (),
     **settings: Any,
 ) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, ScriptedSwarm]]:
     async with ScriptedSwarm() as swarm:
@@ -38,6 +39,7 @@ async def open_feedback_proxy(
             "proxy": {"run_dir": folder},
             "swarm": {"url": swarm.url},
             "feedback": {"num_for_baseline": 2} | settings,
+            "privacy": {"redact": list(redact)},
         }
         if eval_dataset is not None:
             flags["release"] = {"eval_dataset": eval_dataset}

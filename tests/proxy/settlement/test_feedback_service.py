@@ -207,6 +207,23 @@ async def test_late_feedback_about_a_row_that_was_held_out_later_is_kept_and_not
         assert swarm.calls["/add_sample"] == 1
 
 
+async def test_late_feedback_about_a_text_that_is_redacted_now_is_kept_and_not_trained(
+    tmp_path: Path,
+) -> None:
+    secret = '{"messages":[{"role":"user","content":"I am ada@example.org."}]}'
+    async with open_feedback_proxy(tmp_path) as (proxy, _, _):
+        record_pooled(proxy, "g2")
+        proxy.ledger.record(replace(group("g1"), request_json=secret))
+        proxy.ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "r")
+        assert await proxy.ledger.flush()
+    async with open_feedback_proxy(tmp_path, redact=["email"]) as (proxy, service, swarm):
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
+        found, _ = await until_states(proxy, "kept", "pooled")
+        assert found.reason == "redacted"
+        assert swarm.calls["/add_sample"] == 1
+
+
 async def test_the_run_log_sets_the_state_of_samples(tmp_path: Path) -> None:
     async with open_feedback_proxy(tmp_path) as (proxy, service, _):
         record_pooled(proxy, "g1", "g2", "g3")
