@@ -287,8 +287,9 @@ class FinishedGroup:
 
     @property
     def is_partial(self) -> bool:
-        """Whether at least one episode of the group has no reward."""
-        return len(self.rewards) < len(self.episodes)
+        """Whether at least one episode of the group has no reward. False for the group of a
+        user's edit, because its demonstrations need no rewards."""
+        return self.demonstrates is None and len(self.rewards) < len(self.episodes)
 
     @property
     def scored(self) -> list[ScoredEpisode]:

@@ -142,6 +142,7 @@ def test_an_edit_counts_as_one_group_and_never_becomes_stale() -> None:
     assert pool.is_due
     taken = pool.take(version=99)
     assert [one.demonstrates for one in taken.groups] == ["dpo", "dpo"] and taken.dropped == {}
+    assert pool.take_excluded_counts() == {"stale_calls": 0}
 
 
 def test_an_edit_is_dropped_if_the_job_does_not_train_its_loss() -> None:
