@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 from fakevllm_adapters.privacy.patterns import MARKER
 from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
@@ -22,9 +22,15 @@ Json = dict[str, Any]
 
 _TEMPLATE_FIELDS = ("tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """Fields of a chat request that change the prompt, and that vLLM's `/tokenize` has too."""
-_LONGER = " x"
-"""Text that is appended to the edit. What the two rendered conversations have in common at the end
-is then not a part of the edit."""
+_REASONING_FIELDS = ("reasoning", "reasoning_content")
+_COMPLETE_IDS = frozenset(
+    {
+        *("sampling_not_trainable", "missing_logprob", "missing_allowed_tokens"),
+        *("nothing_to_choose", "unknown_weights"),
+    }
+)
+"""Reasons why a call is not trained although all its token ids were recorded. A demonstration needs
+the ids alone."""
 
 
 class EditKept(Exception):
@@ -41,15 +47,18 @@ class RecordedAnswer:
     @staticmethod
     def of(calls: Sequence[CapturedCall]) -> RecordedAnswer:
         """Return the answer that these recorded calls produced. Raises EditKept if the ledger does
-        not have the tokens of exactly one call."""
+        not have all tokens of exactly one call."""
         if len(calls) > 1:
             raise EditKept(f"several_calls: {len(calls)} of one answer")
         for call in calls:
+            reason = (call.untrainable or "").partition(":")[0]
+            if reason == "redacted":
+                raise EditKept("redacted: the ledger has no tokens of a redacted answer")
             prompt_ids, response_ids = unpack_ids(call.prompt_ids), unpack_ids(call.response_ids)
+            if reason and reason not in _COMPLETE_IDS:
+                raise EditKept(f"no_calls: the answer's tokens are not complete ({reason})")
             if prompt_ids and response_ids:
                 return RecordedAnswer(prompt_ids, response_ids)
-            if (call.untrainable or "").startswith("redacted"):
-                raise EditKept("redacted: the ledger has no tokens of a redacted answer")
         raise EditKept("no_calls: the answer's tokens are not in the ledger")
 
 
@@ -65,29 +74,65 @@ def check_text(edited: str | None, served: str | None) -> str:
     return edited
 
 
+def check_message(message: object) -> None:
+    """Raise EditKept if the served `message` has reasoning. An edit has none, and would teach the
+    model to answer without reasoning.
+
+    >>> check_message({"role": "assistant", "content": "4", "reasoning": None})
+    """
+    fields = cast(Json, message) if isinstance(message, dict) else {}
+    if any(fields.get(name) for name in _REASONING_FIELDS):
+        raise EditKept("reasoning: the answer has reasoning, and the edit has none")
+
+
 def tokenize_requests(request: Json, edited: str) -> list[Json]:
     """Return the bodies of the requests to `/tokenize` that render an edit. `request` is the
     request in the engine's format.
 
     A chat is rendered twice: with the edit, and with a longer text. A text completion needs no
     second request, because no template follows its text. Raises EditKept if the request has neither
-    messages nor a prompt text.
+    messages nor a prompt text, or if the answer is not a whole message and does not continue a
+    text.
     """
     messages, prompt = request.get("messages"), request.get("prompt")
     if isinstance(messages, list):
         options = {name: request[name] for name in _TEMPLATE_FIELDS if request.get(name)}
         return [
             {
-                "messages": [*messages, {"role": "assistant", "content": text}],
+                "messages": _with_answer(request, cast(list[Any], messages), text),
                 "add_generation_prompt": False,
                 **options,
             }
-            for text in (edited, edited + _LONGER)
+            for text in (edited, _longer(edited))
         ]
     if not isinstance(prompt, str):
         raise EditKept("no_prompt: the request has neither messages nor a prompt text")
     special = {"add_special_tokens": False} if request.get("add_special_tokens") is False else {}
     return [{"prompt": prompt + edited, **special}]
+
+
+def _with_answer(request: Json, messages: list[Any], text: str) -> list[Any]:
+    """Return the messages of a request, with `text` as the answer. Raises EditKept if this is not
+    possible."""
+    if request.get("continue_final_message"):
+        last = messages[-1] if messages else None
+        begin = cast(Json, last).get("content") if isinstance(last, dict) else None
+        if not isinstance(begin, str):
+            raise EditKept("no_prompt: the answer continues a message that is not a text")
+        return [*messages[:-1], cast(Json, last) | {"content": begin + text}]
+    if request.get("add_generation_prompt") is False:
+        raise EditKept("no_prompt: the answer does not begin a message (add_generation_prompt)")
+    return [*messages, {"role": "assistant", "content": text}]
+
+
+def _longer(text: str) -> str:
+    """Return a longer text that ends with another letter. Two conversations that end with these two
+    texts are rendered with the same tokens at their end only where the template follows.
+
+    >>> _longer("It is 7."), _longer("2 x ")
+    ('It is 7. x', '2 x  y')
+    """
+    return f"{text} {'y' if text.rstrip().endswith('x') else 'x'}"
 
 
 def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -> list[int]:

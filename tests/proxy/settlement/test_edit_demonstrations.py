@@ -8,6 +8,7 @@ import pytest
 from fakevllm.settlement.edit_demonstrations import (
     EditKept,
     RecordedAnswer,
+    check_message,
     check_text,
     demonstrations,
     edited_response,
@@ -81,6 +82,32 @@ def test_a_chat_is_rendered_with_its_tools_and_without_a_generation_prompt() -> 
     assert second["messages"][-1]["content"].startswith("4") and second != first
 
 
+def test_an_answer_that_continues_a_message_is_rendered_in_this_message() -> None:
+    """Otherwise the tokens between two messages would be trained as a part of the edit."""
+    user, begin = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"}
+    request = {"messages": [user, begin], "continue_final_message": True}
+    first, second = tokenize_requests(request, " 4.")
+    assert first["messages"] == [user, {"role": "assistant", "content": "It is 4."}]
+    assert second["messages"][-1]["content"] == "It is 4. x"
+    for content in (None, [{"type": "text", "text": "It is"}]):
+        with pytest.raises(EditKept, match=r"^no_prompt"):
+            tokenize_requests(request | {"messages": [user, begin | {"content": content}]}, " 4.")
+
+
+def test_an_answer_without_a_generation_prompt_is_kept() -> None:
+    request = {"messages": [{"role": "user", "content": "2+2?"}], "add_generation_prompt": False}
+    with pytest.raises(EditKept, match=r"^no_prompt"):
+        tokenize_requests(request, "4")
+
+
+@pytest.mark.parametrize("edit", ["4", "2 x", "2 x ", "y"])
+def test_the_longer_text_ends_with_another_letter_than_the_edit(edit: str) -> None:
+    """Otherwise the last words of the edit would count as a part of the template."""
+    first, second = tokenize_requests({"messages": []}, edit)
+    short, long = (body["messages"][-1]["content"] for body in (first, second))
+    assert short == edit and long.startswith(edit) and long[-1] != edit.strip()[-1]
+
+
 def test_a_text_completion_is_rendered_once_and_other_prompts_are_kept() -> None:
     assert tokenize_requests({"prompt": "2+2="}, "4") == [{"prompt": "2+2=4"}]
     bare = {"prompt": "2+2=", "add_special_tokens": False}
@@ -105,6 +132,7 @@ def test_a_text_that_cannot_be_trained_has_a_reason(edited: str | None, reason: 
         ([], "no_calls"),
         ([call(), call()], "several_calls"),
         ([call().model_copy(update={"response_ids": ""})], "no_calls"),
+        ([call().model_copy(update={"untrainable": "missing_token_ids"})], "no_calls"),
         ([call().model_copy(update={"prompt_ids": "", "untrainable": "redacted"})], "redacted"),
     ],
 )
@@ -113,6 +141,19 @@ def test_an_answer_without_the_tokens_of_one_call_has_a_reason(
 ) -> None:
     with pytest.raises(EditKept, match=f"^{reason}"):
         RecordedAnswer.of(calls)
+
+
+def test_an_edit_of_an_answer_with_reasoning_is_kept() -> None:
+    """The edit would be rendered without reasoning, or with an empty block of it."""
+    for name in ("reasoning", "reasoning_content"):
+        with pytest.raises(EditKept, match=r"^reasoning"):
+            check_message({"role": "assistant", "content": "4", name: "2+2 is 4."})
+        check_message({"role": "assistant", "content": "4", name: ""})
+
+
+def test_an_answer_to_sampling_that_is_not_trained_can_be_edited() -> None:
+    greedy = call().model_copy(update={"untrainable": "sampling_not_trainable: temperature 0"})
+    assert list(RecordedAnswer.of([greedy]).response_ids) == [70000, 5]
 
 
 def test_sft_imitates_the_edit_and_dpo_prefers_it_to_the_served_answer() -> None:
