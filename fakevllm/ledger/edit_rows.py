@@ -33,9 +33,9 @@ _VOID = """
     WHERE group_id = ? AND feedback_id <> ? AND edit_state = 'waiting'
 """
 _WAITING = """
-    SELECT f.group_id, f.feedback_id, g.group_id IS NOT NULL
-    FROM feedback AS f
-    LEFT JOIN group_rows AS g ON g.group_id = f.group_id AND g.state <> 'scored'
+    SELECT f.group_id, f.feedback_id,
+           CASE WHEN g.group_id IS NULL THEN f.received_at < ? ELSE g.state <> 'scored' END
+    FROM feedback AS f LEFT JOIN group_rows AS g USING (group_id)
     WHERE f.edit_state = 'waiting' ORDER BY f.received_at
 """
 _COUNTS = """
@@ -85,12 +85,16 @@ class EditRows:
         values = (reason, row.group_id, row.feedback_id)
         return self._put(lambda db: _run(db, _VOID, values))
 
-    def waiting(self) -> list[tuple[str, str, bool]]:
+    def waiting(self, started_at: float) -> list[tuple[str, str, bool]]:
         """Return the edits that wait to be sent to the server, oldest first. Each item is a triple
         (group id, feedback id, is_settled). `is_settled` is False if the server has not
-        acknowledged the group's rewards yet, or if the group is not in the ledger yet."""
+        acknowledged the group's rewards yet, or if the group is not in the ledger yet.
+
+        `started_at` is the start of this proxy process, in Unix seconds. A group that an earlier
+        process has not written will never be in the ledger, and counts as settled.
+        """
         with self._read_engine.connect() as db:
-            rows = db.exec_driver_sql(_WAITING).all()
+            rows = db.exec_driver_sql(_WAITING, (started_at,)).all()
         return [(group_id, name, bool(is_settled)) for group_id, name, is_settled in rows]
 
     def counts(self) -> dict[str, int]:

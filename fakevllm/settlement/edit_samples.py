@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Any
+import time
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import aiohttp
 import orjson
@@ -18,29 +19,31 @@ import orjson
 from fakevllm.config.reward import FeedbackSection
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.edit_rows import edit_name
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arms import OTHER_ARM, Arm
 from fakevllm.settlement.edit_demonstrations import (
     EditKept,
     RecordedAnswer,
+    check_message,
     check_text,
     demonstrations,
     edited_response,
     tokenize_requests,
 )
 from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
-from fakevllm.settlement.reward_delivery import reason_of
+from fakevllm.settlement.reward_delivery import ALREADY_ACCEPTED, reason_of
 from fakevllm.settlement.sending_loop import Candidate, SendingLoop
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
-from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.swarm import AddDemonstrationRequest
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 _TRAINED_ARMS = (None, Arm.TRAINING.value)
+_UNKNOWN_ROUTE = 404
+"""HTTP status of the reply of a server that is too old to train edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,6 @@ class EditSamples:
         ledger: Ledger,
         link: SwarmLink,
         held_out: HeldOutGroups,
-        redaction: RedactionInUse,
     ) -> None:
         """Create the background task. `held_out` finds the groups that quote a held-out row, which
         must not be trained."""
@@ -71,8 +73,8 @@ class EditSamples:
         self._ledger = ledger
         self._link = link
         self._held_out = held_out
-        self._redaction = redaction
-        self._loop = SendingLoop("edits", link.serving, self._waiting, self._send)
+        self._started_at = time.time()
+        self._loop = SendingLoop("an edit", link.serving, self._waiting, self._send)
 
     @property
     def first_state(self) -> FeedbackState | None:
@@ -94,7 +96,7 @@ class EditSamples:
 
     async def _waiting(self) -> list[Candidate]:
         await self._ledger.flush()
-        return await asyncio.to_thread(self._ledger.edits.waiting)
+        return await asyncio.to_thread(self._ledger.edits.waiting, self._started_at)
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
         """Send one edit to the server, if it can be trained. Otherwise record the reason. Raises an
@@ -145,15 +147,31 @@ class EditSamples:
             served = ledger.feedback.served_calls(row.group_id)
             if group is None:
                 raise EditKept("not_in_ledger: the answer's group was not written")
-            texts = [sibling.text for sibling in group.siblings if sibling.served]
-            text = check_text(row.edited, texts[0] if texts else None)
-            if self._redaction.redactor and self._redaction.redactor.text(text) != text:
-                raise EditKept("redacted: the edit has texts that are redacted now")
+            served_sibling = next((one for one in group.siblings if one.served), None)
+            text = check_text(row.edited, served_sibling and served_sibling.text)
+            if served_sibling is not None and served_sibling.message_json is not None:
+                check_message(orjson.loads(served_sibling.message_json))
             answer = RecordedAnswer.of(served.calls)
-            request = ledger.chat_request(group) or orjson.loads(group.request_json)
-        except (ValueError, TypeError, KeyError) as error:  # translated
+            self._check_redaction(group, text)
+            request: Any = ledger.chat_request(group) or orjson.loads(group.request_json)
+            if not isinstance(request, dict):
+                raise TypeError("the request is not a JSON object")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # translated
             raise EditKept(f"damaged: {type(error).__name__} when the answer was read") from error
-        return _Edit(text, answer, request, served.run_id or "")
+        return _Edit(text, answer, cast(dict[str, Any], request), served.run_id or "")
+
+    def _check_redaction(self, group: GroupRecord, text: str) -> None:
+        """Raise EditKept if the present settings redact a text of the request, the served answer or
+        its edit. These texts may have been stored before redaction was turned on."""
+        edited = [
+            replace(sibling, text=text, message_json=None, tool_calls_json=None)
+            for sibling in group.siblings
+            if sibling.served
+        ]
+        for record in (group, replace(group, siblings=edited)):
+            hidden = self._ledger.parts_to_redact(record)
+            if hidden.has_request or group.served_index in hidden.siblings:
+                raise EditKept("redacted: the request, the answer or the edit is redacted now")
 
     async def _response_ids(self, edit: _Edit) -> list[int]:
         """Ask the engine for the token ids of an edit. Raises EditKept if the engine refuses, or if
@@ -168,6 +186,8 @@ class EditSamples:
                 if is_transient(error) and error.status != 500:
                     raise
                 raise EditKept(f"not_tokenized: the engine answers {error.status}") from error
+            except ValueError as error:  # translated
+                raise EditKept("not_tokenized: the engine's answer has no token ids") from error
             rendered.append(reply.tokens)
             max_model_len = reply.max_model_len
         response_ids = edited_response(edit.answer, rendered)
@@ -184,6 +204,13 @@ class EditSamples:
         except Exception as error:  # isolates: one odd edit must not hold up the others
             if is_transient(error):
                 raise
+            status = error.status if isinstance(error, aiohttp.ClientResponseError) else None
+            if status == ALREADY_ACCEPTED:
+                # An earlier attempt was accepted with other token ids. These are trained, and the
+                # run log reports the rest of the outcome.
+                return FeedbackState.POOLED, None
+            if status == _UNKNOWN_ROUTE:
+                return FeedbackState.KEPT, "old_server: update fakevllm-server to train edits"
             log.warning(
                 "the edit of the answer to %s is lost: the swarm server %s",
                 group_id,

@@ -7,7 +7,9 @@ waits until the engine is ready, because the server refuses samples before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from fakevllm.errors import LedgerError
@@ -15,8 +17,12 @@ from fakevllm.swarm.errors import describe_error
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
-PAUSE_S = 1.0
-"""Seconds before the next attempt to send feedback after an error."""
+FIRST_PAUSE_S = 1.0
+"""Seconds before the next attempt to send feedback after an error. The pause doubles with each
+further error, until feedback was sent."""
+MAX_PAUSE_S = 60.0
+"""Maximum number of seconds between two attempts. New feedback ends a longer pause than the
+first."""
 
 Candidate = tuple[str, str, bool]
 """Group id and feedback id of feedback that waits, and whether its group is settled. A group is
@@ -24,7 +30,9 @@ settled if the server's decision about it is in the ledger."""
 
 
 class SendingLoop:
-    """Sends the feedback that waits, whenever there may be feedback that can be sent."""
+    """Sends the feedback that waits, whenever there may be feedback that can be sent. Feedback that
+    could not be sent is tried again after all other feedback, so that it does not hold up the
+    others."""
 
     def __init__(
         self,
@@ -48,6 +56,9 @@ class SendingLoop:
         self._settled: set[str] | None = None
         """Groups whose outcome became known while the ledger was being read. None if the ledger is
         not being read at the moment."""
+        self._num_failures: Counter[tuple[str, str]] = Counter()
+        """Number of failed attempts for each feedback that waits."""
+        self._pause_s = FIRST_PAUSE_S
 
     def wake(self) -> None:
         """Wake the loop, so that it looks for feedback to send."""
@@ -69,7 +80,10 @@ class SendingLoop:
             self._woken.clear()
             try:
                 for key in await self._ready():
+                    self._num_failures[key] += 1  # unless it is sent
                     await self._send(*key)
+                    del self._num_failures[key]
+                    self._pause_s = FIRST_PAUSE_S
             except Exception as error:  # isolates: waiting feedback is retried
                 cause = (
                     str(error)
@@ -77,11 +91,16 @@ class SendingLoop:
                     else f"swarm server {describe_error(error)}"
                 )
                 log.warning("%s could not be sent and is retried: %s", self._subject, cause)
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(FIRST_PAUSE_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s - FIRST_PAUSE_S):
+                        await self._woken.wait()
+                self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent now."""
+        """Return (group id, feedback id) for each feedback that can be sent now. The feedback with
+        the fewest failed attempts comes first."""
         settled = self._settled = set[str]()
         try:
             candidates = await self._find()
@@ -90,4 +109,6 @@ class SendingLoop:
         self._blocked = {group_id for group_id, _, is_settled in candidates if not is_settled}
         if self._blocked & settled:
             self._woken.set()
-        return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
+        keys = [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
+        self._num_failures = Counter({key: self._num_failures[key] for key in keys})
+        return sorted(keys, key=self._num_failures.__getitem__)

@@ -205,7 +205,7 @@ async def open_proxy(
         model_names = ModelNames(config.models.aliases, link)
         held_out_groups = HeldOutGroups(held_out, ledger)
         late = LateSamples(config.feedback, ledger, link, held_out_groups)
-        edits = EditSamples(config.feedback, ledger, link, held_out_groups, redaction)
+        edits = EditSamples(config.feedback, ledger, link, held_out_groups)
 
         def group_settled(group_id: str) -> None:
             late.group_settled(group_id)

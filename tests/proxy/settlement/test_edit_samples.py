@@ -16,7 +16,9 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.forgetting.server_requests import ServerRequests
 from fakevllm.ledger.forgotten_groups import Cause
+from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm.settlement import sending_loop
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
@@ -204,6 +206,8 @@ async def test_an_edit_that_cannot_be_trained_is_kept_with_a_reason(tmp_path: Pa
     [
         (400, "not_tokenized"),
         (500, "not_tokenized"),
+        ("no JSON", "not_tokenized"),
+        ({"tokens": None}, "not_tokenized"),
         ({"tokens": [1, 2], "max_model_len": 9}, "chat_template"),
         ({"tokens": [*PROMPT, 7, 8], "max_model_len": 4}, "too_long"),
     ],
@@ -232,11 +236,85 @@ async def test_an_edit_is_sent_again_after_a_passing_error(tmp_path: Path) -> No
         await until_edits(proxy, "pooled")
 
 
+async def test_an_edit_that_cannot_be_sent_now_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending_loop, "FIRST_PAUSE_S", 0.01)
+    async with open_edit_proxy(tmp_path) as (proxy, service, swarm):
+        tokenize = swarm.functions["/tokenize"]
+
+        async def fail_on_first(body: Any) -> Any:
+            is_first = body["messages"][-1]["content"].startswith("ab")
+            return 503 if is_first else await tokenize(body)
+
+        swarm.functions["/tokenize"] = fail_on_first
+        record_pooled(proxy, "g1", "g2", "g3")
+        for name, text in (("g1", "ab"), ("g2", "cd"), ("g3", "ef")):
+            await service.accept(feedback_on(name, edited=text), KEY)
+        await until_edits(proxy, "waiting", "pooled", "pooled")
+        swarm.functions["/tokenize"] = tokenize
+        await until_edits(proxy, "pooled", "pooled", "pooled")
+        assert swarm.calls["/add_demonstration"] == 3
+
+
+async def test_an_edit_of_a_group_that_a_killed_proxy_has_not_written_is_kept(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.feedback.record(
+        FeedbackRecord(
+            group_id="g1", feedback_id="f", received_at=1.0, edited="ab", edit_state="waiting"
+        )
+    )
+    ledger.close()
+    async with open_edit_proxy(tmp_path) as (proxy, _, _):
+        assert await until_edits(proxy, "kept") == ["not_in_ledger"]
+
+
+async def test_an_edit_of_an_answer_with_reasoning_is_not_trained(tmp_path: Path) -> None:
+    async with open_edit_proxy(tmp_path) as (proxy, service, swarm):
+        stored = group("g1", [0.5, 1.0])
+        thought = '{"role":"assistant","content":"4","reasoning":"2+2 is 4."}'
+        first = replace(stored.siblings[0], message_json=thought)
+        proxy.ledger.record(replace(stored, siblings=[first, *stored.siblings[1:]]))
+        proxy.ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "r")
+        await service.accept(feedback_on("g1", edited="ab"), KEY)
+        assert await until_edits(proxy, "kept") == ["reasoning"]
+        assert swarm.calls["/add_demonstration"] == 0
+
+
+@pytest.mark.parametrize("place", ["request", "answer"])
+@pytest.mark.parametrize("loss", ["sft", "dpo"])
+async def test_an_edit_of_a_group_that_would_be_redacted_today_is_not_trained(
+    tmp_path: Path, loss: str, place: str
+) -> None:
+    secret = "write to jane@example.org"
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    stored = group("g1", [0.5, 1.0])
+    if place == "request":
+        stored = replace(stored, request_json=f'{{"messages":[{{"content":"{secret}"}}]}}')
+    else:
+        first = replace(stored.siblings[0], text=secret)
+        stored = replace(stored, siblings=[first, *stored.siblings[1:]])
+    ledger.record(stored)
+    ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "r")
+    ledger.close()
+    settings = {"privacy": {"redact": ["email"]}}
+    async with open_edit_proxy(tmp_path, loss, **settings) as (proxy, service, swarm):
+        status = ROLLING.model_copy(update={"privacy": settings["privacy"]})
+        swarm.answers["/get_engine_status"] = status
+        await service.accept(feedback_on("g1", edited="ab"), KEY)
+        assert await until_edits(proxy, "kept") == ["redacted"]
+        assert swarm.calls["/add_demonstration"] == swarm.calls["/tokenize"] == 0
+
+
 @pytest.mark.parametrize(
     ("reply", "state", "reason"),
     [
         (REFUSED, "lost", "other_run"),
         (422, "lost", "swarm_refused"),
+        (404, "kept", "old_server"),
+        (409, "pooled", None),
         (
             EndGroupReply(success=True, failure_reason="no_demonstration_loss"),
             "dropped",
@@ -245,7 +323,7 @@ async def test_an_edit_is_sent_again_after_a_passing_error(tmp_path: Path) -> No
     ],
 )
 async def test_the_outcome_of_an_edit_is_what_the_server_replies(
-    tmp_path: Path, reply: Any, state: str, reason: str
+    tmp_path: Path, reply: Any, state: str, reason: str | None
 ) -> None:
     async with open_edit_proxy(tmp_path) as (proxy, service, swarm):
         swarm.answers["/add_demonstration"] = reply
@@ -338,7 +416,7 @@ def test_a_ledger_from_before_edits_were_trained_is_migrated(tmp_path: Path) -> 
     ledger = Ledger.open(path)
     (row,) = ledger.feedback.of_group("g1")
     assert (row.edited, row.edit_state, row.edit_step) == ("ab", None, None)
-    assert ledger.edits.waiting() == []
+    assert ledger.edits.waiting(1.0) == []
     ledger.close()
 
 
