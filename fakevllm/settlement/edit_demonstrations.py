@@ -141,7 +141,8 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
 
     The response ends with the token that ended the served answer, if the chat template writes this
     token after an answer. Otherwise it ends with all that the template writes. Raises EditKept if
-    the rendered ids do not begin with the recorded prompt.
+    the rendered ids do not begin with the recorded prompt, or if the edit itself contains the token
+    that the template writes after an answer.
 
     >>> answer = RecordedAnswer([1, 2], [7, 0])
     >>> edited_response(answer, [[1, 2, 8, 0, 9], [1, 2, 8, 5, 0, 9]])
@@ -161,6 +162,8 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
     tail = min(_num_common_at_end(rendered), len(response))
     for at in range(len(response) - tail, len(response)):
         if response[at] == end:
+            if end in response[:at]:
+                raise EditKept("end_token: the edit contains the token that ends an answer")
             return response[: at + 1]
     return response
 

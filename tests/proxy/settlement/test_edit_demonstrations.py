@@ -42,7 +42,12 @@ def test_a_token_of_the_text_that_equals_the_last_token_of_the_answer_does_not_e
 ):
     stopped_at_text = RecordedAnswer(PROMPT, [7, 4])
     assert edited_response(stopped_at_text, rendered(4, 5)) == [4, 5, END, NEWLINE]
-    assert edited_response(ANSWER, rendered(END, 5)) == [END, 5, END]
+
+
+def test_an_edit_with_the_token_that_ends_an_answer_is_kept() -> None:
+    """A user may have typed the text of this token. No answer goes on after it."""
+    with pytest.raises(EditKept, match=r"^end_token"):
+        edited_response(ANSWER, rendered(END, 5))
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 9, 4], [1, 2], PROMPT])
