@@ -43,5 +43,5 @@ class FeedbackSection(Section):
     """Number of feedback values that an API key must have before feedback of this key is trained as
     a sample of its own. The baseline of such a sample is the mean of the key's other values."""
     edits: Literal["keep", "sft", "dpo"] = "keep"
-    """What becomes of a corrected text that a user sends. `keep`: it is stored. `sft` and `dpo`: it
-    is also trained as a demonstration, with this loss of the job."""
+    """How corrected texts of users are used. `keep`: they are stored. `sft` and `dpo`: they are
+    also trained as demonstrations, with this loss of the job."""

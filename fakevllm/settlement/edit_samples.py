@@ -42,6 +42,10 @@ from fakevllm_adapters.protocol.swarm import AddDemonstrationRequest
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 _TRAINED_ARMS = (None, Arm.TRAINING.value)
+_BUSY = (408, 429)
+"""HTTP statuses of an engine that may render the same text later."""
+_FAILED = 500
+"""HTTP status of an engine that fails on a text. It would fail again."""
 _UNKNOWN_ROUTE = 404
 """HTTP status of the reply of a server that is too old to train edits."""
 
@@ -182,8 +186,7 @@ class EditSamples:
             try:
                 reply = await self._link.tokenize(body)
             except aiohttp.ClientResponseError as error:  # translated
-                # 500: the engine fails on this text, and would fail again.
-                if is_transient(error) and error.status != 500:
+                if error.status in _BUSY or (is_transient(error) and error.status != _FAILED):
                     raise
                 raise EditKept(f"not_tokenized: the engine answers {error.status}") from error
             except ValueError as error:  # translated

@@ -224,10 +224,11 @@ async def test_an_edit_that_the_engine_does_not_render_is_kept(
         assert swarm.calls["/add_demonstration"] == 0
 
 
-async def test_an_edit_is_sent_again_after_a_passing_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_edit_is_sent_again_after_a_passing_error(tmp_path: Path, status: int) -> None:
     async with open_edit_proxy(tmp_path) as (proxy, service, swarm):
         tokenize = swarm.functions.pop("/tokenize")
-        swarm.answers["/tokenize"] = 503
+        swarm.answers["/tokenize"] = status
         record_pooled(proxy, "g1")
         await service.accept(feedback_on("g1", edited="ab"), KEY)
         await until(lambda: swarm.calls["/tokenize"] > 0)
