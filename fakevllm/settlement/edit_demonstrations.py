@@ -9,7 +9,7 @@ guessed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, cast
@@ -89,7 +89,7 @@ def tokenize_requests(request: Json, edited: str) -> list[Json]:
     """Return the bodies of the requests to `/tokenize` that render an edit. `request` is the
     request in the engine's format.
 
-    A chat is rendered twice: with the edit, and with a longer text. A text completion needs no
+    A chat is rendered twice: with the edit, and with another text. A text completion needs no
     second request, because no template follows its text. Raises EditKept if the request has neither
     messages nor a prompt text, or if the answer is not a whole message and does not continue a
     text.
@@ -103,7 +103,7 @@ def tokenize_requests(request: Json, edited: str) -> list[Json]:
                 "add_generation_prompt": False,
                 **options,
             }
-            for text in (edited, _longer(edited))
+            for text in (edited, _other(edited))
         ]
     if not isinstance(prompt, str):
         raise EditKept("no_prompt: the request has neither messages nor a prompt text")
@@ -125,14 +125,15 @@ def _with_answer(request: Json, messages: list[Any], text: str) -> list[Any]:
     return [*messages, {"role": "assistant", "content": text}]
 
 
-def _longer(text: str) -> str:
-    """Return a longer text that ends with another letter. Two conversations that end with these two
-    texts are rendered with the same tokens at their end only where the template follows.
+def _other(text: str) -> str:
+    """Return a text that begins and ends with another letter. What two conversations that end with
+    these two texts have in common before and after the texts is written by the chat template.
 
-    >>> _longer("It is 7."), _longer("2 x ")
-    ('It is 7. x', '2 x  y')
+    >>> _other("It is 7."), _other("x is y")
+    ('x', 'z')
     """
-    return f"{text} {'y' if text.rstrip().endswith('x') else 'x'}"
+    core = text.strip() or text
+    return next(letter for letter in "xyz" if letter not in (core[0], core[-1]))
 
 
 def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -> list[int]:
@@ -140,12 +141,16 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
     that the requests of `tokenize_requests` returned.
 
     The response ends with the token that ended the served answer, if the chat template writes this
-    token after an answer. Otherwise it ends with all that the template writes. Raises EditKept if
-    the rendered ids do not begin with the recorded prompt, or if the edit itself contains the token
-    that the template writes after an answer.
+    token after an answer. Otherwise it ends with all that the template writes. Raises EditKept in
+    three cases:
+
+    * The rendered ids do not begin with the recorded prompt.
+    * The template writes tokens before the edit with which the served answer does not begin, such
+      as an empty block of reasoning.
+    * The edit itself contains the token that the template writes after an answer.
 
     >>> answer = RecordedAnswer([1, 2], [7, 0])
-    >>> edited_response(answer, [[1, 2, 8, 0, 9], [1, 2, 8, 5, 0, 9]])
+    >>> edited_response(answer, [[1, 2, 8, 0, 9], [1, 2, 5, 0, 9]])
     [8, 0]
     >>> edited_response(answer, [[1, 2, 8, 3]])
     [8, 3]
@@ -156,10 +161,13 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
     response = ids[start:]
     if not response:
         raise EditKept("chat_template: the edit is rendered without a token")
+    head = _num_common(one[start:] for one in rendered) if len(rendered) > 1 else 0
+    if response[:head] != list(answer.response_ids[:head]):
+        raise EditKept("chat_template: it writes tokens before an edit, but not before the answer")
     if response == list(answer.response_ids):
         raise EditKept("same_text: the edit has the tokens of the answer")
     end = answer.response_ids[-1]
-    tail = min(_num_common_at_end(rendered), len(response))
+    tail = _num_common(one[start:][::-1] for one in rendered) if len(rendered) > 1 else 0
     for at in range(len(response) - tail, len(response)):
         if response[at] == end:
             if end in response[:at]:
@@ -168,13 +176,10 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
     return response
 
 
-def _num_common_at_end(rendered: Sequence[Sequence[int]]) -> int:
-    """Return the number of ids that all `rendered` conversations have in common at their end. These
-    are the ids that the template writes after an answer. Return 0 for a single text."""
-    if len(rendered) < 2:
-        return 0
-    pairs = zip(*(reversed(ids) for ids in rendered), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: len(set(pair)) == 1, pairs))
+def _num_common(lists: Iterable[Sequence[int]]) -> int:
+    """Return the number of ids that all `lists` have in common at their beginning."""
+    columns = zip(*lists, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def demonstrations(

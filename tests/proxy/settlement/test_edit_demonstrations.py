@@ -23,9 +23,9 @@ ANSWER = RecordedAnswer(PROMPT, [7, 8, END])
 
 
 def rendered(*edit: int) -> list[list[int]]:
-    """Return the ids of a conversation with an edit, and with a longer edit, under a template that
+    """Return the ids of a conversation with an edit, and with another text, under a template that
     writes END and a line break after an answer."""
-    return [[*PROMPT, *edit, END, NEWLINE], [*PROMPT, *edit, 50, END, NEWLINE]]
+    return [[*PROMPT, *edit, END, NEWLINE], [*PROMPT, 50, END, NEWLINE]]
 
 
 def test_the_response_ends_with_the_token_that_ended_the_answer() -> None:
@@ -84,7 +84,12 @@ def test_a_chat_is_rendered_with_its_tools_and_without_a_generation_prompt() -> 
         "tools": [{"type": "function"}],
         "chat_template_kwargs": {"enable_thinking": False},
     }
-    assert second["messages"][-1]["content"].startswith("4") and second != first
+    last = second["messages"][-1]
+    assert (
+        second
+        != first
+        == second | {"messages": [*second["messages"][:-1], last | {"content": "4"}]}
+    )
 
 
 def test_an_answer_that_continues_a_message_is_rendered_in_this_message() -> None:
@@ -93,7 +98,7 @@ def test_an_answer_that_continues_a_message_is_rendered_in_this_message() -> Non
     request = {"messages": [user, begin], "continue_final_message": True}
     first, second = tokenize_requests(request, " 4.")
     assert first["messages"] == [user, {"role": "assistant", "content": "It is 4."}]
-    assert second["messages"][-1]["content"] == "It is 4. x"
+    assert second["messages"][-1]["content"] == "It isx"
     for content in (None, [{"type": "text", "text": "It is"}]):
         with pytest.raises(EditKept, match=r"^no_prompt"):
             tokenize_requests(request | {"messages": [user, begin | {"content": content}]}, " 4.")
@@ -105,12 +110,23 @@ def test_an_answer_without_a_generation_prompt_is_kept() -> None:
         tokenize_requests(request, "4")
 
 
-@pytest.mark.parametrize("edit", ["4", "2 x", "2 x ", "y"])
-def test_the_longer_text_ends_with_another_letter_than_the_edit(edit: str) -> None:
-    """Otherwise the last words of the edit would count as a part of the template."""
+@pytest.mark.parametrize("edit", ["4", "2 x", "2 x ", "x", "x is y", " "])
+def test_the_other_text_begins_and_ends_with_another_letter_than_the_edit(edit: str) -> None:
+    """Otherwise the first or the last words of the edit would count as a part of the template."""
     first, second = tokenize_requests({"messages": []}, edit)
-    short, long = (body["messages"][-1]["content"] for body in (first, second))
-    assert short == edit and long.startswith(edit) and long[-1] != edit.strip()[-1]
+    short, other = (body["messages"][-1]["content"] for body in (first, second))
+    letters = edit.strip() or edit
+    assert short == edit and other[0] != letters[0] and other[-1] != letters[-1]
+
+
+def test_an_edit_behind_tokens_that_the_answer_does_not_have_is_kept() -> None:
+    """Some templates write an empty block of reasoning before an answer without reasoning."""
+    block = [60, 61]
+    texts = [[*PROMPT, *block, *text, END, NEWLINE] for text in ([4, 5], [50])]
+    with pytest.raises(EditKept, match=r"^chat_template"):
+        edited_response(ANSWER, texts)
+    same = RecordedAnswer(PROMPT, [*block, 7, END])
+    assert edited_response(same, texts) == [*block, 4, 5, END]
 
 
 def test_a_text_completion_is_rendered_once_and_other_prompts_are_kept() -> None:

@@ -209,7 +209,6 @@ async def test_an_edit_that_cannot_be_trained_is_kept_with_a_reason(tmp_path: Pa
         ("no JSON", "not_tokenized"),
         ({"tokens": None}, "not_tokenized"),
         ({"tokens": [1, 2], "max_model_len": 9}, "chat_template"),
-        ({"tokens": [*PROMPT, 7, 8], "max_model_len": 4}, "too_long"),
     ],
 )
 async def test_an_edit_that_the_engine_does_not_render_is_kept(
@@ -222,6 +221,20 @@ async def test_an_edit_that_the_engine_does_not_render_is_kept(
         await service.accept(feedback_on("g1", edited="ab"), KEY)
         assert await until_edits(proxy, "kept") == [reason]
         assert swarm.calls["/add_demonstration"] == 0
+
+
+async def test_an_edit_that_does_not_fit_into_the_context_is_kept(tmp_path: Path) -> None:
+    async with open_edit_proxy(tmp_path) as (proxy, service, swarm):
+        tokenize = swarm.functions["/tokenize"]
+
+        async def with_small_context(body: Any) -> Any:
+            return await tokenize(body) | {"max_model_len": len(PROMPT) + 2}
+
+        swarm.functions["/tokenize"] = with_small_context
+        record_pooled(proxy, "g1", "g2")
+        await service.accept(feedback_on("g1", edited="ab"), KEY)
+        await service.accept(feedback_on("g2", edited="a"), KEY)
+        assert await until_edits(proxy, "kept", "pooled") == ["too_long", None]
 
 
 @pytest.mark.parametrize("status", [429, 503])
