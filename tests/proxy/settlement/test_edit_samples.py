@@ -163,6 +163,23 @@ async def test_an_edit_that_waits_can_be_replaced_and_taken_back(tmp_path: Path)
         assert swarm.calls["/add_demonstration"] == 0
 
 
+@pytest.mark.parametrize("loss", ["keep", "sft"])
+async def test_an_edit_that_is_sent_again_after_another_one_is_the_last_edit(
+    tmp_path: Path, loss: str
+) -> None:
+    state = None if loss == "keep" else "pooled"
+    async with open_edit_proxy(tmp_path, loss) as (proxy, service, _):
+        record_pooled(proxy, "g1")
+        for number, text in enumerate(["ab", "cd", "ab"], start=1):
+            for is_again in (False, True):
+                body = feedback_on("g1", edited=text)
+                assert (await service.accept(body, KEY))[1] is is_again
+            await until_edits(proxy, *[state] * number)
+        assert [row.edited for row in rows(proxy)] == ["ab", "cd", "ab"]
+        await service.accept(feedback_on("g1", edited="ab", comment="Better."), KEY)
+        assert (await service.accept(feedback_on("g1", edited="ab"), KEY))[1]
+
+
 async def test_an_edit_that_was_sent_is_taken_back_too_late(tmp_path: Path) -> None:
     async with open_edit_proxy(tmp_path) as (proxy, service, _):
         record_pooled(proxy, "g1")
