@@ -1,6 +1,7 @@
 """Compare what users' edits teach with what their thumbs teach.
 
-    python -m benchmarks.edits_or_thumbs [--seeds 3] [--first-seed 0] [--feedbacks 100] [--write]
+    python -m benchmarks.edits_or_thumbs [--seeds 3] [--first-seed 0] [--feedbacks 100]
+        [--lr 2.5e-4] [--write]
 
 For each seed, two runs answer the same questions: sums from the demo, without the held-out sums. A
 made-up user gives feedback on each answer. In both runs, a right answer gets a thumbs up, and a
@@ -38,6 +39,8 @@ from tests.e2e.processes import Process, Processes
 
 TITLE = "edits_or_thumbs"
 SEEDS = 3
+LR = 2.5e-4
+"""The demo's learning rate."""
 NUM_FEEDBACKS = 100
 BATCH_SIZE = 10
 LIMIT_S = 300.0
@@ -46,7 +49,7 @@ CONFIG = """
 [job]
 num_repeat = 2
 batch_size = {batch_size}
-lr = 1e-3
+lr = {lr}
 seed = {seed}
 filter_groups = "collect"
 max_staleness = 1000
@@ -62,7 +65,7 @@ _OPEN = """
     WHERE state IN ('received', 'waiting') OR edit_state = 'waiting'
 """
 _TRAINED = """
-    SELECT COUNT(CASE WHEN state = 'trained' THEN 1 END),
+    SELECT COUNT(CASE WHEN state IN ('joined', 'trained') THEN 1 END),
            COUNT(CASE WHEN edit_state = 'trained' THEN 1 END) FROM feedback
 """
 
@@ -76,7 +79,8 @@ class RunFigures:
     """Shares of right answers to held-out sums, before and after training."""
     thumbs: int
     edits: int
-    """Numbers of thumbs and of edits that were trained."""
+    """Numbers of thumbs and of edits that were trained. A thumb that arrives early is trained with
+    its group: it is added to the reward of the answer that the user got."""
     steps: int
 
     @property
@@ -106,12 +110,12 @@ def is_right(task: Task, text: str) -> bool:
     return number is not None and int(number[1]) == task.metadata["sum"]
 
 
-def measure(folder: Path, seed: int, num: int, *, has_edits: bool) -> RunFigures:
+def measure(folder: Path, seed: int, num: int, lr: float, *, has_edits: bool) -> RunFigures:
     """Make one run, and return its figures."""
     folder.mkdir(parents=True)
     config, hook = folder / "fakevllm.toml", folder / "hook.py"
     edits = "sft" if has_edits else "keep"
-    config.write_text(CONFIG.format(batch_size=BATCH_SIZE, seed=seed, edits=edits))
+    config.write_text(CONFIG.format(batch_size=BATCH_SIZE, lr=lr, seed=seed, edits=edits))
     hook.write_text(HOOK)
     with Processes(folder, shows_logs=False) as started:
         server = started.server("--backend", "embedded", "--model", "demo")
@@ -181,6 +185,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--feedbacks", type=int, default=NUM_FEEDBACKS, help="feedbacks of a run")
+    parser.add_argument("--lr", type=float, default=LR, help="learning rate")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     run_conditions = conditions()
@@ -189,14 +194,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for seed in range(args.first_seed, args.first_seed + args.seeds):
             folder = Path(temporary) / f"seed-{seed}"
-            edits = measure(folder / "edits", seed, args.feedbacks, has_edits=True)
-            thumbs = measure(folder / "thumbs", seed, args.feedbacks, has_edits=False)
+            edits = measure(folder / "edits", seed, args.feedbacks, args.lr, has_edits=True)
+            thumbs = measure(folder / "thumbs", seed, args.feedbacks, args.lr, has_edits=False)
             rows += [cells(seed, "thumbs and edits", edits), cells(seed, "thumbs", thumbs)]
             failed += failures(seed, edits, thumbs)
     caption = (
         f"A made-up user gives feedback on {args.feedbacks} answers to the demo's sums: a thumb on "
         "each, and in one of the runs also the right text instead of each wrong answer "
-        '(`[feedback] edits = "sft"`). Nothing else is trained. The score is the share of right '
+        '(`[feedback] edits = "sft"`). Nothing else is trained, '
+        f"at a learning rate of {args.lr:g}. The score is the share of right "
         f"answers among {NUM_SAMPLES} to sums about which the user never asked."
     )
     print_table(HEADER, rows, caption)
