@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sqlite3
 from pathlib import Path
-
-import httpx
 
 from fakevllm.scaffold.answers import Answers
 from fakevllm.scaffold.project_files import next_commands
@@ -25,8 +25,7 @@ def test_the_commands_of_a_written_readme_train_a_step(processes: Processes) -> 
     assert all(f"    {command}\n" in readme for command in commands)
     server_command, proxy_command, user_command = map(shlex.split, commands)
     server = start(processes, "server", server_command, project, [])
-    url = f"{server.url}"
-    proxy = start(processes, "proxy", proxy_command, project, ["--swarm", url])
+    proxy = start(processes, "proxy", proxy_command, project, ["--swarm", server.url])
     proxy.wait_until_healthy()
     users = run(
         project, *user_command[1:], "--epochs", "1", "--url", proxy.url, timeout_s=STEP_TIMEOUT_S
@@ -34,8 +33,9 @@ def test_the_commands_of_a_written_readme_train_a_step(processes: Processes) -> 
     assert users.returncode == 0, users.stdout + users.stderr
 
     def has_trained() -> bool:
-        stats = httpx.get(f"{proxy.url}/fakevllm/stats", timeout=10).json()
-        return stats["groups"].get("trained", 0) > 0
+        with contextlib.closing(sqlite3.connect(project / "runs/proxy/ledger.sqlite")) as ledger:
+            query = "select count(*) from groups where state = 'trained' and step >= 1"
+            return ledger.execute(query).fetchone()[0] > 0
 
     wait_until(has_trained, STEP_TIMEOUT_S, "a trained group")
 

@@ -231,11 +231,11 @@ class ChildEngine:
         body: Json | None = None,
         rows: Mapping[str, Sequence[_Row]] | None = None,
     ) -> Json:
-        """Send a control request to the engine, and return the reply. `rows` has long lists of
-        calls and demonstrations, which are sent as further fields of the body.
+        """Send a control request to the engine, and return the reply. `rows` has the long lists of
+        the request (calls and demonstrations), which are sent as further fields of the body.
 
-        The calls of a step may be hundreds of megabytes. Therefore a worker thread serialises one
-        call at a time, and the event loop sends one call at a time.
+        These lists may have hundreds of megabytes. Therefore a worker thread serialises them one
+        element at a time, and the event loop sends them in small parts.
 
         Raises ActionFailed if the engine reports a failed action. The caller may then repeat the
         action. Raises BackendRefused if the user must correct something. Raises BackendError for
@@ -283,9 +283,9 @@ def _cause(error: Exception) -> str:
 
 
 def _json_parts(body: Json, rows: Mapping[str, Sequence[_Row]]) -> list[bytes]:
-    """Return the JSON object `body` with the lists `rows` as additional fields, in parts. Each
-    element of a list is a part of its own. Serialising a part holds the interpreter's lock (GIL),
-    so other threads wait only for the time of one part."""
+    """Serialise the JSON object `body`, with the lists in `rows` as additional fields, and return
+    the text in parts. Each element of a list is a part of its own. Serialising a part holds the
+    interpreter's lock (GIL), so other threads wait only for the time of one part."""
     assert body, "a step and a request for log-probabilities have fields of their own"
     parts = [json.dumps(body).removesuffix("}").encode()]
     for name, row_list in rows.items():
