@@ -14,6 +14,7 @@ from fakevllm.cli import (
     export,
     forget,
     import_logs,
+    init,
     keys,
     overwatch,
     release,
@@ -354,6 +355,7 @@ def train(
 
 
 for command in (
+    init.init,
     control.status,
     control.pause,
     control.resume,
