@@ -69,7 +69,7 @@ class Content:
         return orjson.dumps(self.slices).decode()
 
     def followed_by(self, other: Content) -> Content:
-        """Return a content that consists of this content followed by another content."""
+        """Return a new content: the bytes of this content, followed by the bytes of `other`."""
         return Content(self.data + other.data, (*self.slices, *other.slices))
 
 
@@ -191,7 +191,8 @@ class ContentStore:
         self._num_bytes = 0
 
     def find(self, key: str) -> Content | None:
-        """Return a content that the store keeps in memory under this key, or None."""
+        """Return the content (a long byte string) that this store keeps in memory under `key`.
+        Return None if there is none."""
         content = self._recent.get(key)
         if content is not None:
             self._recent.move_to_end(key)
@@ -208,7 +209,8 @@ class ContentStore:
             self._num_bytes -= len(oldest.data)
 
     def load(self, db: Connection, slices_json: str) -> Content:
-        """Read a content from its slices. Raises ValueError if a piece is missing, and for some
+        """Read a content (a long byte string) from the database. `slices_json` has its slices
+        (ranges of stored pieces) as JSON. Raises ValueError if a piece is missing, and for some
         kinds of damage."""
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
         pieces = {piece: self._read(db, piece) for piece in {piece for piece, _, _ in slices}}

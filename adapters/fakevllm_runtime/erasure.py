@@ -23,9 +23,9 @@ PAUSE_S = 0.2
 
 
 def truncate_log(file: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Write the file's write-ahead log into the file, and truncate the log. Return False if other
-    processes still read an old state of the file after `timeout_s` seconds. The function blocks the
-    thread."""
+    """Write the write-ahead log of an SQLite file into the file, and truncate the log. Return False
+    if other processes still read an old state of the file after `timeout_s` seconds. The function
+    blocks the thread."""
     deadline = time.monotonic() + timeout_s
     with closing(sqlite3.connect(file, timeout=TRY_S, isolation_level=None)) as db:
         while True:

@@ -32,15 +32,16 @@ class PieceRanges:
         self._ranges: dict[int, set[tuple[int, int]]] = {piece: set() for piece in pieces}
 
     def add(self, slices: Iterable[Slice]) -> None:
-        """Record that these slices of pieces (stored blocks of bytes) are used. Slices of pieces
-        that were not passed to the constructor are ignored."""
+        """Record that these slices of pieces (stored blocks of bytes) are used by stored contents
+        that must be kept. Slices of pieces that were not passed to the constructor are ignored."""
         for piece, start, size in slices:
             ranges = self._ranges.get(piece)
             if ranges is not None:
                 ranges.add((start, start + size))
 
     def add_whole(self, piece: int) -> None:
-        """Record that all bytes of a piece (a stored block of bytes) are used."""
+        """Record that all bytes of a piece (a stored block of bytes) are used by stored contents
+        that must be kept."""
         self.add([(piece, 0, 2**62)])
 
     def kept(self, piece: int, data: bytes) -> bytes | None:

@@ -37,7 +37,7 @@ class HeldOutRows:
 
     @property
     def short(self) -> list[str]:
-        """The rows whose text is so short that unrelated texts may contain it."""
+        """Texts of held-out rows that are so short that unrelated texts may contain them."""
         return [text for text in self._texts if len(text) < NUM_SAFE_CHARS]
 
     def are_quoted(self, *texts: str) -> bool:
@@ -50,7 +50,7 @@ class HeldOutRows:
         return any(self._are_in(normalised(text)) for text in distinct)
 
     def overlapping(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks whose text contains a held-out row."""
+        """Return the tasks whose text contains the text of a held-out row."""
         return [task for task in tasks if self.are_quoted(task.main_query)]
 
     def _are_in(self, text: str) -> bool:

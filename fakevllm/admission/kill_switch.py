@@ -37,7 +37,7 @@ class KillSwitch:
         return self._is_on
 
     def set(self, is_on: bool) -> str | None:
-        """Turn the switch on or off at once.
+        """Turn the kill switch on or off at once. While it is on, no request is trained.
 
         Return None on success, or an error message if the switch's file could not be created or
         deleted. In the case of an error, the new state is lost when the proxy restarts.

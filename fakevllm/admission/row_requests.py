@@ -35,7 +35,8 @@ Json = dict[str, Any]
 
 
 def request_of(task: Task) -> Json:
-    """Return the body of the request that gets an answer to a row. The field `model` is left out.
+    """Return the body of the chat request that asks for an answer to a dataset row. The field
+    `model` is left out.
 
     >>> request_of(Task(task_id="1", main_query="2 plus 3?"))
     {'messages': [{'role': 'user', 'content': '2 plus 3?'}]}
@@ -65,9 +66,8 @@ def read_held_out_rows(file: Path, field: str) -> HeldOutRows:
 
 
 def check_messages(tasks: Iterable[Task], file: Path) -> None:
-    """Check that rows can be sent as requests. Raises ConfigError if a row has a field `messages`
-    that is not valid in a request.
-    """
+    """Check that dataset rows can be sent as requests. Raises ConfigError if a row has a field
+    `messages` that is not valid in a request."""
     for task in tasks:
         problem = _request_problem(task)
         if problem is not None:

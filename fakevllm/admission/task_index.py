@@ -73,8 +73,8 @@ class TaskIndex:
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 
     def add(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Register tasks for an owner (the fingerprint of an API key, or None). A task replaces an
-        earlier task with the same id."""
+        """Add tasks (such as dataset rows) to this index, for `owner` (the fingerprint of an API
+        key, or None). A task replaces an earlier task with the same id."""
         for task in tasks:
             self._tasks[task.task_id] = task
             if owner is None or self._is_row(task):
@@ -236,7 +236,7 @@ class TextIndex:
             self._long[row[:_NUM_PREFIX_CHARS]][len(row)].add(row)
 
     def contained_rows(self, text: str) -> set[str]:
-        """Return the rows that `text` contains."""
+        """Return the rows (short texts) of this index that `text` contains."""
         matches = {row for row in self._short if row in text}
         for start in range(len(text) - _NUM_PREFIX_CHARS + 1):
             by_length = self._long.get(text[start : start + _NUM_PREFIX_CHARS])

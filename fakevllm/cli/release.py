@@ -139,7 +139,8 @@ def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile 
 
 @app.command()
 def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
-    """End a hold, so that versions are evaluated and released again."""
+    """End the stop of `fakevllm release hold`, so that versions are evaluated and released
+    again."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:

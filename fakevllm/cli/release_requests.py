@@ -46,24 +46,28 @@ class ReleaseRequests:
         self._http.close()
 
     def history(self) -> ReleasesReply:
-        """Return the history of releases. Raises UserError if the server does not send it."""
+        """Return the server's history of releases: all decisions about versions of the weights.
+        Raises UserError if the server does not send it."""
         return self._run(ServerRequest("/releases"), ReleasesReply, is_decision=False)
 
     def promote(self, version: int, *, force: bool) -> ReleaseRecord:
-        """Release a version. Raises UserError if the server refuses."""
+        """Ask the server to release this version of the weights. Raises UserError if the server
+        refuses."""
         return self._decide(Decision.RELEASED, version, force=force)
 
     def hold(self) -> ReleaseRecord:
-        """Stop releases until `resume`. Raises UserError if the server refuses."""
+        """Ask the server to release no version of the weights until `resume` is called. Raises
+        UserError if the server refuses."""
         return self._decide(Decision.HOLD)
 
     def resume(self) -> ReleaseRecord:
-        """End a hold. Raises UserError if the server refuses."""
+        """Ask the server to allow releases again, after `hold` has stopped them. Raises UserError
+        if the server refuses."""
         return self._decide(Decision.RESUME)
 
     def roll_back(self, version: int | None) -> ReleaseRecord:
-        """Let training go back to a version. Without a version, go back to the released version.
-        Raises UserError if the server refuses."""
+        """Ask the server to let training go back to a version of the weights. If `version` is None,
+        this is the released version. Raises UserError if the server refuses."""
         return self._post(
             "/rollback",
             lambda run_id: RollbackRequest(id=_new_id(), run_id=run_id, version=version),
@@ -80,9 +84,9 @@ class ReleaseRequests:
         )
 
     def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
-        """Send a decision. The function `message` gets the id of the server's present run, and
-        returns the decision. If the server changes to another run meanwhile, the server refuses the
-        decision, because the other run has other versions."""
+        """Send an operator's decision to the server. The function `message` gets the id of the
+        server's present run, and returns the decision. If the server changes to another run
+        meanwhile, the server refuses the decision, because the other run has other versions."""
         history = self.history()  # raises at once if no server answers or it knows no releases
         body = message(history.run_id).model_dump(mode="json")
         request = ServerRequest(path, body, TIMEOUT_S)
@@ -92,9 +96,9 @@ class ReleaseRequests:
         return reply.record
 
     def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
-        """Send a request. While the server is busy, a decision is sent again. This is safe, because
-        the server carries out a decision with a known id only once. If the request fails, raises
-        UserError, whose message says what the user can do."""
+        """Send a request to the server, and return the reply. While the server is busy, a decision
+        is sent again. This is safe, because the server carries out a decision with a known id only
+        once. If the request fails, raises UserError, whose message says what the user can do."""
         call = fetch(request, reply)
         if is_decision:
             call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))

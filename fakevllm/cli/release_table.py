@@ -20,24 +20,24 @@ MAX_RANGES = 20
 
 
 def status_table(url: str, history: ReleasesReply) -> RenderableType:
-    """Return the state of the releases as a table."""
+    """Return the state of the releases (such as which weights are released) as a table."""
     return as_table(url, _status_rows(history))
 
 
 def status_json(history: ReleasesReply) -> str:
-    """Return the state of the releases as JSON."""
+    """Return the state of the releases (such as which weights are released) as JSON."""
     state = history.model_dump(mode="json", exclude={"records"})
     latest = history.records[-1].model_dump(mode="json") if history.records else None
     return json.dumps(state | {"latest": latest}, indent=2)
 
 
 def history_json(records: Sequence[ReleaseRecord]) -> str:
-    """Return all decisions as JSON."""
+    """Return `records`, the decisions about releasing versions of the weights, as JSON."""
     return json.dumps([record.model_dump(mode="json") for record in records], indent=2)
 
 
 def history_table(records: Sequence[ReleaseRecord]) -> RenderableType:
-    """Return all decisions as a table, oldest first."""
+    """Return all decisions about releasing versions of the weights as a table, oldest first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -63,7 +63,7 @@ def history_table(records: Sequence[ReleaseRecord]) -> RenderableType:
 
 
 def ranges(versions: Sequence[int]) -> str:
-    """Return ascending versions as a short text.
+    """Return an ascending list of version numbers as a short text.
 
     >>> ranges([4, 5, 6, 9]), ranges([])
     ('4 to 6, 9', 'none')

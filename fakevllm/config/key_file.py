@@ -26,7 +26,8 @@ class KeyFile:
             return parse_key_file(self._read())
 
     def add(self, key: AppKey) -> None:
-        """Add a key to the file. Raises ConfigError if another valid key has the same name."""
+        """Add an API key to this file of keys. Raises ConfigError if another valid key has the same
+        name."""
         with self._as_config_errors():
             text = self._read()
             entries = parse_key_file(text)

@@ -21,8 +21,8 @@ def _checked_range(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 class ReleaseSection(Section):
-    """The section `[release]`. The settings say which versions answer apps, and how versions are
-    chosen."""
+    """The section `[release]`. The settings say which versions of the weights answer apps, and how
+    a version is evaluated before it may be released."""
 
     mode: Literal["continuous", "gated"] = "continuous"
     """Which weights answer apps. `continuous`: the newest weights answer all sessions. `gated`: the
@@ -79,19 +79,20 @@ class ReleaseSection(Section):
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether training waits while a version is evaluated."""
+        """True if the section sets the mode `gated` and the evaluation `between_steps`. Training
+        then waits whenever a version of the weights is evaluated."""
         return self.is_gated and self.evaluation == "between_steps"
 
     @property
     def has_released_arm(self) -> bool:
-        """Whether the released version answers some sessions, and the newest version answers other
-        sessions."""
+        """True if, by these settings, the released version of the weights answers some sessions,
+        and the newest version answers other sessions."""
         return self.is_gated and not self.is_between_steps
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of the sessions that this section sets. The keys are the names of the
-        settings."""
+        """The shares of the sessions that these settings give to a certain version of the weights.
+        The keys are the names of the settings, such as `baseline_share`."""
         canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 

@@ -41,7 +41,8 @@ class PausingPlayer:
         self._no_candidate = no_candidate
 
     async def play(self, task: Task, key: str) -> str:
-        """Send the row with the wrapped Player."""
+        """Wait while a version of the weights is evaluated, but at most MAX_PAUSE_S seconds. Then
+        send the dataset row `task` with the wrapped Player, and return the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_PAUSE_S):
                 await self._no_candidate.wait()
@@ -65,7 +66,8 @@ class ReleaseWatch:
         self._planted = planted
 
     def history_read(self, history: ReleasesReply) -> list[str]:
-        """Store `history` as the latest history, and return a line about each new decision."""
+        """Store `history` as the latest history of releases, and return lines of text about the new
+        decisions in it."""
         num_known = 0 if self.history is None else len(self.history.records)
         is_first, self.history = self.history is None, history
         if history.candidate is None:
@@ -76,8 +78,9 @@ class ReleaseWatch:
         return [line for record in new if (line := describe(record))]
 
     def version_seen(self, version: int, now: float) -> list[str]:
-        """Record the newest version at the time `now`, in Unix seconds. Return a line about the
-        planted steps if they begin or end with this version."""
+        """Record that `version` is the newest version of the weights at the time `now`, in Unix
+        seconds. Return a line about the planted steps (which train with opposite rewards) if they
+        begin or end with this version."""
         planted, times = self._planted, self.times
         if planted is None:
             return []
@@ -90,7 +93,8 @@ class ReleaseWatch:
         return []
 
     def line(self) -> str:
-        """Return one line of text about the versions that answer the app and that are evaluated."""
+        """Return one line of text that says which version of the weights answers the app, and which
+        version is being evaluated."""
         if self.history is None:
             return "unknown"
         released, candidate = self.history.released, self.history.candidate
@@ -98,8 +102,9 @@ class ReleaseWatch:
         return text if candidate is None else f"{text}, version {candidate} is evaluated"
 
     def is_due(self, version: int, evaluate_every: int) -> bool:
-        """Return True if a version is being evaluated, or if `version`, the newest version, will be
-        evaluated next. Also return True if the history is not known yet."""
+        """Return True if a version of the weights is being evaluated, or if `version`, the newest
+        version, will be evaluated next. Also return True if the history of releases is not known
+        yet."""
         history = self.history
         if history is None or history.candidate is not None:
             return True
@@ -112,8 +117,8 @@ class ReleaseWatch:
 
 
 def describe(record: ReleaseRecord) -> str:
-    """Return a line about a decision if it releases a version, rejects a version or leaves a
-    version undecided. Return "" for any other decision."""
+    """Return a line of text about a decision if it releases a version of the weights, rejects one,
+    or leaves one undecided. Return "" for any other decision."""
     figures = difference(record.evidence)
     figures = "" if figures == "-" else f": {figures}"
     match record.decision:

@@ -79,8 +79,8 @@ class Run:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the run has training steps left to do. Raises FakevllmError if the engine reports
-        that training has stopped."""
+        """True if the demo has training steps left to do. Raises FakevllmError if the engine
+        reports that training has stopped."""
         engine = self.stats.engine if self.stats is not None else None
         if self.step > self.settings.steps:
             return False

@@ -51,8 +51,8 @@ class Outcome:
 
     @property
     def failed_claims(self) -> list[str]:
-        """The statements about the planted steps (steps that train with the opposite rewards) that
-        are not true of this run."""
+        """The demo's claims about its planted steps (which train with inverted rewards) that are
+        false for this run, as texts."""
         planted = None if self.gated is None else self.gated.planted
         return (
             [] if planted is None else [name for name, holds in planted.claims.items() if not holds]

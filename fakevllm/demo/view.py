@@ -38,7 +38,7 @@ class Snapshot:
 
     @property
     def num_done(self) -> int:
-        """Number of finished training steps."""
+        """Number of training steps that the demo run has finished."""
         return min(max(self.step - 1, 0), self.num_steps)
 
 

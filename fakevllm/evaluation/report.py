@@ -24,14 +24,16 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A row of the evaluation, with the proxy's replies: one reply for each version."""
+    """One dataset row of an evaluation, with the proxy's replies: one reply for each evaluated
+    version of the weights."""
 
     task: Task
     replies: Sequence[RowReply]
 
     @property
     def has_answers(self) -> bool:
-        """Whether any sample of any version has an answer."""
+        """Whether at least one sample for this dataset row has an answer, whichever version sampled
+        it."""
         return any(
             sample.text is not None
             for reply in self.replies
@@ -40,22 +42,23 @@ class RowResult:
 
     @property
     def has_rewards(self) -> bool:
-        """Whether at least one version has a reward for the row."""
+        """Whether at least one evaluated version has a reward for this dataset row."""
         return any(_scores(reply) is not None for reply in self.replies)
 
     @property
     def is_scored(self) -> bool:
-        """Whether all versions have a reward for the row."""
+        """Whether all evaluated versions have a reward for this dataset row."""
         return all(_scores(reply) is not None for reply in self.replies)
 
     @property
     def hook_hashes(self) -> set[str]:
-        """Digests of the versions of the hooks that scored the row."""
+        """Digests of the hook files that scored this dataset row. There are several digests if the
+        files changed during the evaluation."""
         return {reply.hook_hash for reply in self.replies if reply.hook_hash is not None}
 
     @property
     def reason(self) -> str:
-        """Reason why a version has no reward for the row."""
+        """Reason why one of the evaluated versions has no reward for this dataset row."""
         reasons = [reply.reason for reply in self.replies if reply.reason is not None]
         return reasons[0] if reasons else "no sample at temperature 1 has a reward"
 
@@ -75,8 +78,8 @@ class EvalReport:
 
     @cached_property
     def scores(self) -> list[Scores]:
-        """For each version, a dict from the row id to the row's scores. Rows for which the version
-        has no reward are left out."""
+        """For each evaluated version, a dict from a dataset row's id to the row's rewards. Rows for
+        which the version has no reward are left out."""
         num_versions = len(self.rows[0].replies)
         pairs = [
             [(row.task.task_id, _scores(row.replies[number])) for row in self.rows]
@@ -89,7 +92,8 @@ class EvalReport:
 
     @cached_property
     def rewards(self) -> RewardRange:
-        """The range of rewards that the confidence intervals assume."""
+        """The range of possible rewards, from which the confidence intervals of the report are
+        computed."""
         return covering_range(self.declared_range, self.scores)
 
     @cached_property
@@ -100,13 +104,13 @@ class EvalReport:
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """One summary per version."""
+        """For each evaluated version, a summary of its rewards for the dataset rows."""
         return [summarize(scores, self.rewards) for scores in self.scores]
 
     @cached_property
     def comparisons(self) -> list[Comparison | None]:
-        """For each version, its comparison with the first version. The comparison of the first
-        version is None."""
+        """For each evaluated version, the comparison of its rewards with those of the first
+        version. It is None for the first version itself."""
         first, *others = self.scores
         return [None, *(compare(first, other, self.rewards) for other in others)]
 
@@ -127,7 +131,7 @@ class EvalReport:
 
     @property
     def unscored(self) -> list[RowResult]:
-        """The rows for which at least one version has no reward."""
+        """The dataset rows for which at least one evaluated version has no reward."""
         return [row for row in self.rows if not row.is_scored]
 
     def as_json(self) -> dict[str, Any]:

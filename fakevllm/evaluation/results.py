@@ -33,7 +33,7 @@ class RowScores:
 
     @property
     def best(self) -> float:
-        """The highest reward of all samples."""
+        """The highest reward of all samples of the row."""
         return max([*self.rewards, *([] if self.greedy is None else [self.greedy])])
 
 
@@ -115,8 +115,8 @@ def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
 
 
 def covering_range(declared: RewardRange, versions: Sequence[Scores]) -> RewardRange:
-    """Return the declared range of rewards. If a reward is outside the range, the range is extended
-    to contain the reward."""
+    """Return `declared`, the range of rewards, extended so that it contains all rewards of the
+    versions."""
     seen = [
         reward
         for scores in versions

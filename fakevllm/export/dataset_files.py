@@ -25,7 +25,7 @@ EncodedRow = Any
 
 
 class RowFile(Protocol):
-    """A file that rows are written to."""
+    """Interface of a dataset file that is being written, row by row."""
 
     def encode(self, row: Json) -> EncodedRow:
         """Return the row in the form that `write` takes. Raises TypeError if this type of file
@@ -43,12 +43,12 @@ class RowFile(Protocol):
         ...
 
     def abort(self) -> None:
-        """Stop writing the file after an error. This method never raises."""
+        """Stop writing the dataset file after an error. This method never raises."""
         ...
 
 
 class JsonLinesFile:
-    """A file with one JSON object for each row."""
+    """A dataset file in JSON Lines, which has one JSON object for each row."""
 
     def __init__(self, file: IO[bytes], columns: Columns) -> None:
         self._file = file

@@ -57,7 +57,7 @@ def _not_taken_back(rows: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 
 
 def _value(row: FeedbackRecord) -> float | None:
-    """Return the value of one item of feedback. If the hook `on_feedback` has evaluated the
-    feedback, return the hook's result, even if this result is None."""
+    """Return the value that one item of feedback gives to an answer. If the hook `on_feedback` has
+    evaluated the feedback, return the hook's result, even if this result is None."""
     is_evaluated = row.value is not None or row.hook_hash is not None
     return row.value if is_evaluated else value_of(row.score, row.thumbs)

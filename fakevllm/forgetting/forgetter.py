@@ -42,7 +42,8 @@ class Forgotten:
 
 
 class Forgetter:
-    """Deletes the contents of groups of one ledger."""
+    """Deletes the contents of groups (requests with their answers) from one ledger, the proxy's
+    database."""
 
     def __init__(
         self,
@@ -88,8 +89,8 @@ class Forgetter:
         return forgotten
 
     async def prune(self, group_ids: Sequence[str]) -> None:
-        """Delete the contents of the groups `group_ids`. Raises LedgerError if the ledger cannot be
-        written."""
+        """Delete the contents of the groups `group_ids` from the ledger (the proxy's database).
+        Raises LedgerError if the ledger cannot be written."""
         async with self._lock:
             await self._clear(group_ids, Cause.PRUNED)
             await self._erase()

@@ -11,7 +11,8 @@ PATH = "/fakevllm/forget"
 
 
 class TargetMessage(BaseModel):
-    """A choice of groups to forget, as a part of a ForgetRequest."""
+    """A choice of groups to forget (delete), as a part of a ForgetRequest. A group is a request
+    with the answers that were sampled for it."""
 
     kind: TargetKind
     value: str = Field(min_length=1, max_length=500)
@@ -21,7 +22,7 @@ class TargetMessage(BaseModel):
 
 
 class ForgetRequest(BaseModel):
-    """Body of POST /fakevllm/forget."""
+    """Body of POST /fakevllm/forget, which asks the proxy to forget (delete) groups."""
 
     ledger: str
     """Absolute path of the ledger file. A proxy with another ledger refuses the request."""

@@ -67,8 +67,9 @@ class Retention:
         """Time at which a round last began at the oldest group."""
 
     async def run(self) -> None:
-        """Prune old groups until this task is cancelled. Also finish deletions that were
-        interrupted, for example by the end of an earlier process."""
+        """Prune old groups until this task is cancelled: delete their contents from the ledger.
+        Also finish deletions that were interrupted, for example by the end of an earlier
+        process."""
         while True:
             num_pruned = 0
             try:
@@ -80,8 +81,8 @@ class Retention:
             await asyncio.sleep(PAUSE_S if num_pruned else ROUND_EVERY_S)
 
     async def prune(self) -> int:
-        """Prune at most GROUPS_PER_ROUND groups, and return their number. Raises LedgerError if the
-        ledger cannot be read or written."""
+        """Delete the contents of at most GROUPS_PER_ROUND old groups, and return the number of
+        these groups. Raises LedgerError if the ledger cannot be read or written."""
         if not self._rules.are_set:
             return 0
         now = self._clock()

@@ -48,7 +48,8 @@ class RetentionRules:
 
     @property
     def are_set(self) -> bool:
-        """Whether anything is ever pruned."""
+        """True if the settings limit the age or the total size of stored contents. If not, these
+        rules never delete anything."""
         return self.settings.retention_days is not None or self.settings.max_ledger_mb is not None
 
     def choose(self, groups: Iterable[StoredGroup], moment: Moment, limit: int) -> list[str]:

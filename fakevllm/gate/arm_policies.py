@@ -90,9 +90,9 @@ class _ArmPolicy:
         """Trouble that was logged last."""
 
     async def wait_loaded(self, max_s: float) -> str | None:
-        """Wait until the version is loaded, at most until `max_s` seconds after the load began.
-        Return the reason if the version cannot be sampled. Return None if the version can be
-        sampled."""
+        """Wait until the engine has loaded the version that answers this arm (a share of the
+        sessions), at most until `max_s` seconds after the load began. Return the reason if the
+        version cannot be sampled. Return None if the version can be sampled."""
         now_s, failed_at = time.monotonic(), self._failed_at
         is_failing = failed_at is not None and now_s - failed_at < self.retry_s
         if self.trouble is not None and not is_failing:
@@ -105,37 +105,40 @@ class _ArmPolicy:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the version is not loaded, and no attempt to load it has failed so far."""
+        """Whether the engine has not loaded the arm's version of the weights, and no attempt to
+        load it has failed so far."""
         return self.trouble is not None and self._failed_at is None
 
     @property
     def retry_s(self) -> float:
-        """Seconds after a failure before the version is requested again."""
+        """Seconds to wait after a failed load of the arm's version before the server is asked again
+        to load it."""
         if self._num_outages == 0:
             return RETRY_EVERY_S
         return min(RETRY_EVERY_S, FIRST_RETRY_S * 2.0 ** min(self._num_outages - 1, 10))
 
     def start(self) -> asyncio.Task[None]:
-        """Start to load the version. If a load is already running, do not start a second load.
-        Return the task that loads the version."""
+        """Start to load the arm's version of the weights into the engine. If a load is already
+        running, do not start a second load. Return the task that loads the version."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load())
             self._started_at = time.monotonic()
         return self._loading
 
     async def wait_idle(self) -> None:
-        """Wait until no load of the version is running."""
+        """Wait until no load of the arm's version of the weights is running."""
         if self._loading is not None:
             await asyncio.wait({self._loading})
 
     def mark_lost(self) -> None:
-        """Record that the engine no longer holds the version."""
+        """Record that the engine no longer holds the arm's version of the weights."""
         if self.trouble is None:
             self.trouble = f"version {self.version} is not loaded"
             self._failed_at = None
 
     def cancel(self) -> None:
-        """Cancel the load of the version, because no arm needs the version any longer."""
+        """Cancel the load of this version of the weights, because no arm (share of the sessions)
+        needs it any longer."""
         if self._loading is not None:
             self._loading.cancel()
 
@@ -214,11 +217,12 @@ class ArmPolicies:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the engine answers requests."""
+        """Whether the swarm server's engine answers requests at present."""
         return self._link.is_serving
 
     async def run(self) -> None:
-        """Keep the version of each arm (a share of the sessions) loaded, until cancelled."""
+        """Keep the version of each arm (a share of the sessions) loaded in the engine, until this
+        task is cancelled."""
         while True:
             await self._link.serving.wait()
             for policy in list(self._policies.values()):
@@ -229,8 +233,9 @@ class ArmPolicies:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until it is time to request the versions from the server again. If the load of a
-        version fails during the wait, the wait becomes shorter."""
+        """Wait until it is time to ask the server again to load the versions that answer the arms
+        (shares of the sessions). If the load of a version fails during the wait, the wait becomes
+        shorter."""
         is_failing = any(policy.trouble for policy in self._policies.values())
         is_failing = is_failing or bool(self._next or self._old)
         end = time.monotonic() + (self._retry_s() if is_failing else KEEP_EVERY_S)

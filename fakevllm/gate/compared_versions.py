@@ -33,7 +33,8 @@ lowest possible reward counts for the candidate."""
 
 
 async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> HeldOutEvaluation:
-    """Return an evaluation in which the engine samples both versions while training goes on."""
+    """Return an evaluation that compares the released version with the candidate (a version that
+    may be released next). The engine samples with the two versions while training goes on."""
     eval_id, hooks = key.eval_id, rows.hook_hash()
     known = await asyncio.to_thread(rows.read_evaluated, eval_id, hooks)
     draws = HeldOutDraws(eval_id, len(rows.tasks))

@@ -154,8 +154,8 @@ class HeldOutEvaluation:
 
     @property
     def num_sampled(self) -> int:
-        """Number of times that a row was sampled, counted for both versions together. Rows that
-        were read from the ledger do not count."""
+        """Number of times that a row was sampled in this evaluation, counted for both compared
+        versions together. Rows that were read from the ledger do not count."""
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:

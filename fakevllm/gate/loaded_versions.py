@@ -35,25 +35,25 @@ class LoadedVersions:
         self._last_used_s: dict[int, float] = {}
 
     def begin(self, versions: Iterable[int]) -> None:
-        """Record that a request starts to load `versions`, or to sample with them. Call `end` when
-        the request has ended."""
+        """Record that a request starts to load `versions` of the weights, or to sample with them.
+        Call `end` when the request has ended."""
         self._num_uses.update(versions)
 
     def end(self, versions: Iterable[int], now_s: float) -> None:
-        """Record the end of a request that loaded `versions`, or sampled with them. Call this
-        method for a failed request too."""
+        """Record the end of a request that loaded `versions` of the weights, or sampled with them.
+        Call this method for a failed request too."""
         for version in versions:
             self._num_uses[version] -= 1
             assert self._num_uses[version] >= 0, "a use ended that had not begun"
             self._last_used_s[version] = now_s
 
     def forget(self, version: int) -> None:
-        """Record that a version has been unloaded."""
+        """Remove a version of the weights from this object, because it has been unloaded."""
         self._last_used_s.pop(version, None)
 
     def take_idle(self, now_s: float) -> list[int]:
-        """Return the versions that have been idle long enough to be unloaded now. Forget these
-        versions."""
+        """Return the versions of the weights that have been idle long enough to be unloaded now,
+        and remove them from this object."""
         idle = [
             version
             for version, used_s in self._last_used_s.items()

@@ -86,7 +86,8 @@ _Rows = TypeVar("_Rows")
 
 
 class ReleaseServer(Protocol):
-    """The part of the interface of the server connection that the gate uses."""
+    """Interface of the proxy's connection to the server, with only the members that the release
+    gate uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -155,7 +156,7 @@ class GateView:
 
 
 class _NotDue(Exception):
-    """Raised to stop the sampling of rows that the gate no longer needs."""
+    """Raised to stop the sampling of held-out rows that the release gate no longer needs."""
 
 
 class ReleaseGate:
@@ -206,7 +207,8 @@ class ReleaseGate:
         self._is_blocked = False
 
     async def run(self) -> None:
-        """Carry out each action of the gate when it is due, until this task is cancelled."""
+        """Carry out each action of the release gate when it is due, until this asyncio task is
+        cancelled. An action is, for example, a decision or the sampling of held-out rows."""
         await self._check()
         while True:
             pause_s = self._retry_every_s
@@ -244,12 +246,12 @@ class ReleaseGate:
 
     async def prepare(self, timeout_s: float) -> None:
         """Wait until the history of releases has been read, but at most `timeout_s` seconds. The
-        history contains the released version.
+        history tells the gate which version is released.
 
         If versions are evaluated between training steps, also wait until the server has a training
-        limit (the newest version that training may make). The limit delays the first step until the
-        released version has answered the held-out rows. After the step, the engine would no longer
-        hold the released version.
+        limit (the newest version that training may make). The limit delays the first training step
+        until the released version has answered the held-out rows. After the step, the engine would
+        no longer hold the released version.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -352,7 +354,8 @@ class ReleaseGate:
                 return self._check_every_s
 
     def _observe(self, status: EngineStatusReply) -> None:
-        """Pass the newest version and the hash of the hooks to the controller."""
+        """Tell the controller, which makes the decisions about releases, the newest version of the
+        weights and the hash of the hooks."""
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
         self._controller.scorer_changed(self._rows.hook_hash())
@@ -375,8 +378,8 @@ class ReleaseGate:
         return status.num_releases == len(history.records)
 
     async def _read(self) -> None:
-        """Read the history of the server's present run. Create a new controller if the run has
-        changed."""
+        """Read the history of releases of the server's present run. If the run has changed, create
+        a new controller (the object that makes the decisions)."""
         status = self._server.status
         version = 0 if status is None else status.weight_version
         history = await self._server.releases()
@@ -581,8 +584,8 @@ class ReleaseGate:
         return min(pause_s, self._retry_every_s)
 
     def _report(self, trouble: str | None) -> None:
-        """Record the reason why no decision can be made at present. Log the reason if it differs
-        from the last reason."""
+        """Record the reason why the gate can make no decision at present. Log the reason if it
+        differs from the last reason."""
         if trouble is not None and trouble != self._trouble:
             if trouble == self._controller.trouble:  # only the user can end it
                 log.warning("no version is evaluated or released: %s", trouble)
@@ -596,9 +599,9 @@ class ReleaseGate:
 
 
 def _needs_released_arm(action: Action) -> bool:
-    """Return True if an action needs a released version that can be sampled. A rejection never
-    waits for the released version, because the rejected version must stop answering apps at once.
-    """
+    """Return True if the gate may carry out `action` only while the released version can be
+    sampled. A rejection never waits for the released version, because the rejected version must
+    stop answering apps at once."""
     if isinstance(action, Decide):
         return action.decision in (Decision.CANDIDATE, Decision.RELEASED)
     return True

@@ -17,7 +17,7 @@ CHECK_EVERY_S = 1.0
 
 
 class LimitedServer(Protocol):
-    """The methods of the connection to the server that this module uses."""
+    """Interface of the connection to the server. It has only what this module uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -50,8 +50,8 @@ async def remove_training_limit(
 
 
 async def _remove(server: LimitedServer, status: EngineStatusReply) -> str | None:
-    """Remove the training limit, if `status` contains a limit. Return the reason if the removal
-    fails. Return None otherwise."""
+    """Remove the server's training limit (the newest version that training may make), if `status`
+    contains a limit. If the removal fails, return the reason. Otherwise return None."""
     if status.training_limit is None:
         return None
     waits = f"training waits at version {status.training_limit}"

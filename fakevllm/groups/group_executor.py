@@ -316,8 +316,8 @@ class GroupExecutor:
         task.add_done_callback(lambda _: self._release(indices))
 
     def _release(self, indices: tuple[int, ...]) -> None:
-        """Give back the slots of `services.sibling_limit` that the ended siblings `indices`
-        hold."""
+        """Give back the slots that the ended siblings `indices` hold. The slots belong to
+        `services.sibling_limit`, which limits how many siblings are sampled at the same time."""
         ended = self._held.intersection(indices)
         self._held -= ended
         self._services.sibling_limit.release(len(ended))

@@ -112,11 +112,13 @@ class ResendCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cache is in use. If it is off, every request is handled as a new one."""
+        """Whether this cache of answers is turned on. If it is off, every request is handled as a
+        new one."""
         return self._window_s > 0
 
     def restore(self) -> None:
-        """Load from the ledger the answers that an earlier proxy process could not deliver."""
+        """Load into this cache the answers that an earlier proxy process could not deliver. They
+        are stored in the ledger (the proxy's SQLite file)."""
         if not self.is_on:
             return
         now, unix_now = self._now(), self._unix_time()
@@ -148,8 +150,8 @@ class ResendCache:
             raise bad_request(_REUSED_KEY)
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
-        """Add a new request and return its cache entry. The caller must call `ended` when the
-        request has ended."""
+        """Add a new request to the cache, and return its entry. The caller must call `ended` when
+        the request has ended."""
         response: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
         pending = PendingAnswer(group_id, self._window_s, response)
         entry = self._attempts.begin(identity, pending, self._now())

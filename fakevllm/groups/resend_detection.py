@@ -113,7 +113,7 @@ class AttemptIndex(Generic[T]):
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all answers in bytes."""
+        """Total size in bytes of the answers to all requests in the index."""
         return self._num_bytes
 
     def begin(self, identity: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
@@ -160,17 +160,18 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection which waited for the answer has got the whole answer."""
+        """Record that a connection which waited for the request's answer has got all of it."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
     def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection was lost before the answer was delivered on it."""
+        """Record that a connection of this request was lost before the request's answer was
+        delivered on it."""
         self._add_lost(attempts, 1)
         self.stopped_waiting(attempts, now)
 
     def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection which waited for the answer no longer waits for it."""
+        """Record that a connection which waited for the request's answer no longer waits for it."""
         attempts.num_waiting -= 1
         self._touch(attempts, now)
 
@@ -203,7 +204,8 @@ class AttemptIndex(Generic[T]):
         return [attempts.pending for attempts in removed]
 
     def set_size(self, attempts: RequestAttempts[T], size: int) -> None:
-        """Record the size of the request's answer in bytes."""
+        """Record the size in bytes of the request's answer, which counts towards the index's size
+        limit."""
         if attempts in self._requests:
             self._num_bytes += size - attempts.size
         attempts.size = size

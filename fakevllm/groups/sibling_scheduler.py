@@ -104,7 +104,7 @@ Decision = Start | Relay | Cancel | Score | Serve | Refuse | BreakOff | Settle |
 
 
 class AppState(StrEnum):
-    """The state of the answer to the app."""
+    """The state of the answer to the app: awaited, streamed, chosen, sent, or no longer wanted."""
 
     WAITING = "waiting"
     RELAYED = "relayed"

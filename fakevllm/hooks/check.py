@@ -46,7 +46,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all hooks succeeded."""
+        """True if no hook failed in this check."""
         optional_results = (self.plan, self.feedback)
         has_failed = any(isinstance(result, HookFailure) for result in optional_results)
         return self.outcome.reason is None and not has_failed

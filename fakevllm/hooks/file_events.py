@@ -27,7 +27,7 @@ class FileEvents:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Receive events until this task is cancelled."""
+        """Receive the folder's file system events, for `wait`, until this task is cancelled."""
         is_logged = False
         while True:
             try:
@@ -46,7 +46,8 @@ class FileEvents:
             await asyncio.sleep(RETRY_S)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until a file has changed since the previous call, or until the timeout."""
+        """Wait until a Python file in the folder has changed since the previous call, or until the
+        timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

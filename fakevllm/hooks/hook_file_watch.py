@@ -51,7 +51,7 @@ class HookFileWatch:
         was last logged; None if no difference was logged."""
 
     async def run(self) -> None:
-        """Check the files until this task is cancelled."""
+        """Check regularly whether the hook files have changed, until this task is cancelled."""
         if self._reload is None:
             while True:
                 await self.check()

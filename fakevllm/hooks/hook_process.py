@@ -179,8 +179,8 @@ class HookProcess:
         return reply.result()
 
     async def close(self) -> None:
-        """Close the connection to the process, and kill the process if it does not end by itself.
-        Calls that have no reply yet fail."""
+        """Close the connection to the hook process, and kill the process if it does not end by
+        itself. Hook calls that have no reply yet fail."""
         if self.is_dead and self._listener is not None:
             # The listener reaps the process, and then names the call because of which it ended.
             await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)

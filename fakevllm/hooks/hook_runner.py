@@ -88,7 +88,7 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks that the worker runs."""
+        """Which of the user's hooks the hook process has loaded, and the hash of their files."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 

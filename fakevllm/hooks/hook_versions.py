@@ -38,12 +38,12 @@ class HookVersions:
 
     @property
     def current(self) -> HookWorker:
-        """The hook process of the newest version of the hooks."""
+        """The hook process (it runs the user's hooks) of the newest version of the hooks."""
         return self._workers[self._leases.current]
 
     @property
     def info(self) -> HookInfo:
-        """The description of the newest version of the hooks."""
+        """The description of the newest version of the user's hooks, from its hook process."""
         return self.current.info
 
     @property
@@ -85,7 +85,7 @@ class HookVersions:
         self._close(ended)
 
     async def close(self) -> None:
-        """End all hook processes."""
+        """End all hook processes (the processes that run the user's hooks)."""
         self._is_closed = True
         closing = (worker.close() for worker in self._workers.values())
         for error in await asyncio.gather(*closing, return_exceptions=True):

@@ -41,7 +41,7 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The loaded hooks of one folder."""
+    """The user's hook functions, loaded from one folder or file."""
 
     folder: Path
     reward: Hook
@@ -80,7 +80,7 @@ class HookFiles:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of the content of these files, as the function `content_hash` computes it."""
+        """Hash of the content of these hook files, as the function `content_hash` computes it."""
         return hashlib.sha256(b"".join(self.texts.values())).hexdigest()[:16]
 
 

@@ -64,8 +64,9 @@ is killed. Within this time, user code may finish."""
 
 
 def frame(message: Json) -> bytes:
-    """Return the bytes of a frame for a message: the length of the message's JSON, then the JSON.
-    Raises TypeError if the message cannot be expressed as JSON."""
+    """Return the bytes that send a message over the socket between proxy and hook process: the
+    length of the message's JSON, then the JSON. Raises TypeError if the message cannot be expressed
+    as JSON."""
     body = orjson.dumps(message)
     return HEADER.pack(len(body)) + body
 
@@ -228,7 +229,7 @@ class _Child:
             self.send(reply)
 
     def send(self, message: Json) -> None:
-        """Send a message to the proxy."""
+        """Send a message over the socket to the proxy."""
         # If the proxy has ended, sending fails; listen() then ends the process.
         with self._send_lock, contextlib.suppress(OSError):
             self._sock.sendall(frame(message))
@@ -251,8 +252,8 @@ class _HookCall:
         self._before = copy.deepcopy(self._answers)
 
     def start(self) -> Any:
-        """Call the hook, and return its return value. For an async hook, the return value is an
-        awaitable."""
+        """Call the user's hook, and return its return value. For an async hook, the return value is
+        an awaitable."""
         call = self._call
         if call["kind"] == "submit":
             assert self._hooks.submit is not None

@@ -30,14 +30,14 @@ class HookOutput:
     When `use` is first called with settings, a redacting stream replaces these streams."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Create the output of a process that writes to `stream`."""
+        """Create the output of a hook process. What hooks print is written to `stream`."""
         self._stream = stream
         self._settings: Json = {}
         self._raw: RedactingRaw | None = None
         self._lock = threading.Lock()
 
     def use(self, settings: Json) -> None:
-        """Redact with these settings from now on; {} redacts nothing."""
+        """Redact what hooks print with these settings from now on; {} redacts nothing."""
         with self._lock:
             if settings == self._settings:
                 return
@@ -47,14 +47,15 @@ class HookOutput:
             self._raw.redactor = PrivacySettings.model_validate(settings).redactor
 
     def end(self) -> None:
-        """Write everything that was printed, also an incomplete last line."""
+        """Write everything that hooks have printed so far, also an incomplete last line."""
         with contextlib.suppress(OSError, ValueError):  # a hook may have closed the stream
             sys.stderr.flush()
         if self._raw is not None:
             self._raw.write_held()
 
     def _install(self) -> RedactingRaw:
-        """Replace stdout and stderr, also in the log handlers that hooks have made already."""
+        """Replace stdout and stderr by a new redacting stream, also in the log handlers that hooks
+        have made already. Return this stream."""
         raw = RedactingRaw(self._stream)
         wrapped = io.TextIOWrapper(
             io.BufferedWriter(raw),

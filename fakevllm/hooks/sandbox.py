@@ -45,8 +45,8 @@ class HookSandbox:
         return name in _ALLOWED or name in self.environment or name.startswith(_ALLOWED_PREFIXES)
 
     def enter(self) -> None:
-        """Apply the limits to the current process. The hook process calls this method before it
-        runs any code of the user."""
+        """Apply this sandbox's limits (environment variables, memory and process group) to the
+        current process. The hook process calls this method before it runs any code of the user."""
         os.setpgid(0, 0)
         for name in [name for name in os.environ if not self.allows(name)]:
             del os.environ[name]

@@ -87,7 +87,8 @@ class VersionLeases:
         return self._take_ended()
 
     def switch(self) -> list[int]:
-        """Make a new version the current one. Return the older versions that no group uses."""
+        """Make a new version of the hooks the current one. Return the older versions of the hooks
+        that no group uses."""
         self.current += 1
         self._num_groups[self.current] = 0
         return self._take_ended()

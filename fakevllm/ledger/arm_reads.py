@@ -40,8 +40,8 @@ class ArmReads:
         self._read_engine = read_engine
 
     def newest_row(self) -> int:
-        """Return the row number of the newest group. Groups that are written later have higher row
-        numbers."""
+        """Return the ledger's row number of the newest group (a request with its answers). Groups
+        that are written later have higher row numbers."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_NEWEST).scalar_one()
 

@@ -76,8 +76,8 @@ def recorded_user_texts(route: str, request_json: str, find_request: FindRequest
 
 
 def _open(route: str, request_json: str, find_request: FindRequest) -> tuple[Adapter, Json] | None:
-    """Return the adapter for the format of a recorded request, and the request's body in the
-    engine's format. Return None if the request cannot be translated."""
+    """Return the adapter (translator) for the API format of a recorded request, and the request's
+    body in the engine's format. Return None if the request cannot be translated."""
     body: Json = orjson.loads(request_json)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
     if adapter is None:

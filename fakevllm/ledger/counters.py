@@ -165,8 +165,8 @@ class StepSums:
         self.random_sum = _plus(self.random_sum, sign * other.random_sum)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the values in the order of the columns of the table `step_counters`. The columns
-        `run_id` and `step` are left out."""
+        """Return the step's counts and sums in the order of the columns of the table
+        `step_counters`. The columns `run_id` and `step` are left out."""
         return (
             *(self.num_groups, self.num_samples, self.reward_sum, self.num_best, self.best_sum),
             *(self.num_flat, self.num_random, self.random_sum),
@@ -208,7 +208,8 @@ class SessionTotals:
     first_at: float = math.inf
 
     def add(self, group: Contribution) -> None:
-        """Add a group's values to the counters of its session."""
+        """Add the values of `group` (a request with its answers) to these counters of the group's
+        session."""
         self.num_groups += 1
         self.add_rewards(group, 1)
         self.parent_session_id = _largest(self.parent_session_id, group.parent_session_id)
@@ -220,12 +221,14 @@ class SessionTotals:
             self.first_is_side, self.first_at, self.first_group_id = place
 
     def add_rewards(self, group: Contribution, sign: int) -> None:
-        """Add the reward of the group's served sibling, or subtract it if `sign` is -1."""
+        """Add the reward of the group's served sibling (the answer that the app got) to the
+        session's counters, or subtract it if `sign` is -1."""
         self.num_rewards += sign * group.num_served
         self.reward_sum = _plus(self.reward_sum, sign * group.served_sum)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the values in the order of the columns of the table `session_counters`."""
+        """Return the session's counters in the order of the columns of the table
+        `session_counters`."""
         return (
             *(self.session_id, self.parent_session_id, self.app_key, self.turns, self.num_groups),
             *(self.seen_at, self.num_rewards, self.reward_sum, self.first_group_id),
@@ -335,7 +338,8 @@ def counted(db: Connection) -> Generator[None]:
 
 
 def add(db: Connection, subject: str, name: str, num: int) -> None:
-    """Add `num` to a counter that cannot be computed from the rows of groups."""
+    """Add `num` to the ledger's counter `name` of `subject`. This function is for counters that
+    cannot be computed from the rows of groups."""
     if num:
         dbapi_connection(db).execute(_ADD, (subject, name, num))
 

@@ -43,7 +43,7 @@ class CurveEnds:
 
 
 def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
-    """Return all steps of a run, in order."""
+    """Return the whole learning curve of a run: one row for each training step, in order."""
     digests = _digests(db.exec_driver_sql(reads.DIGESTS, (run_id, 0)))
     rows = [_with_digests(row, digests) for row in _rows(db, reads.WHOLE_CURVE, run_id)]
     changes = RewardChanges()

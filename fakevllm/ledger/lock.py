@@ -40,7 +40,7 @@ class LedgerLock:
             raise LedgerError(_lock_error(ledger.parent, error)) from None
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock on the ledger (the proxy's SQLite file)."""
         os.close(self._lock)
 
 

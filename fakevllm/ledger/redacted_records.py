@@ -50,7 +50,8 @@ redacted, although their digits may look like another number."""
 
 
 class PartsToRedact(NamedTuple):
-    """The parts of a group (a request with its sampled answers) with a text to redact."""
+    """The parts of a group (a request with its sampled answers) in which a redaction pattern
+    matches."""
 
     has_request: bool
     siblings: frozenset[int]
@@ -67,7 +68,8 @@ class RecordRedactor:
         self._id_secret = id_secret
 
     def group(self, record: GroupRecord) -> GroupRecord:
-        """Return the record of a group without the texts that are redacted.
+        """Return the record of a group (a request with its answers) in which markers replace all
+        texts that match a redaction pattern.
 
         If the request is redacted, the returned record has no hash of the conversation. If the
         request or an answer is redacted, the returned record does not keep an answer for a retry of
@@ -187,15 +189,17 @@ class RecordRedactor:
         return any(has_marker(row) for row in db.exec_driver_sql(query, (group_id,)).all())
 
     def text(self, text: str) -> str:
-        """Return a text, redacted."""
+        """Return the text with a marker in place of each match of a redaction pattern."""
         return self._redaction.redactor.text(text)
 
     def json_text(self, text: str) -> str:
-        """Return the text of a JSON document, redacted."""
+        """Return the text of a JSON document with a marker in place of each match of a redaction
+        pattern."""
         return self._redaction.redactor.json_text(text)
 
     def feedback(self, row: FeedbackRecord) -> FeedbackRecord:
-        """Return a row of feedback with the user's comment and corrected text redacted."""
+        """Return a row of user feedback. In the user's comment and corrected text, a marker
+        replaces each match of a redaction pattern."""
         redactor = self._redaction.redactor
         if not redactor:
             return row
@@ -204,7 +208,8 @@ class RecordRedactor:
         return replace(row, comment=comment, edited=edited)
 
     def response(self, response: StoredResponse) -> StoredResponse:
-        """Return a response without the texts that are redacted."""
+        """Return a stored response in which markers replace all texts that match a redaction
+        pattern."""
         if not self._redaction.redactor:
             return response
         response_id, body = self.id(response.response_id), response.body
@@ -213,7 +218,7 @@ class RecordRedactor:
         return replace(response, response_id=response_id, body=body)
 
     def task(self, task: Task) -> Task:
-        """Return a dataset task without the texts that are redacted."""
+        """Return a dataset task in which markers replace each match of a redaction pattern."""
         redactor = self._redaction.redactor
         if not redactor:
             return task
@@ -236,7 +241,8 @@ class RecordRedactor:
 
 
 def hashed_id(secret: bytes, value: str) -> str:
-    """Return the keyed hash that replaces an id with text to redact."""
+    """Return the keyed hash that replaces `value`, an app's id in which a redaction pattern
+    matches."""
     return f"{REDACTED}-{hmac.digest(secret, value.encode(), 'sha256').hex()[:32]}"
 
 

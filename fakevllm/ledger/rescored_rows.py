@@ -64,23 +64,24 @@ class RescoredRows:
         put: Callable[[Callable[[Connection], None]], WriteReceipt],
         redactor: RecordRedactor,
     ) -> None:
-        """Create the reader and writer. `put` is a function that queues a change for the thread
-        that writes the ledger."""
+        """Create the reader and writer of the table `rescored`. `put` is a function that queues a
+        change for the thread that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
         self._redactor = redactor
 
     def find(self, group_id: str, hook_hash: str) -> tuple[dict[int, float | None], str | None]:
-        """Return the rewards of a group by sibling index, and the reason why the hooks failed, or
-        None. The rewards are those from the hooks with the hash `hook_hash`. If the table has no
-        result of these hooks for the group, return ({}, None). This method blocks the thread."""
+        """Return a pair for one group from the table `rescored`: the rewards by sibling index, and
+        the reason why the hooks failed, or None. The rewards are those from the hooks with the hash
+        `hook_hash`. If the table has no result of these hooks for the group, return ({}, None).
+        This method blocks the thread."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_READ, (group_id, hook_hash)).all()
         return {row[0]: row[1] for row in rows}, rows[0][2] if rows else None
 
     def put(self, row: RescoredRow) -> WriteReceipt:
-        """Queue the new result for one group to be written. It replaces an earlier result for this
-        group from hooks with the same hash."""
+        """Queue the new result for one group as a write to the ledger (the proxy's database). It
+        replaces an earlier result for this group from hooks with the same hash."""
         return self._put(partial(_write, row=row, redactor=self._redactor))
 
 

@@ -64,7 +64,8 @@ class GroupSelection:
     count."""
 
     def find(self) -> SelectedGroups:
-        """Find the groups that the ledger has now. Groups that are added later are not selected.
+        """Find the groups in the ledger (the proxy's database) that match this selection now.
+        Groups that are added later are not selected.
 
         Raises UserError if `where` is not an expression, or if the ledger cannot be read.
         """
@@ -116,7 +117,8 @@ class GroupSelection:
 
 @dataclass(frozen=True, slots=True)
 class SelectedGroups:
-    """The groups that a selection has found."""
+    """The groups (requests with their answers) that `GroupSelection.find` has found in the
+    ledger."""
 
     selection: GroupSelection
     count: int
@@ -124,8 +126,8 @@ class SelectedGroups:
     _newest: _Key
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of the groups, oldest first. Raises UserError if the ledger cannot be
-        read."""
+        """Yield the ids of the selected groups, oldest first. Raises UserError if the ledger cannot
+        be read."""
         first, condition = self._oldest, _BETWEEN
         while page := self.selection.page(condition, first, self._newest):
             yield from (group_id for _, group_id in page)

@@ -123,7 +123,8 @@ class SessionReads:
         self._read_engine = read_engine
 
     def latest_requests(self, limit: int) -> list[PlacedRequest]:
-        """Return at most `limit` of the latest requests that belong to a session, oldest first."""
+        """Return the latest requests of all sessions together, oldest first, and at most `limit` of
+        them. Requests without a session are left out."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_PLACED, (limit,)).all()
         return [
@@ -147,7 +148,8 @@ class SessionReads:
         ]
 
     def latest(self, limit: int) -> list[SessionRow]:
-        """Return at most `limit` sessions. The session with the latest request comes first."""
+        """Return the sessions (conversations of apps) with the latest requests, and at most `limit`
+        of them. The session with the latest request comes first."""
         with self._read_engine.connect() as db:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 

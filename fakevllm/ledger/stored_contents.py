@@ -64,9 +64,11 @@ def put_request(
     route: str,
     text: str,
 ) -> StoredContent:
-    """Store a request. Return the values of the columns `request_slices` and `request_digest`.
+    """Store an app's request in the ledger, the proxy's database. Return the values for the columns
+    `request_slices` and `request_digest` of the group's row.
 
-    Both values are None if the request is short and must be stored whole in its row.
+    Both values are None if the request is short. The caller must then store the whole request in
+    the group's row.
     """
     data = text.encode()
     if len(data) < MIN_BYTES:

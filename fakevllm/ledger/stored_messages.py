@@ -69,8 +69,9 @@ def _without(message_json: str, part: str) -> tuple[str, int | None]:
 
 
 def move_messages(db: Connection) -> None:
-    """Convert the rows that an older version of fakevllm has written: remove the texts and the tool
-    calls from their messages."""
+    """Shorten the stored messages that an older version of fakevllm has written: leave out the text
+    and the tool calls, as in new rows. Nothing is lost, because both have columns of their own,
+    from which the view `siblings` restores the message."""
     last = 0
     while rows := db.exec_driver_sql(_OLD_MESSAGES, (last,)).all():
         for rowid, *parts in rows:

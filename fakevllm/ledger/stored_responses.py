@@ -21,7 +21,8 @@ _FIND = """
 
 
 class StoredResponses:
-    """Reader and writer of the table `responses`."""
+    """Reader and writer of the ledger's table `responses`, which stores responses of the Responses
+    API."""
 
     def __init__(
         self,
@@ -29,15 +30,15 @@ class StoredResponses:
         put: Callable[[Callable[[Connection], None]], WriteReceipt],
         redactor: RecordRedactor,
     ) -> None:
-        """Create the reader and writer. `put` is a function that queues a change for the thread
-        that writes the ledger."""
+        """Create the reader and writer of the table `responses`. `put` is a function that queues a
+        change for the thread that writes the ledger (the proxy's database)."""
         self._read_engine = read_engine
         self._put = put
         self._redactor = redactor
 
     def store(self, response: StoredResponse) -> None:
-        """Store a response. An earlier response with the same id and the same API key is
-        replaced."""
+        """Store a response in the ledger, the proxy's database. An earlier response with the same
+        id and the same API key is replaced."""
 
         def change(db: Connection) -> None:
             row_changes.store_response(db, response=self._redactor.response(response))

@@ -41,8 +41,8 @@ short, because changes that are not written yet are lost if the process is kille
 
 @dataclass(slots=True)
 class WriteReceipt:
-    """The outcome of one queued change, which the writer's thread sets. After `Writer.flush` has
-    returned True, the outcome is final.
+    """The outcome of one queued change to the ledger, which the writer's thread sets. After
+    `Writer.flush` has returned True, the outcome is final.
 
     >>> WriteReceipt().is_written
     False
@@ -56,17 +56,19 @@ class WriteReceipt:
 
 @dataclass(frozen=True, slots=True)
 class FlushMark:
-    """A mark in the queue. All changes that were queued before the mark are first written or
-    dropped. Then the writer's thread calls `on_reached`."""
+    """A mark in the writer's queue of changes. All changes that were queued before the mark are
+    first written or dropped. Then the writer's thread calls `on_reached`."""
 
     on_reached: Callable[[], object]
 
 
 class Transact(Protocol[WrittenChange]):
-    """A function that writes a batch of changes in one transaction."""
+    """A function that writes a batch of changes to the ledger (the proxy's SQLite file) in one
+    transaction."""
 
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
-        """Write all changes in order, or none of them. Return True if any row changed.
+        """Write all changes to the ledger (the proxy's SQLite file) in order, or none of them.
+        Return True if any row changed.
 
         False does not prove that the ledger can be written: a transaction that changes no row
         succeeds even on a full disk. Raises OperationalError if the file cannot be written. Raises
@@ -94,17 +96,19 @@ class Writer(Generic[Change]):
 
     @property
     def num_dropped(self) -> int:
-        """Number of changes that were dropped since the writer was created."""
+        """Number of changes that were dropped, and are not in the ledger, since the writer was
+        created."""
         return self._num_refused + self._num_failed
 
     @property
     def num_waiting(self) -> int:
-        """Number of changes in the queue."""
+        """Number of changes that wait to be written to the ledger (the proxy's SQLite file)."""
         return self._queue.qsize()
 
     @property
     def error(self) -> str | None:
-        """Error message of the latest dropped change, or None if a later change was written."""
+        """Error message of the latest change that was dropped and not written to the ledger. None
+        if a later change was written."""
         return self._error
 
     @property
@@ -112,7 +116,8 @@ class Writer(Generic[Change]):
         return self._queue.qsize() >= QUEUE_BOUND
 
     def put(self, change: Change) -> WriteReceipt:
-        """Queue a change, or drop it if the queue is full."""
+        """Queue a change for the thread that writes to the ledger. Drop the change if the queue is
+        full."""
         receipt = WriteReceipt()
         if self._is_full:
             self._num_refused += 1
@@ -124,15 +129,16 @@ class Writer(Generic[Change]):
 
     def drain(self, timeout_s: float) -> bool:
         """Block the calling thread until every change that was queued before this call is written
-        or dropped. Return True if this happened within the timeout."""
+        to the ledger or dropped. Return True if this happened within the timeout."""
         done = threading.Event()
         self._queue.put(FlushMark(done.set))
         self._hurry.set()
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every change that was queued before this call is written or dropped. Return
-        True if this happened within the timeout. Return False at once if the queue is full.
+        """Wait until every change that was queued before this call is written to the ledger or
+        dropped. Return True if this happened within the timeout. Return False at once if the queue
+        is full.
 
         This method blocks no thread and does not hasten the writer. The current batch is written at
         its usual time.
@@ -153,7 +159,8 @@ class Writer(Generic[Change]):
         return is_reached.is_set()
 
     def close(self, timeout_s: float) -> None:
-        """Write the queued changes, then end the thread."""
+        """Write the queued changes to the ledger, then end the writer's thread. Wait at most
+        `timeout_s` seconds for this."""
         self._queue.put(None)
         self._hurry.set()
         self._thread.join(timeout_s)

@@ -16,7 +16,7 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The action to send a decision about a version to the server."""
+    """The release gate's action to send a decision about a version to the server."""
 
     id: str
     """Id of the request that sends the decision. The id changes only when the server's history of
@@ -30,16 +30,17 @@ class Decide:
 
     @property
     def source(self) -> str | None:
-        """The test that led to the decision: LIVE or HELD_OUT. None if the decision only makes a
-        version the candidate, because no test is needed for this."""
+        """What led to the release gate's decision: LIVE (results of apps' sessions) or HELD_OUT
+        (answers to held-out rows). None if the decision only makes a version the candidate (the
+        next version to evaluate)."""
         return self.evidence.get("source")
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The action to sample held-out rows for an evaluation. The candidate and the released version
-    answer the rows. If there is a reference (stored answers of the released version), only the
-    candidate answers the rows."""
+    """The release gate's action to sample held-out rows for an evaluation. The candidate and the
+    released version answer the rows. If there is a reference (stored answers of the released
+    version), only the candidate answers the rows."""
 
     candidate: int
     released: int
@@ -51,8 +52,8 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SampleReference:
-    """The action to let the served version answer held-out rows, while it has the released weights.
-    The answers become the reference, with which candidates are compared later."""
+    """The release gate's action to let the served version answer held-out rows, while it has the
+    released weights. The answers become the reference, with which candidates are compared later."""
 
     reference: str
     """Name of the reference."""
@@ -64,15 +65,15 @@ class SampleReference:
 
 @dataclass(frozen=True, slots=True)
 class LimitTraining:
-    """The action to send a limit on training to the server. `version` is the newest version that
-    training may make."""
+    """The release gate's action to send a limit on training to the server. `version` is the newest
+    version that training may make."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The action to do nothing until the next event."""
+    """The release gate's action to do nothing until the next event."""
 
 
 Action = Decide | Evaluate | SampleReference | LimitTraining | Wait

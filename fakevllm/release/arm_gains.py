@@ -70,7 +70,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """An estimated gain in reward, with its confidence interval."""
+    """An estimated gain in reward, with its confidence interval and its number of observations."""
 
     mean: float
     low: float | None
@@ -83,8 +83,9 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The sessions of each arm, the gain in reward by training, and the gain in reward by choosing
-    the best sibling (sampled answer) of a request.
+    """The result of `ArmGains.summary`: the sessions of each arm, and two estimated gains in
+    reward. One is the gain by training. The other is the gain by choosing the best sibling (sampled
+    answer) of a request.
 
     An arm decides which weights answer a session.
     """
@@ -155,8 +156,9 @@ class ArmGains:
         self._outside: float | None = None
 
     def add(self, group: GroupOutcome) -> None:
-        """Add a group to its session. Leave the group out if the session was counted already. Also
-        leave the group out if the earlier groups of the session belong to another arm."""
+        """Add a group (a request with its scored answers) to its session. Leave the group out if
+        the session was counted already. Also leave the group out if the earlier groups of the
+        session belong to another arm."""
         self._count_idle(group.received_at)
         for reward in (group.lowest, group.highest):
             if not self._rewards.low <= reward <= self._rewards.high:
@@ -178,10 +180,8 @@ class ArmGains:
             self.add(group)
 
     def summary(self, now: float) -> ArmSummary:
-        """Return the sessions and the gains at the time `now`, in Unix seconds.
-
-        Sessions that have been idle for long enough at this time are counted first.
-        """
+        """Return the counted sessions and the gains in reward at the time `now`, in Unix seconds.
+        First count the sessions that have been idle for long enough at this time."""
         self._count_idle(now)
         sessions = {arm: totals.num for arm, totals in self._totals.items()}
         width = self._rewards.high - self._rewards.low

@@ -63,7 +63,8 @@ class Shares:
         return Shares(1 - baseline, 0.0, baseline)
 
     def of(self, arm: Arm) -> float:
-        """Return the share of sessions that an arm gets."""
+        """Return the share of sessions, from 0 to 1, that the given arm gets. An arm is a set of
+        sessions that one version of the weights answers."""
         match arm:
             case Arm.TRAINING:
                 return self.training
@@ -105,8 +106,9 @@ class ArmAssigner:
     shares: Shares
 
     def assign(self, root: str) -> Assignment:
-        """Return the arm of a session, and the probability of this arm. `root` is the id of the
-        first session of the session's tree."""
+        """Return the arm of a session, and the probability of this arm. The arm decides which
+        version of the weights answers the session. `root` is the id of the first session of the
+        session's tree."""
         point = position(self.salt, root)
         if point < self.shares.baseline:
             arm = Arm.BASELINE

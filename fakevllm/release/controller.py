@@ -128,7 +128,7 @@ class GateController:
         self._live.candidate = history.candidate
 
     def version_published(self, version: int) -> None:
-        """Record the newest version, which the server serves now."""
+        """Record `version` as the newest version of the weights, which the server serves now."""
         self._newest = version
 
     def scorer_changed(self, scorer: str) -> None:
@@ -157,8 +157,8 @@ class GateController:
         self._unusable = reason
 
     def give_up(self, candidate: int, reason: str) -> None:
-        """End the evaluation of a candidate that cannot be sampled. The candidate is then
-        undecided."""
+        """End the evaluation of a candidate (the version to evaluate) whose answers cannot be
+        sampled. The candidate is then left undecided."""
         evaluation = self._evaluation
         if evaluation is not None and evaluation.versions[0] == candidate:
             evaluation.give_up(reason)
@@ -189,7 +189,8 @@ class GateController:
             self._live.add(session)
 
     def next_action(self) -> Action:
-        """Return the action that is due now."""
+        """Return the release gate's action that is due now: evaluate a version of the weights, send
+        a decision about a version, or wait."""
         history, evaluation = self._history, self._evaluation
         if history is None:
             return Wait()
@@ -259,8 +260,8 @@ class GateController:
         self._live.candidate = candidate
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
-        """Return the action that `evaluation`, the evaluation of the present candidate, requires
-        now."""
+        """Return what the release gate must do now for `evaluation`, the evaluation of the present
+        candidate: sample the next row, send the verdict, or wait."""
         candidate, released = evaluation.versions
         verdict = evaluation.verdict
         if verdict is None:
@@ -320,8 +321,8 @@ class _Difference:
             self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
     def add(self, first: float, second: float) -> None:
-        """Add one pair of mean rewards, whose difference is `second - first`. Both must be in the
-        declared range of rewards."""
+        """Add one pair of mean rewards, one from each side of the comparison. The pair's difference
+        is `second - first`. Both must be in the declared range of rewards."""
         difference = max(-self._width, min(self._width, second - first))
         self._sequence.add(difference)
         if self._test is not None:
@@ -333,14 +334,14 @@ class _Difference:
 
     @property
     def is_acceptable(self) -> bool:
-        """Whether the test has shown that the second mean reward is above the first mean reward
-        minus the margin."""
+        """Whether the test has already shown that the second mean reward is not lower than the
+        first one by `margin` (the largest acceptable loss) or more."""
         return self._test is not None and self._test.is_above
 
     @property
     def is_worse(self) -> bool:
-        """Whether the test has shown that the second mean reward is below the first mean reward
-        minus the margin."""
+        """Whether the test has already shown that the second mean reward is lower than the first
+        one by more than `margin`, the largest acceptable loss."""
         return self._test is not None and self._test.is_below
 
     def evidence(self, source: str) -> dict[str, Any]:

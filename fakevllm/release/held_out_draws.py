@@ -42,7 +42,8 @@ class HeldOutDraws:
         self._counts: Counter[int] = Counter()
 
     def get(self, number: int) -> Draw:
-        """Return the draw with this number. The first draw has the number 0."""
+        """Return the draw with this number, which says which held-out row is evaluated next. The
+        first draw has the number 0."""
         while len(self._draws) <= number:
             row = self._row(len(self._draws))
             self._draws.append(Draw(row, self._counts[row]))

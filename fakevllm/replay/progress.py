@@ -44,8 +44,8 @@ class Progress:
         return [(epoch, task) for epoch, task in rows if (epoch, task.task_id) not in self._done]
 
     def note(self, epoch: int, task: Task, *, failed: str | None) -> None:
-        """Record that a row is finished. `failed` is the reason why the row failed, or None if the
-        row was answered."""
+        """Record in the state file that a row of the replay is finished. `failed` is the reason why
+        the row failed, or None if the row was answered."""
         self._done.add((epoch, task.task_id))
         line = {"epoch": epoch, "task_id": task.task_id} | ({"failed": failed} if failed else {})
         self._file.write(orjson.dumps(line) + b"\n")

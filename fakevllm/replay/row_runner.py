@@ -37,7 +37,8 @@ def play(
     capacity: asyncio.Event | None = None,
     retry_for_s: float = RETRY_FOR_S,
 ) -> AsyncGenerator[RowResult]:
-    """Send the rows, and yield their results in the order in which the rows end.
+    """Send the dataset rows of a replay, and yield their results in the order in which the rows
+    end.
 
     At most `concurrency` rows run at a time. `rows` may be endless, because the next row is taken
     from `rows` only when fewer than `concurrency` rows run. While the event `capacity` is cleared,

@@ -78,8 +78,8 @@ class Correlation:
 
     @property
     def value(self) -> float | None:
-        """The correlation. None if all first numbers of the pairs, or all second numbers, are
-        equal."""
+        """Pearson's correlation of the pairs that were added. None if all first numbers of the
+        pairs, or all second numbers, are equal."""
         if self._xx <= 0 or self._yy <= 0:
             return None
         return max(-1.0, min(1.0, self._xy / math.sqrt(self._xx * self._yy)))
@@ -112,8 +112,8 @@ class HookMeans:
     the only best one."""
 
     def add(self, rewards: Sequence[float], greedy: int | None) -> None:
-        """Add the rewards of one group. `greedy` is the position of the sibling that was sampled at
-        temperature 0."""
+        """Add to the figures the rewards of one group (a request with its answers). `greedy` is the
+        position of the sibling (answer) that was sampled at temperature 0."""
         for position, reward in enumerate(rewards):
             if position != greedy:
                 self._all.add(reward)
@@ -211,7 +211,7 @@ class HookComparison:
         return self._noise.without_noise(self.correlation_within)
 
     def add(self, group: RescoredGroup) -> None:
-        """Add one group to the comparison."""
+        """Add the old and the new rewards of one group to the comparison."""
         self.num_groups += 1
         self.num_known += group.is_known
         self.num_without_task += group.lacks_task
@@ -272,7 +272,7 @@ class HookComparison:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures of the comparison as a JSON object."""
+        """Return all figures of this comparison of old and new rewards as a JSON object."""
         names = (
             *("num_groups", "num_known", "num_without_task", "num_compared", "num_without_old"),
             *(

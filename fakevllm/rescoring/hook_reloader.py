@@ -32,7 +32,7 @@ class ReloadsStopped(Exception):
 
 
 class ReloadState(Enum):
-    """The kind of result that a reload of the hooks had."""
+    """How a reload of the hooks (the user's functions, such as the reward) has ended."""
 
     TAKEN_OVER = "taken_over"
     UNCHANGED = "unchanged"
@@ -112,13 +112,13 @@ class HookReloader:
         return None if outcome.state is ReloadState.POSTPONED else outcome.digest
 
     def stop(self) -> None:
-        """End all running reloads, and begin no further reload."""
+        """Cancel all running reloads of the hooks, and begin no further reload."""
         self._is_stopped = True
         for task in self._running:
             task.cancel()
 
     async def close(self) -> None:
-        """Stop all reloads, and wait until they have ended."""
+        """Cancel all reloads of the hooks, and wait until the reloads have ended."""
         self.stop()
         await asyncio.gather(*self._running, return_exceptions=True)
 
@@ -143,7 +143,8 @@ class HookReloader:
                 await worker.close()
 
     async def _try(self, worker: HookWorker) -> ReloadOutcome:
-        """Load and try new hooks, and let them take over if the limits allow it."""
+        """Load and try new hooks, and let them take over if the limits of `[hooks.reload]` allow
+        it."""
         old = self._versions.info.content_hash
         try:
             new = await worker.read_files()

@@ -44,7 +44,8 @@ class LoggedGroup:
 
     @property
     def answers(self) -> list[Hashable]:
-        """The answers as JSON in a canonical form, so that equal answers have equal bytes."""
+        """The group's answers as JSON in a canonical form, so that equal answers have equal
+        bytes."""
         return [orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for one in self.recorded.answers]
 
     @staticmethod
@@ -69,8 +70,9 @@ class LoggedGroup:
 
     @staticmethod
     def read(ledger: Ledger, group_id: str, find_task: Callable[[str], Task | None]) -> LoggedGroup:
-        """Read a group. `find_task(task_id)` returns the dataset task with this id, or None if
-        there is no such task. Raises one of READ_ERRORS if the group cannot be read."""
+        """Read a logged group from the ledger (the proxy's database). `find_task(task_id)` returns
+        the dataset task with this id, or None if there is no such task. Raises one of READ_ERRORS
+        if the group cannot be read."""
         record = ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")

@@ -27,14 +27,14 @@ class ReloadRules:
         self._limits = limits
 
     def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
-        """Return True if the new hooks have already failed for too many groups, so that they will
-        be refused whatever the other groups show. `comparison` has the results so far, and
-        `num_groups` is the number of groups in the whole trial."""
+        """Return True if the new hooks have already failed for so many groups that they will be
+        refused, whatever the other groups show. `comparison` has the results so far, and
+        `num_groups` is the number of groups on which the new hooks are tried."""
         return comparison.num_new_failures > self._limits.max_failed * num_groups
 
     def refusal(self, comparison: HookComparison) -> str | None:
-        """Return the reason why the new hooks must not take over. Return None if they may take
-        over."""
+        """Return the reason why the new hooks must not take over from the running hooks. Return
+        None if they may take over."""
         num_failed, first = comparison.num_new_failures, comparison.first_new_failure
         num = comparison.num_compared + num_failed
         if first is not None and num_failed > self._limits.max_failed * num:

@@ -105,7 +105,8 @@ class Rescorer:
         await self._stack.aclose()
 
     async def score(self, group_ids: Iterable[str]) -> AsyncGenerator[RescoredGroup | BrokenGroup]:
-        """Score the groups, and yield the results in the order in which they are ready.
+        """Score the groups with the reward hook, and yield the results in the order in which they
+        are ready.
 
         Raises UserError if the hook files change, and LedgerError if results cannot be written.
         """
@@ -141,8 +142,8 @@ class Rescorer:
             self._num_running[position] -= 1
 
     def _read(self, group_id: str) -> tuple[LoggedGroup, list[float | None] | None]:
-        """Read a group. Return a pair: the group, and the rewards that an earlier command with the
-        same hooks has stored. The rewards are None if the group must be scored."""
+        """Read a group from the ledger. Return a pair: the group, and the rewards that an earlier
+        command with the same hooks has stored. The rewards are None if the group must be scored."""
         find_task = partial(self._ledger.task, rows=self._scorer.tasks)
         group = LoggedGroup.read(self._ledger, group_id, find_task)
         known, reason = self._ledger.rescored.find(group_id, self.hook_hash)
@@ -167,8 +168,8 @@ class Rescorer:
         self._check_written()
 
     async def flush(self) -> None:
-        """Wait until all results are in the ledger's file. Raises LedgerError if a result cannot be
-        written."""
+        """Wait until all rewards and failures of the hooks are in the ledger's file. Raises
+        LedgerError if a result cannot be written."""
         is_written = await self._ledger.flush()
         self._check_written()
         if not is_written:

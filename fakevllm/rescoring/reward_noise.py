@@ -33,7 +33,8 @@ class _Variance:
     """Degrees of freedom: the size of each set minus 1, summed over the sets."""
 
     def add(self, numbers: Sequence[float]) -> None:
-        """Add one set of numbers. The deviations are computed from the mean of this set."""
+        """Add one set of numbers to the pooled variance. The deviations of these numbers are
+        computed from the mean of their own set."""
         if len(set(numbers)) > 1:  # otherwise rounding errors would look like noise
             mean = math.fsum(numbers) / len(numbers)
             self._squares += math.fsum((number - mean) ** 2 for number in numbers)
@@ -41,7 +42,8 @@ class _Variance:
 
     @property
     def value(self) -> float | None:
-        """The variance, pooled over all sets. None if no set has at least two numbers."""
+        """The variance of all added numbers around the means of their sets. None if no set has at
+        least two numbers."""
         return self._squares / self._num_free if self._num_free else None
 
 
@@ -61,7 +63,8 @@ class RewardNoise:
     _all: _Variance = field(default_factory=_Variance)
 
     def add(self, answers: Sequence[Hashable], rewards: Sequence[float]) -> None:
-        """Add the answers of one group, with their rewards."""
+        """Include one group (the answers to one request) in the estimate: its answers, with the
+        reward of each."""
         by_answer: defaultdict[Hashable, list[float]] = defaultdict(list)
         for answer, reward in zip(answers, rewards, strict=True):
             by_answer[answer].append(reward)

@@ -22,7 +22,8 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class Rescored:
-    """The results of one run of `fakevllm rescore`."""
+    """The results of one run of `fakevllm rescore`, which computes the rewards of logged groups
+    with new hooks."""
 
     ledger: Path
     """Ledger file that has the new rewards."""

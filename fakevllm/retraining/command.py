@@ -87,7 +87,7 @@ class RetrainSettings:
     json_file: Path | None = None
 
     def server_flags(self, model: str | None, folder: Path) -> list[str]:
-        """Return the flags of the new run's server, without its port."""
+        """Return the command-line flags of the server for the new run, without its port."""
         return [
             *self.engines.flags,
             *([] if model is None else ["--model", model]),
@@ -98,18 +98,19 @@ class RetrainSettings:
         ]
 
     def fill_a_step(self, num_groups: int) -> bool:
-        """Return True if `num_groups` groups, sent once per epoch, are enough for one training
-        step."""
+        """Return True if `num_groups` groups are enough for one training step. Each group is sent
+        once in each of `epochs` epochs."""
         return num_groups * self.epochs >= self.job.batch_size
 
     def redaction(self) -> RedactionInUse:
-        """Return the redaction for everything that the command stores and that the hooks print."""
+        """Return the redaction settings of the job, which apply to everything that the command
+        stores and that the hooks print."""
         return RedactionInUse(self.job.privacy_or_default)
 
     @property
     def training_job(self) -> TrainJob:
-        """The job of the new run. The job sets no last step, and a step begins as soon as there are
-        enough groups."""
+        """The job (the training settings) of the new run. The job sets no last step, and a step
+        begins as soon as there are enough groups."""
         default = TrainJob()
         return self.job.model_copy(
             update={
@@ -186,7 +187,7 @@ def run_retrain(settings: RetrainSettings, console: Console | None = None) -> Re
 
 @dataclass(slots=True)
 class _Retraining:
-    """One run of the command, from the start of the server to its end."""
+    """One run of `fakevllm retrain`, from the start of its swarm server until the server stops."""
 
     settings: RetrainSettings
     folder: Path

@@ -26,7 +26,8 @@ its importance weights would be wrong."""
 
 
 class NotTrained(Exception):
-    """Raised for a group that cannot be trained again. The message is the slug of the reason."""
+    """Raised for a group that cannot be trained again. The message is a slug
+    (short name) of the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class TrainableGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Reads the groups of one ledger. The rewards of all groups are those of the hooks with the
-    hash `hook_hash`."""
+    """Reads groups (requests with their sampled answers) from one ledger, the proxy's database. The
+    rewards of all groups are those of the hooks with the hash `hook_hash`."""
 
     ledger: Ledger
     hook_hash: str
@@ -61,8 +62,9 @@ class GroupReader:
     """Rows of the dataset file by the ids of their tasks."""
 
     def read(self, group_id: str) -> TrainableGroup:
-        """Return a group. Raises NotTrained if the group must not or cannot be trained. Raises one
-        of READ_ERRORS if the group's rows in the ledger are damaged."""
+        """Read a group (a request with its sampled answers) from the ledger, the proxy's database.
+        Raises NotTrained if the group must not or cannot be trained. Raises one of READ_ERRORS
+        if the group's rows in the ledger are damaged."""
         record = self.ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")

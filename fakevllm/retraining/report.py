@@ -41,8 +41,8 @@ class EffectiveSampleSize:
     """The smallest effective sample size of a step."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of one training step. A step without logged tokens (tokens that an
-        earlier run sampled) is ignored."""
+        """Add the metrics of one training step to the sums over all steps. A step without logged
+        tokens (tokens that an earlier run sampled) is ignored."""
         num, ess = metrics.get("logged_tokens", 0.0), metrics.get("logged_ess", 0.0)
         if not num:
             return
@@ -54,7 +54,8 @@ class EffectiveSampleSize:
 
     @property
     def share(self) -> float | None:
-        """The effective sample size divided by the number of logged tokens; None without tokens."""
+        """The effective sample size divided by the number of logged tokens (tokens that an earlier
+        run sampled). None if there are no such tokens."""
         if not self.num:
             return None
         return self.weights**2 / (self.num * self.squares) if self.squares else 0.0
@@ -80,7 +81,8 @@ class Staleness:
     num_of_other_runs: int = 0
 
     def add(self, run_id: str | None, versions: Sequence[int]) -> None:
-        """Add a group. `versions` are the versions that sampled its tokens."""
+        """Count one group (a request with its answers). `versions` are the versions of the weights
+        that sampled the group's tokens."""
         if run_id != self.run_id or not versions:
             self.num_of_other_runs += 1
             return
@@ -117,11 +119,13 @@ class RetrainReport:
     """Groups that were left over at the end, because they were too few for a step."""
 
     def add_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step. They replace those of an earlier step with the same number."""
+        """Add the metrics of a training step to the report. They replace the metrics of an earlier
+        step with the same number."""
         self.steps[step] = metrics
 
     def restore(self, step: int) -> None:
-        """Forget the steps after `step`, which were lost in a crash."""
+        """Remove the metrics of all steps after `step` from the report. The server lost these steps
+        in a crash."""
         self.steps = {number: one for number, one in self.steps.items() if number <= step}
 
     @property
@@ -130,7 +134,7 @@ class RetrainReport:
 
     @property
     def last_step(self) -> int:
-        """Number of the last step; 0 without steps."""
+        """Number of the last training step in the report; 0 if the report has no steps."""
         return max(self.steps, default=0)
 
     @property
@@ -139,7 +143,8 @@ class RetrainReport:
 
     @property
     def ess(self) -> EffectiveSampleSize:
-        """The effective sample size over all steps."""
+        """The effective sample size of the logged tokens (tokens that an earlier run sampled), over
+        all training steps in the report."""
         total = EffectiveSampleSize()
         for metrics in self.steps.values():
             total.add(metrics)
@@ -147,7 +152,8 @@ class RetrainReport:
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean reward of all steps under the new hooks; None without steps."""
+        """Mean reward of all training steps in the report, as scored by the new hooks. None without
+        steps."""
         means = [one["reward_mean"] for one in self.steps.values() if "reward_mean" in one]
         return sum(means) / len(means) if means else None
 
@@ -172,7 +178,8 @@ class RetrainReport:
 
 
 def render(report: RetrainReport, title: str) -> Group:
-    """Return the report for the terminal: a table, with lines of text below it."""
+    """Return the report of a `fakevllm retrain` as text for the terminal: a table, with lines of
+    text below it."""
     table = Table(title=title, show_header=False)
     for name, value in _rows(report):
         table.add_row(name, value)

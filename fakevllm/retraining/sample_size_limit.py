@@ -23,19 +23,20 @@ class SampleSizeLimit:
     """
 
     def __init__(self, min_ess: float) -> None:
-        """Create the limit. `min_ess` is the lowest effective sample size that a step may have, as
-        a fraction of the step's tokens."""
+        """Create the limit. `min_ess` is the lowest effective sample size that a training step may
+        have, as a fraction of the step's tokens."""
         self._min_ess = min_ess
         self._is_low: dict[int, bool] = {}
 
     def restore(self, step: int) -> None:
-        """Forget the steps after `step`, which were lost in a crash."""
+        """Forget which steps after `step` were below the limit. These training steps were lost in a
+        crash."""
         self._is_low = {number: low for number, low in self._is_low.items() if number <= step}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Check the effective sample size of a step. Raises UserError if step 1 is below the limit,
-        or if MAX_LOW consecutive steps are below the limit. A step without logged tokens is
-        ignored."""
+        """Check the effective sample size of a training step. Raises UserError if step 1 is below
+        the limit, or if MAX_LOW consecutive steps are below the limit. A step whose metrics have no
+        effective sample size is ignored."""
         ess = metrics.get("logged_ess")
         if ess is None:
             return

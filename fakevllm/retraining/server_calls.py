@@ -65,9 +65,9 @@ def log_after(seq: int) -> ServerCall[list[LogEntry]]:
 
 
 def end_of_step(step: int) -> ServerCall[int]:
-    """Wait until the server has made the step `step`, or has given it up. The server gives up a
-    step that failed several times, and a step without trainable groups. Return the number of groups
-    that still wait for a step.
+    """Wait until the server has finished the training step `step`, or has given it up. The server
+    gives up a step that failed several times, and a step without trainable groups. Return the
+    number of groups that still wait for a step.
 
     Raises FakevllmError if the engine is off, if training has stopped, or if the server reports a
     problem for too long, such as a full disk.

@@ -27,7 +27,8 @@ class RunModel:
 
     @staticmethod
     def read(run_dir: Path) -> RunModel | None:
-        """Return the model of a run, or None if the folder has no readable `model.json`."""
+        """Read the model of a run from `model.json` in the run's folder. Return None if this file
+        does not exist or cannot be read."""
         try:
             recorded = json.loads((run_dir / "model.json").read_bytes())
             return RunModel(recorded["model"], recorded["fingerprint"])

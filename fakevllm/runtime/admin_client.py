@@ -37,9 +37,9 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 
 
 def reload_hooks(url: str, key: str | None) -> Json:
-    """Let a running proxy try its edited hook files. The new hooks take over if the proxy's limits
-    (`[hooks.reload]`) allow it. Return the proxy's reply. Raises ConfigError if the proxy does not
-    answer or refuses the request."""
+    """Let a running proxy load its edited hook files, and try them on logged requests. The new
+    hooks replace the old ones if the proxy's limits (`[hooks.reload]`) allow it. Return the proxy's
+    reply. Raises ConfigError if the proxy does not answer or refuses the request."""
     path = "/fakevllm/hooks/reload"
     return fetch_json(url, path, key, method="POST", timeout_s=RELOAD_TIMEOUT_S)
 

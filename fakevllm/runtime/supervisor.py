@@ -43,8 +43,8 @@ class SupervisedProcess:
         listener: socket.socket,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the object. `environment` has the environment variables that the child gets in
-        addition to those of this process."""
+        """Create the object. `environment` has the environment variables that the child process
+        gets in addition to those of this process."""
         self.name = name
         self.num_restarts = 0
         fd = str(listener.fileno())
@@ -60,7 +60,7 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None else None
 
     async def run(self, on_restart: Callable[[str], None]) -> None:
-        """Keep the process running until this method is cancelled. After each restart, call
+        """Keep the child process running until this method is cancelled. After each restart, call
         `on_restart` with a log line about the restart.
 
         Raises FakevllmError after MAX_RESTARTS restarts. Also raises FakevllmError if the process

@@ -156,7 +156,8 @@ def end(
 
 
 def check_output(task: Task, output: WorkflowOutput) -> None:
-    """Raise ValueError for an output that the server would refuse."""
+    """Raise ValueError if the server would refuse this output of an episode: the task has no id, or
+    the reward is not one finite number in the allowed range."""
     if not task.task_id:
         raise ValueError(
             "task.task_id is empty: it tells which episodes are compared with each other."

@@ -240,17 +240,18 @@ class DaemonThreadPool:
         return 0 if self.has_ended else self._num_unfinished
 
     def wait(self) -> None:
-        """Return when all submitted calls have ended, or when an error has ended the pool."""
+        """Return when all calls that were submitted to the pool have ended, or when an error has
+        ended the pool."""
         with self._changed:
             self._changed.wait_for(lambda: not self.num_unfinished)
 
     def check(self) -> None:
-        """If an error has ended the pool, raise this error."""
+        """Raise the error that has ended this thread pool. If no error has ended it, do nothing."""
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
-        """Cancel all calls that have not begun, and accept no further calls."""
+        """Cancel all calls of the pool that have not begun, and accept no further calls."""
         with self._changed:
             self._error = self._error or CancelledError()
             self._changed.notify_all()

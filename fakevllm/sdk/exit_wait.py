@@ -19,15 +19,16 @@ class WorkingPool(Protocol):
 
     @property
     def num_unfinished(self) -> int:
-        """Number of submitted calls for which the script must wait."""
+        """Number of calls submitted to this thread pool for which the script must wait."""
         ...
 
     def wait(self) -> None:
-        """Return when all submitted calls have ended, or when an error has ended the pool."""
+        """Wait until all calls submitted to this thread pool have ended, or until an error has
+        ended the pool."""
         ...
 
     def cancel(self) -> None:
-        """Cancel all calls that have not begun."""
+        """Cancel all calls submitted to this thread pool that have not begun."""
         ...
 
 

@@ -199,8 +199,8 @@ class ConnectionPool(Generic[C]):
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """Take an idle client from the pool and return it. Return None if the pool is empty. The
-        caller must then create a client.
+        """Take an idle HTTP client from the pool and return it. Return None if the pool is empty.
+        The caller must then create an HTTP client.
 
         Raises ClientClosed if the pool is closed.
         """
@@ -212,7 +212,8 @@ class ConnectionPool(Generic[C]):
             return self._idle.pop()[0] if self._idle else None
 
     def put_back(self, client: C, now: float) -> list[C]:
-        """Put a client back, and return a list of clients that the caller must close.
+        """Put an HTTP client back into the pool. Return a list of HTTP clients that the caller must
+        close.
 
         The list contains the clients that were idle for more than MAX_IDLE_S seconds. This method
         removes these clients from the pool. If the pool is closed, `client` is not put back, and is
@@ -227,7 +228,7 @@ class ConnectionPool(Generic[C]):
             return [idle for idle, _ in old]
 
     def close(self) -> list[C]:
-        """Close the pool, and return the clients that the caller must close."""
+        """Close the pool, and return its idle HTTP clients, which the caller must close."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

@@ -198,8 +198,8 @@ class _Group:
 
 
 class _Slots:
-    """A fixed number of slots. A thread that finds no free slot waits. The wait ends when a slot is
-    free, or when the thread pool has ended."""
+    """A fixed number of slots. A thread that asks for a slot while none is free waits. The wait
+    ends when a slot is released, or when the thread pool has ended."""
 
     def __init__(self, num_slots: int, has_ended: Callable[[], bool]) -> None:
         if num_slots < 1:
@@ -209,7 +209,8 @@ class _Slots:
         self._changed = threading.Condition()
 
     def acquire(self) -> None:
-        """Take a slot. Wait while no slot is free and the pool has not ended."""
+        """Take a slot. If no slot is free, wait until a slot is released or the thread pool has
+        ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_free > 0 or self._has_ended())
             self._num_free -= 1

@@ -57,7 +57,7 @@ class ServerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A wait before the next request."""
+    """A wait of the client before its next request to the server."""
 
     seconds: float
     reason: str
@@ -74,7 +74,7 @@ class ThrottledWarning:
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A reply of the server, with any HTTP status."""
+    """The server's reply to a client's request, with any HTTP status."""
 
     status: int
     content: Any
@@ -86,7 +86,7 @@ class ServerReply:
 
     @property
     def detail(self) -> str:
-        """The error message that the reply contains."""
+        """The error message in this reply, which the server sent for a failed request."""
         if self.status == 401:
             return NO_VALID_KEY
         match self.content:
@@ -174,13 +174,14 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
 
 
 def is_transient(error: SwarmError) -> bool:
-    """Return True if this error is temporary, so that a later attempt of the same request may
-    succeed."""
+    """Return True if an error of a server call is temporary, so that a later attempt of the same
+    request may succeed."""
     return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
 
 class Backoff:
-    """Exponential backoff: each pause is twice the previous pause, up to a maximum."""
+    """Exponential backoff between attempts of a request to the server: each pause is twice the
+    previous pause, up to a maximum."""
 
     def __init__(self, limit_s: float | None, max_pause_s: float = MAX_PAUSE_S) -> None:
         """Create a backoff. `limit_s` is the maximum length of all pauses together, in seconds.
@@ -194,8 +195,8 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Make the driver wait for the next pause. `reason` says what the client waits for, and is
-        logged if the wait is long."""
+        """Yield the next pause, for which the code that runs this server call then waits. `reason`
+        says what the client waits for, and is logged if the wait is long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

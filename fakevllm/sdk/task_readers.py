@@ -23,7 +23,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class TaskReader(ABC):
-    """An iterable of tasks."""
+    """An iterable of tasks, such as questions from a file, on which agents are trained."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Task]: ...

@@ -98,8 +98,8 @@ class SessionLookup:
         group.
 
         `answered` is the match with an earlier answer, if such a match was found. If `within` is
-        not None, only this session is searched. `evidence` is the evidence that was found before
-        this call.
+        not None, only this session is searched. `evidence` is the kind of evidence for the session
+        that was found before this call.
         """
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:

@@ -97,20 +97,20 @@ class MessageHistory:
 
     @property
     def question(self) -> str:
-        """The last text that a user wrote, or "" if there is none."""
+        """The last text of the history that a user wrote, or "" if there is none."""
         texts = (message.text for message in reversed(self.messages) if message.is_from_user)
         return next(texts, "")
 
     @property
     def user_text(self) -> str:
-        """All texts that users wrote, joined to one text. The proxy searches this text for quotes
-        of earlier questions."""
+        """All texts of the history that users wrote, joined into one text. The proxy searches this
+        text for quotes of earlier questions."""
         return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property
     def key(self) -> bytes:
-        """Key of the whole history. The key of a history without messages is b"", because a request
-        without messages cannot be continued."""
+        """Key (hash) of the whole history. If the history has no messages, the key is b"", because
+        no later request can continue an empty history."""
         return self.messages[-1].history_key if self.messages else b""
 
     @property
@@ -364,7 +364,8 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Store `length`, the number of characters of a prompt and its answer together."""
+        """Store the length of a prompt together with its answer, in characters. The method
+        `history_of` looks for this prompt at the beginning of later prompts."""
         self._lengths.append(length)
 
 

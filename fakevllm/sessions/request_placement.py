@@ -82,9 +82,9 @@ class Placement:
         return None if self._place is None else self.tree.root_of(self._place.session_id)
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
-        """Store the answer that the app gets. Later requests that continue the answer are then
-        recognized. After a retry, this method may be called several times for one request. Only the
-        first call has an effect.
+        """Store the answer that the app gets to this request. A later request that continues the
+        answer can then be placed in the same session. After a retry, this method may be called
+        several times for one request. Only the first call has an effect.
 
         `at` is the time on the same monotonic clock as `received_at`.
         """
@@ -97,8 +97,8 @@ class Placement:
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """Record that the app did not get a whole answer. If `served` was called before, this
-        method does nothing."""
+        """Record that the app did not get a whole answer to this request. If `served` was called
+        before, this method does nothing."""
         if self._place is not None and not self._is_served:
             self.tree.failed(self.group_id, at)
 

@@ -123,7 +123,8 @@ class GroupIndex(Generic[Key]):
         return len(self._entries)
 
     def add(self, key: Key, group: GroupNode) -> None:
-        """Add a group under a key. The group counts as the latest group with this key."""
+        """Add `group` (a request with its answer) to this index under `key`. It counts as the
+        latest group with this key."""
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = group
@@ -133,8 +134,8 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove `group` from the index under `key`. Do nothing if the index does not have the
-        group under this key."""
+        """Remove `group` (a request with its answer) from the groups that this index has under
+        `key`. Do nothing if it is not one of them."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)
@@ -142,7 +143,8 @@ class GroupIndex(Generic[Key]):
             del self._entries[key]
 
     def latest(self, key: Key) -> Iterator[GroupNode]:
-        """Return the groups with this key, the latest first, but at most MAX_MATCHES groups."""
+        """Return the groups that this index has under `key`, the latest first, but at most
+        MAX_MATCHES groups."""
         entry = self._entries.get(key)
         if entry is None:
             return iter(())
@@ -151,7 +153,7 @@ class GroupIndex(Generic[Key]):
         return iter((entry,))
 
     def has(self, key: Key) -> bool:
-        """Return True if any group has this key."""
+        """Return True if this index has any group (a request with its answer) under `key`."""
         return key in self._entries
 
 
@@ -185,9 +187,9 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, and link it to its parent. The parent is the earlier group whose answer the
-        added group continues. If there are now too many groups, evict the least recently used
-        groups."""
+        """Add a group (a request with its answer) to this index of all groups, and link it to its
+        parent. The parent is the earlier group whose answer the added group continues. If there are
+        now too many groups, evict the least recently used groups."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:

@@ -71,7 +71,7 @@ class SessionTree:
         self._orphans: deque[_Orphan] = deque(maxlen=NUM_ORPHANS)
 
     def __len__(self) -> int:
-        """Return the number of groups in the tree."""
+        """Return the number of groups (requests with their sampled answers) in the tree."""
         return len(self._index.groups)
 
     @property

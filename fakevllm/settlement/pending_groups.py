@@ -54,8 +54,9 @@ class PendingGroups:
     def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Add a group (a request with its answers) when its app gets the answer. Only the first
-        call for a group has an effect."""
+        """Add a group (a request with its answers) to the groups whose rewards were not sent yet.
+        Call this method when the app gets its answer. Only the first call for a group has an
+        effect."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)

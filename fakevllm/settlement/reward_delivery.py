@@ -129,18 +129,20 @@ class Delivery:
 
     def release_earlier_turns(self, place: Place) -> None:
         """Let the groups of the session's earlier turns be sent to the server without waiting for
-        feedback. Call this method when a new request at `place` has begun a later turn."""
+        feedback. Call this method when a new request at `place`, its place in the session, has
+        begun a later turn."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
     async def wait_recorded(self, group_id: str) -> None:
-        """Wait until the group's record is queued as a write to the ledger."""
+        """Wait until the group's record is queued as a write to the ledger (the proxy's
+        database)."""
         while not self._pending.is_recorded(group_id):
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Stop tracking a group that will not be sent. Before this call, queue the record of the
-        group for the ledger."""
+        """Stop tracking a group that will not be sent to the server. Before this call, queue the
+        group's record as a write to the ledger (the proxy's database)."""
         self._remove(group_id)
 
     # --- groups

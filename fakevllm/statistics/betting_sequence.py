@@ -78,7 +78,8 @@ class BettingTest:
         self._logs_below = [0.0] * len(FRACTIONS)
 
     def add(self, observation: float) -> None:
-        """Add one observation."""
+        """Add one observation to the test. It must be in the range that the test was created
+        with."""
         assert self._range.low <= observation <= self._range.high, "observations are in their range"
         distance = observation - self._value
         above = distance / (self._value - self._range.low)
@@ -89,12 +90,12 @@ class BettingTest:
 
     @property
     def is_above(self) -> bool:
-        """Whether the observations so far have shown that the mean is above the value."""
+        """Whether the observations so far have shown that the true mean is above `value`."""
         return _log_mean(self._logs_above) >= self._log_limit
 
     @property
     def is_below(self) -> bool:
-        """Whether the observations so far have shown that the mean is below the value."""
+        """Whether the observations so far have shown that the true mean is below `value`."""
         return _log_mean(self._logs_below) >= self._log_limit
 
 
@@ -126,7 +127,8 @@ class BettingSequence:
         """Mean of the observations; 0 without any."""
 
     def add(self, value: float) -> None:
-        """Add one observation."""
+        """Add one observation to the sequence. It must be in the range that the sequence was
+        created with."""
         assert self._range.low <= value <= self._range.high, "observations are in their range"
         position = (value - self._range.low) / (self._range.high - self._range.low) * NUM_CELLS
         cell = min(int(position), NUM_CELLS - 1)
@@ -136,15 +138,18 @@ class BettingSequence:
         self.mean += (value - self.mean) / self.num
 
     def is_above(self, value: float) -> bool:
-        """Return True if the whole interval is above `value`, a number inside the range."""
+        """Return True if the whole confidence interval for the mean is above `value`, a number
+        inside the range of the observations."""
         return self._log_capital(value, self._range.low) >= self._log_limit
 
     def is_below(self, value: float) -> bool:
-        """Return True if the whole interval is below `value`, a number inside the range."""
+        """Return True if the whole confidence interval for the mean is below `value`, a number
+        inside the range of the observations."""
         return self._log_capital(value, self._range.high) >= self._log_limit
 
     def interval(self) -> Interval | None:
-        """Return the interval after the observations so far, or None if there are none."""
+        """Return the confidence interval for the mean after the observations so far. Return None if
+        there are no observations."""
         if self.num == 0:
             return None
         if self._interval is None or self._interval[0] != self.num:

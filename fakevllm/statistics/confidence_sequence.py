@@ -111,16 +111,17 @@ class ConfidenceSequence:
         self.num = 0
 
     def add(self, value: float, variance: float | None = None) -> None:
-        """Add one observation. By default, the observation has the sequence's sub-Gaussian scale.
-        For another scale, pass the square of the scale as `variance`. `variance` must not depend on
-        `value`."""
+        """Add one observation to the sequence. By default, the observation has the sub-Gaussian
+        scale `sigma` of the sequence. For another scale, pass the square of the scale as
+        `variance`. `variance` must not depend on `value`."""
         assert math.isfinite(value), "observations are finite"
         self._sum += value
         self._variance += self._variance_of_one if variance is None else variance
         self.num += 1
 
     def interval(self) -> Interval | None:
-        """Return the interval after the observations so far, or None if there are none."""
+        """Return the confidence interval for the mean of the observations that were added so far.
+        Return None if there are no observations."""
         if self.num == 0:
             return None
         mean = self._sum / self.num
@@ -163,18 +164,19 @@ class DifferenceSequence:
 
     @property
     def num(self) -> int:
-        """Number of pairs."""
+        """Number of pairs that were added so far."""
         return self._differences.num
 
     def add(self, first: Sequence[float], second: Sequence[float]) -> None:
-        """Add a pair: the rewards of its first part, and the rewards of its second part. Each part
-        needs at least one reward."""
+        """Add a pair to the sequence. `first` has the rewards of its first part, and `second` has
+        the rewards of its second part. Each part needs at least one reward."""
         difference = sum(second) / len(second) - sum(first) / len(first)
         variance = self._rewards.variance(len(first)) + self._rewards.variance(len(second))
         self._differences.add(difference, variance)
 
     def interval(self) -> Interval | None:
-        """Return the interval after the pairs so far, or None if there are none."""
+        """Return the confidence interval for the mean difference of the pairs that were added so
+        far. Return None if there are no pairs."""
         return self._differences.interval()
 
 

@@ -79,7 +79,7 @@ class TrainFile(Section):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The validated settings of one run."""
+    """The validated settings of one run of `fakevllm train`, read from its YAML file."""
 
     file: Path
     job: TrainJob

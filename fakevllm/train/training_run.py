@@ -26,7 +26,8 @@ HOST = "127.0.0.1"
 
 
 def train(settings: Settings, inputs: TrainingInputs, console: Console) -> Outcome:
-    """Train until the last step, and return the mean rewards of the steps and of the evaluations.
+    """Run the training until its last step, and return the mean rewards of the steps and of the
+    evaluations.
 
     Raises UserError if training cannot begin or continue. Raises KeyboardInterrupt on Ctrl-C, after
     the server has saved a checkpoint.

@@ -27,9 +27,9 @@ wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and two queues of calls that wait for a slot. Leads (the apps' own
-    requests) wait in the first queue. Sibling calls, which the proxy adds to sample more answers,
-    wait in the second queue.
+    """A limited number of slots for the proxy's open calls at the server, and two queues of calls
+    that wait for a slot. Leads (the apps' own requests) wait in the first queue. Sibling calls,
+    which the proxy adds to sample more answers, wait in the second queue.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling call that has waited longest. A sibling call needs one slot for
@@ -46,7 +46,7 @@ class CallSlots:
 
     @property
     def num_open(self) -> int:
-        """Number of slots that are held."""
+        """Number of slots that open calls hold now."""
         return self._num_leads + self._num_siblings
 
     @property
@@ -63,12 +63,13 @@ class CallSlots:
         return self._num_for_siblings
 
     def must_wait(self, *, is_lead: bool, num: int = 1) -> bool:
-        """Return True if a new call must wait for its slots."""
+        """Return True if a new call to the server must wait because too few slots are free, or
+        because other calls wait already."""
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead, num)
 
     def slot(self, *, is_lead: bool, num: int = 1) -> HeldSlots:
-        """Return a context manager that holds the slots for one call. If too few slots are free,
-        entering the context manager waits for slots, without a time limit.
+        """Return a context manager that holds the slots of one call while the call is open. If too
+        few slots are free, entering the context manager waits for slots, without a time limit.
 
         `num` is the number of siblings (answers to one request) that the call samples. It is at
         most `max_per_call`.
@@ -76,8 +77,8 @@ class CallSlots:
         return HeldSlots(self, is_lead, num)
 
     async def take(self, is_lead: bool, num: int) -> None:
-        """Wait until `num` slots are free, and take them. The caller gives them back with
-        `release`."""
+        """Wait until a call can get `num` slots, and take the slots. The caller gives them back
+        with `release` when the call has ended."""
         if self.must_wait(is_lead=is_lead, num=num):
             await self._wait(is_lead, num)
         else:
@@ -110,7 +111,7 @@ class CallSlots:
             self._num_siblings += num
 
     def release(self, is_lead: bool, num: int) -> None:
-        """Give `num` slots back, and pass them on to calls that wait for slots."""
+        """Give back the `num` slots of a call that has ended, and pass them on to waiting calls."""
         if is_lead:
             self._num_leads -= num
         else:
@@ -132,9 +133,9 @@ class CallSlots:
 
 
 class HeldSlots:
-    """Context manager that holds slots while one call is open. The context manager yields a
-    function that gives one of the slots back before the block ends. This is a class and not a
-    generator, because a generator would cost more time for every request."""
+    """Context manager that holds the slots of one call to the server while the call is open. The
+    context manager yields a function that gives one of the slots back before the block ends. This
+    is a class and not a generator, because a generator would cost more time for every request."""
 
     def __init__(self, slots: CallSlots, is_lead: bool, num: int) -> None:
         self._slots = slots

@@ -75,7 +75,7 @@ class EngineResponse:
 
     @property
     def events(self) -> list[bytes]:
-        """The server-sent events of the stream; [] if the response is not streamed."""
+        """The server-sent events of this response; [] if the response is not streamed."""
         if self.parsed_events is not None:
             return self.parsed_events
         return SseDecoder().feed(self.body) if self.streamed else []
@@ -99,8 +99,8 @@ class EngineResponse:
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether the engine died before the end of this stream. The server reports this by an
-        event in the stream, because the HTTP status has been sent already."""
+        """Whether the engine died before the end of this streamed response. The server reports this
+        by an event in the stream, because the HTTP status has been sent already."""
         return self.streamed and _CUT_OFF in self.body
 
 
@@ -116,13 +116,13 @@ class LiveResponse:
     """Reason of an outage, as the server sent it in a header; None if it sent none."""
 
     async def read(self) -> bytes:
-        """Read the body to its end, and return it. Raises WireError (503) if the connection
-        fails."""
+        """Read the response's body to its end, and return it. Raises WireError (503) if the
+        connection fails."""
         return b"".join([chunk async for chunk in self.chunks])
 
 
 class EngineClient:
-    """Client with a pool of connections to one server. Call `close()` after the last call."""
+    """Client with a pool of connections to one swarm server. Call `close()` after the last call."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._drains = TaskSet(log, "the rest of a stream after [DONE] could not be read")
@@ -146,7 +146,7 @@ class EngineClient:
         await self._http.close()
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
-        """Send a call and return the complete response.
+        """Send a model call to the server, and return the complete response.
 
         Raises WireError (503) if the server cannot be reached. Raises WireError (503) as well if
         the connection or the engine fails before the end of the response.
@@ -264,7 +264,8 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
 
 
 class _Chunks(AsyncIterator[bytes]):
-    """The body of a response as it arrives. Raises WireError (503) if the connection fails.
+    """Asynchronous iterator over the chunks of a response's body, as they arrive. Raises WireError
+    (503) if the connection fails.
 
     This is a class and not a generator, because asyncio registers every asynchronous generator,
     which costs time.
@@ -297,8 +298,8 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return the WireError (503) for a connection to the server that could not be opened, or that
-    broke."""
+    """Return the WireError (503) for a connection to the swarm server that could not be opened, or
+    that broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__

@@ -22,12 +22,12 @@ class SentAnswer(Protocol):
 
     @property
     def num_answer_chunks(self) -> int:
-        """Number of chunks of answer data that have been sent."""
+        """Number of chunks of answer data that have been sent to the app."""
         ...
 
     @property
     def has_answer_data(self) -> bool:
-        """Whether any part of an answer or an error has been sent."""
+        """Whether any part of an answer or an error has been sent to the app."""
         ...
 
 

@@ -32,7 +32,7 @@ fields for a sibling, the sibling is sampled by a call of its own."""
 
 
 class SiblingOutcome(StrEnum):
-    """Kind of result of a sibling."""
+    """How the sampling of one sibling (one answer to a request) has ended."""
 
     ANSWERED = "answered"
     """The answer can be served and trained."""
@@ -115,8 +115,8 @@ class Request:
 
     @property
     def policy_fields(self) -> Json:
-        """The fields that select the weights which answer this request. These fields are added to
-        the body of a call. {} selects the served weights."""
+        """Fields of the request body that tell the engine which weights answer this request. These
+        fields are added to the body of an engine call. {} selects the served weights."""
         if self.arm is None or self.arm.policy is None:
             return {}
         return {"model": self.arm.policy}
@@ -142,7 +142,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SiblingResult:
-    """Result of one sibling: an answer, or an error in place of the answer."""
+    """Result of one sibling (one sampling of a request): an answer, or an error in its place."""
 
     index: int
     reply: EngineResponse | None = None
@@ -235,10 +235,10 @@ class SiblingPlan:
     def calls(
         self, request: Request, indices: Sequence[int], temperature: float, max_per_call: int
     ) -> list[tuple[int, ...]]:
-        """Divide the siblings `indices` into calls. Each element of the result contains the indices
-        of the siblings that one call samples, at most `max_per_call`. The lead has a call of its
-        own. Consecutive other siblings share a call if their bodies are equal and allow a shared
-        call."""
+        """Divide the siblings (answers to sample) with these `indices` into engine calls. Each
+        element of the result contains the indices of the siblings that one call samples, at most
+        `max_per_call`. The lead (sibling 0) has a call of its own. Consecutive other siblings share
+        a call if their bodies are equal and allow a shared call."""
         calls: list[tuple[int, ...]] = []
         for index in indices:
             last = calls[-1] if calls else (0,)
@@ -360,7 +360,7 @@ async def sample(
 
 
 def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
-    """Return the kind of a sibling's result."""
+    """Return how the sampling of a sibling (one answer to a request) has ended."""
     if result.answer is not None:
         return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
     is_refused = 400 <= result.status < 500 and not result.is_busy

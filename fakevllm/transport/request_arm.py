@@ -28,7 +28,8 @@ class PolicyGone(Exception):
 
 @dataclass(slots=True)
 class RequestArm:
-    """The arm to which a request is assigned. An arm decides which weights answer a session."""
+    """The arm to which a request is assigned. An arm is a share of the sessions, and decides which
+    weights answer them."""
 
     arm: Arm
     propensity: float
@@ -59,7 +60,8 @@ class RequestArm:
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:
-        """Let the served weights answer, because the arm's policy cannot be sampled."""
+        """Let the served weights answer this request, because the arm's policy cannot be
+        sampled."""
         self.policy, self.trouble = None, trouble
 
     async def policy_gone(self, *, may_reload: bool) -> None:
@@ -76,8 +78,8 @@ class RequestArm:
 
 
 async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call and return its result. If the call raises PolicyGone, load the arm's policy (its
-    weights) once more and repeat the call. If loading fails, repeat the call with the served
+    """Make a model call and return its result. If the call raises PolicyGone, load the arm's policy
+    (its weights) once more and repeat the call. If loading fails, repeat the call with the served
     weights."""
     if arm is None or arm.policy is None:
         return await call()
@@ -90,7 +92,7 @@ async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) 
 
 
 def check_policy(arm: RequestArm | None, status: int) -> None:
-    """Raise PolicyGone if the status of an engine's reply means that the engine does not hold the
-    call's policy."""
+    """Raise PolicyGone if the status of an engine's reply means that the engine no longer holds the
+    call's policy (weights beside the served weights)."""
     if status == 404 and arm is not None and arm.policy is not None:
         raise PolicyGone

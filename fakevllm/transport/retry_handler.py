@@ -275,6 +275,7 @@ def _never() -> bool:
 
 
 def failure_reason(error: WireError) -> str:
-    """Return the reason that the ledger stores for a request that failed with this error."""
+    """Return the reason that the ledger (the proxy's SQLite file) stores for a request that failed
+    with this error."""
     is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"

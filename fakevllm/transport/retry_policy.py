@@ -86,8 +86,8 @@ class RetrySchedule:
 
         `may_succeed` has an effect only if `reason` is that the engine is not ready or is busy. If
         `may_succeed` is False, the method returns None, because waiting cannot help. Pass False in
-        two cases: the engine was stopped, or the engine is busy although it samples no siblings of
-        this proxy.
+        two cases: the engine was stopped, or the engine is busy although it samples no siblings
+        (additional answers) of this proxy.
 
         If the connection breaks, the request is sent again, but at most MAX_RESENDS times. A break
         counts only if the server was running at some time since the previous break. Otherwise the

@@ -19,8 +19,8 @@ answered request raises the derived limit by one."""
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The number of siblings that a group may start, and the reason if fewer siblings are granted
-    than were requested."""
+    """The number of siblings that a group may start, and the reason if the number is smaller than
+    requested. A group is a request with its siblings (answers that the proxy samples for it)."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -29,9 +29,10 @@ class Grant:
 
 
 class SiblingLimit:
-    """Counter of the siblings in flight, with two limits. The first limit is configured. The second
-    limit exists only after the engine has refused requests because of overload, and is derived from
-    these refusals.
+    """Counter of the siblings in flight, with two limits. Siblings are the answers that the proxy
+    samples for a request besides the answer to the app's own call. The first limit is configured.
+    The second limit exists only after the engine has refused requests because of overload, and is
+    derived from these refusals.
 
     A sibling counts as in flight from `acquire` until `release`. It counts as being at the engine
     only during the `with` block of `sampling`.
@@ -42,8 +43,8 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit` is the configured maximum number of siblings in flight;
-        0 means that no limit is configured."""
+        """Create the counter. `fixed_limit` is the configured maximum number of siblings (answers
+        that the proxy samples additionally) in flight; 0 means that no limit is configured."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
@@ -60,8 +61,9 @@ class SiblingLimit:
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
-        """Reserve capacity for a group's siblings. Return the number of siblings that may start.
-        Each time one of these siblings ends, the caller must call `release`.
+        """Reserve capacity for a group's siblings (answers that the proxy samples additionally).
+        Return the number of siblings that may start. Each time one of these siblings ends, the
+        caller must call `release`.
 
         The granted number is at most what both limits leave free. It is 0 while a lead waits that
         the engine has refused. It is reduced further if siblings could pile up in the engine's
@@ -93,7 +95,8 @@ class SiblingLimit:
         return Grant(num, f"{reason}: {num} of {num_requested} fit")
 
     def release(self, num: int = 1) -> None:
-        """Give back the capacity of `num` siblings that have ended."""
+        """Give back the capacity of `num` siblings (sampled answers) that have ended. The capacity
+        was reserved with `acquire`."""
         self.in_flight -= num
         assert self.in_flight >= 0, "capacity was released that had not been acquired"
 
@@ -101,9 +104,10 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
-        """While the `with` block runs, count `num` siblings as siblings that the engine samples.
-        The block gets a function, and must call it each time one of these siblings ends. Siblings
-        that have not ended at the end of the block count as ended then.
+        """While the `with` block runs, count `num` siblings (answers that the proxy samples
+        additionally) as being at the engine. The block gets a function, and must call it each time
+        one of these siblings ends. Siblings that have not ended at the end of the block count as
+        ended then.
 
         The engine may have refused leads (apps' own requests), which then wait in a queue. Each
         time a sibling ends, the first lead in this queue is woken.
@@ -124,20 +128,20 @@ class SiblingLimit:
                 end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function that returns True if the engine has sampled any sibling since
-        `watch_engine` was called."""
+        """Return a function that returns True if the engine has sampled a sibling at any time since
+        `watch_engine` was called. Siblings are answers that the proxy samples additionally."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
         """While the `with` block runs, keep a lead (an app's own request) that the engine has
-        refused in the queue of waiting leads. While this queue is not empty, groups get no
-        siblings.
+        refused in the queue of waiting leads. While this queue is not empty, no siblings
+        (additional answers) are granted.
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
-        If no sibling is at the engine when the block begins, the first lead in the queue is woken
-        immediately. After the block has ended, `wake` is not called.
+        If the engine is sampling no sibling when the block begins, the first lead in the queue is
+        woken immediately. After the block has ended, `wake` is not called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -149,9 +153,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the engine refused a request because of overload. Lower the limit that is
-        derived from refusals: it is at most the number of siblings at the engine minus one. If no
-        sibling is at the engine, do not change the limit."""
+        """Record that the engine refused a request because of overload. Lower the limit on siblings
+        (additional answers) that is derived from refusals: it is at most the number of siblings
+        that the engine is sampling, minus one. If it is sampling none, do not change the limit."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -159,8 +163,9 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that the engine answered a request. If there is a limit that is derived from
-        refusals, raise this limit by one. Drop this limit when it reaches _MAX_ENGINE_LIMIT."""
+        """Record that the engine answered a request. If there is a limit on siblings (additional
+        answers) that is derived from the engine's refusals, raise this limit by one. Drop this
+        limit when it reaches _MAX_ENGINE_LIMIT."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

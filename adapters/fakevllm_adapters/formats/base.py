@@ -39,7 +39,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Content of the message if the content is a string, else the empty string."""
+        """Text of the answer: the message's content if this content is a string, else the empty
+        string."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
 
@@ -141,8 +142,8 @@ class Adapter(Protocol):
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
-        """Translate an error body from vLLM's form to this API format. `status` is the error's HTTP
-        status."""
+        """Translate an error body from vLLM's form to the API format of this adapter. `status` is
+        the error's HTTP status."""
         ...
 
     # The methods below read and write bodies in the upstream's format.

@@ -14,7 +14,8 @@ PATH = "/v1/completions"
 
 
 class CompletionsAdapter(ChatAdapter):
-    """The adapter of completions. Completions have the same sampling fields as chat completions."""
+    """The translator between an app's request to /v1/completions and requests to the engine. The
+    sampling fields are the same as in chat completions."""
 
     name = "completions"
     path = PATH

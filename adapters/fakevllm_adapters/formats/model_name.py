@@ -42,8 +42,9 @@ class RenamingExchange:
     def __init__(
         self, inner: Exchange, model: str, is_active: Callable[[], bool] = lambda: True
     ) -> None:
-        """Create the exchange. `inner` is the exchange that translates the answers. `model` is the
-        name that the app asked for. While `is_active` returns False, no name is replaced."""
+        """Create an exchange (a translator of one request and its response) around `inner`, the
+        exchange that translates the answers. `model` is the name that the app asked for. While
+        `is_active` returns False, no name is replaced."""
         self.body = inner.body
         self.streamed = inner.streamed
         self._inner = inner
@@ -52,8 +53,8 @@ class RenamingExchange:
 
     @property
     def response_id(self) -> str | None:
-        """Id that the inner exchange (the one that translates) has chosen for the answer. None if
-        the inner exchange does not choose ids."""
+        """Id that the inner translator `inner` has chosen for the answer. None if the inner
+        translator does not choose ids."""
         return getattr(self._inner, "response_id", None)
 
     def answer(self, raw: bytes) -> bytes:

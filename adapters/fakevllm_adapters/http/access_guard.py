@@ -122,7 +122,7 @@ class Guard:
 
 
 class GuardMiddleware:
-    """ASGI middleware that applies a Guard to every request."""
+    """ASGI middleware that checks every request with a Guard (the access rules of the server)."""
 
     def __init__(self, app: AsgiApp, guard: Guard) -> None:
         self._app = app

@@ -49,18 +49,18 @@ class PartEncoder:
 
     @property
     def headers(self) -> Headers:
-        """Headers of the response that contains all parts."""
+        """HTTP headers of the whole response, which contains several answers as parts."""
         return [(b"content-type", b"%b; boundary=%b" % (MEDIA_TYPE.encode(), self._boundary))]
 
     def part(self, part: AnswerPart) -> bytes:
-        """Return the bytes of one part, which contains one answer."""
+        """Return the bytes of one part of the response. A part contains one answer."""
         fields = [*part.headers, (PART_HEADER, b"%d" % part.index)]
         fields.append((_LENGTH, b"%d" % len(part.body)))
         head = b"".join(b"%b: %b\r\n" % field for field in fields)
         return b"--%b\r\n%b\r\n%b\r\n" % (self._boundary, head, part.body)
 
     def end(self) -> bytes:
-        """Return the bytes that end the response."""
+        """Return the bytes that end the response after its last part."""
         return b"--%b--\r\n" % self._boundary
 
 
@@ -88,7 +88,7 @@ class PartDecoder:
         """Lower bound on the number of bytes of the first part in `_chunks`."""
 
     def feed(self, chunk: bytes) -> list[AnswerPart]:
-        """Return the parts that the new chunk completes.
+        """Return the parts (answers) of the response that the new chunk completes.
 
         Raises ValueError for a malformed part. If complete parts precede the malformed part, they
         are returned first. The next call of `feed` raises the error.

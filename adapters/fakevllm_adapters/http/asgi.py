@@ -107,7 +107,7 @@ def error_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_final_status(status: int) -> bool:
-    """Return True if a response with this HTTP status can be the answer to a call.
+    """Return True if a response with this HTTP status can be the engine's answer to a model call.
 
     The result is False for redirects, for statuses without a response body, and for statuses that
     HTTP does not define.
@@ -138,7 +138,7 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
 
 
 def too_large(limit: int) -> WireError:
-    """Build the error (413) for a body of more than `limit` bytes."""
+    """Build the error (413) for a request body of more than `limit` bytes."""
     text = f"The request body is larger than {limit} bytes."
     return WireError(413, error_body(text, "Request Entity Too Large", 413))
 

@@ -43,7 +43,7 @@ class SentChoice:
 
     @property
     def num_bytes(self) -> int:
-        """Size of `answer`, in bytes."""
+        """Size in bytes of the choice's answer, the field `answer`."""
         return len(self.answer)
 
     def to_part(self) -> AnswerPart:

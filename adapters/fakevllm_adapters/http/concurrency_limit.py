@@ -37,7 +37,8 @@ class OpenCalls:
         self._by_key: Counter[str] = Counter()
 
     def enter(self, key: str | None) -> WireError | None:
-        """Count a new call and return None, or return a 429 error if a limit is reached.
+        """Add a new call to the counts of open calls and return None, or return a 429 error if a
+        limit is reached.
 
         Call `leave` when a counted call has ended.
         """
@@ -51,7 +52,8 @@ class OpenCalls:
         return None
 
     def leave(self, key: str | None) -> None:
-        """Record the end of a call that `enter` has counted."""
+        """Subtract a call that has ended from the counts of open calls. `enter` must have counted
+        the call."""
         name = self._counted_as(key) if key else ""
         self._num -= 1
         self._by_key[name] -= 1
@@ -60,7 +62,7 @@ class OpenCalls:
 
     @property
     def num(self) -> int:
-        """Number of open calls."""
+        """Number of calls that are open now, over all API keys."""
         return self._num
 
 

@@ -139,7 +139,7 @@ class LossSpec:
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
-        """Return the loss that a job's settings describe.
+        """Return the training loss, with its settings, that a job's settings describe.
 
         Raises ValueError with a one-line message if two settings contradict each other, or if the
         job changes a setting that has no effect in this job.
@@ -201,7 +201,8 @@ class LossSpec:
 
     @property
     def has_policy_loss(self) -> bool:
-        """Whether there is a policy loss. If not, a demonstration loss is trained alone."""
+        """Whether the job's loss contains a policy loss. If not, the whole loss is a demonstration
+        loss."""
         return self.name not in DEMONSTRATION_LOSSES
 
     @property

@@ -211,7 +211,8 @@ class TrainJob(SwarmSections):
 
     @property
     def privacy_or_default(self) -> PrivacySettings:
-        """The setting `privacy`. Without it, nothing is redacted and everything is kept."""
+        """The job's setting `privacy`. If the job has none, settings by which nothing is redacted
+        and everything is kept."""
         return self.privacy or PrivacySettings()
 
     @property

@@ -70,8 +70,8 @@ class _TooDeep(Exception):
 
 
 class Redactor:
-    """Replaces the matches of some patterns. A redactor without patterns changes nothing, and its
-    truth value is False."""
+    """Replaces the matches of its patterns in texts and in JSON values by markers. A redactor
+    without patterns changes nothing, and its truth value is False."""
 
     def __init__(self, patterns: Sequence[Pattern] = ()) -> None:
         self._patterns = tuple(patterns)
@@ -82,8 +82,8 @@ class Redactor:
     # --- texts
 
     def text(self, text: str) -> str:
-        """Return the text with a marker in place of each match. Matches that are written with JSON
-        escapes are found too."""
+        """Return the text with a marker in place of each match of a pattern. Matches that are
+        written with JSON escapes are found too."""
         try:
             return self._text(text, _MAX_DEPTH)
         except _TooDeep:
@@ -126,7 +126,8 @@ class Redactor:
         return text if self._pass(text) == text else marker(UNREADABLE)
 
     def _pass(self, text: str) -> str:
-        """Replace the matches that one search finds. Markers and base64 data are not searched."""
+        """Search the text once, and replace the matches that are found. Markers and base64 data are
+        not searched."""
         parts: list[str] = []
         end = 0
         for found in _NOT_SEARCHED.finditer(text):
@@ -260,8 +261,8 @@ class Redactor:
         return text if changed == value else orjson.dumps(_without_tokens(changed)).decode()
 
     def finds_in_body(self, raw: bytes) -> bool:
-        """Return True if a request body or an answer has a match. The body is JSON, a stream of
-        events, or text. The texts of the events are joined before they are searched."""
+        """Return True if a request body or an answer has a match of a pattern. The body is JSON, a
+        stream of events, or text. The texts of the events are joined before they are searched."""
         if not self._patterns:
             return False
         text = raw.decode(errors="replace")
@@ -272,21 +273,21 @@ class Redactor:
         return self.finds(text) or self.finds_any(answer.texts)
 
     def continued(self, end: str, text: str) -> str:
-        """Return `text` without the end of each match that begins in `end`. `end` is the text
-        before `text`, which is redacted already."""
+        """Return `text` without the rest of each match that begins in the preceding text. `end` is
+        the end of the preceding text, which is redacted already."""
         if not self._patterns or not end or not text:
             return text
         return self._cut_parts([end, text])[1]
 
     def finds_continued(self, ends: Iterable[str], texts: Sequence[str]) -> bool:
-        """Return True if one of `texts` has a match after one of `ends` is put in front of it.
-        `ends` are the last characters of the prompts that the texts may continue. If `ends` is
-        empty, search only the texts."""
+        """Return True if one of `texts` has a match of a pattern after one of `ends` is put in
+        front of it. `ends` are the last characters of the prompts that the texts may continue. If
+        `ends` is empty, search only the texts."""
         before = list(ends) or [""]
         return any(self.finds(end + text) for text in texts for end in before)
 
     def finds_any(self, texts: Iterable[str]) -> bool:
-        """Return True if one of the texts has a match."""
+        """Return True if one of the texts has a match of a pattern."""
         return any(self.finds(text) for text in texts)
 
 
@@ -312,11 +313,12 @@ class AnswerTexts:
 
     @property
     def is_long(self) -> bool:
-        """Whether a search of the texts would block the event loop for long."""
+        """True if the answer's texts are so long that a search would block the event loop."""
         return self._num_chars >= LONG_BYTES
 
     def add_answer(self, raw: bytes) -> None:
-        """Add a whole answer, a whole stream of events, or one event of a stream."""
+        """Add the texts in the bytes `raw` to the texts of this answer. `raw` is a whole answer, a
+        whole stream of events, or one event of a stream."""
         if raw.lstrip()[:5] != b"data:":
             return self._add_json(raw)
         for event in SseDecoder().feed(raw):
@@ -331,7 +333,8 @@ class AnswerTexts:
             self._parts.setdefault((), []).append(raw.decode(errors="replace"))
 
     def add(self, value: Any) -> None:
-        """Add the texts of a parsed answer, or of one parsed event."""
+        """Add the texts in `value` to the texts of this answer. `value` is a whole answer, or one
+        event of a stream, parsed from JSON."""
         found: list[tuple[tuple[str, ...], Any]] = [((), value)]
         while found:  # not recursive, because an answer may be nested deeply
             path, item = found.pop()

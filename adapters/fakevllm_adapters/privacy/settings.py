@@ -35,9 +35,10 @@ def _checked_patterns(patterns: dict[str, str]) -> dict[str, str]:
 
 
 def usable_part(values: dict[str, Any]) -> PrivacySettings:
-    """Return settings with only the built-in patterns that `values` names. Use this function if the
-    settings cannot be used as a whole, for example because RE2 is not installed, or because a newer
-    version of fakevllm has written them."""
+    """Return settings that contain only the built-in patterns in `values["redact"]`. `values` are
+    the settings of the section `[privacy]`. Use this function if `values` cannot be used as a
+    whole, for example because RE2 is not installed, or because a newer version of fakevllm has
+    written `values`."""
     names: object = values.get("redact")
     known = cast("list[Any]", names) if isinstance(names, list) else []
     return PrivacySettings(redact=tuple(name for name in BUILT_IN_NAMES if name in known))
@@ -65,13 +66,13 @@ class PrivacySettings(BaseModel):
 
     @property
     def redacts(self) -> bool:
-        """Whether any text is redacted."""
+        """True if the settings have a pattern, so that matching texts are redacted."""
         return bool(self.redact or self.patterns)
 
     def union(self, other: PrivacySettings) -> PrivacySettings:
-        """Return settings that redact and prune whatever `self` or `other` redacts or prunes. If
-        `self` and `other` use one name for two different regular expressions, a number is added to
-        the name from `other`."""
+        """Return settings that redact and prune whatever `self` or `other` redacts or prunes. To
+        prune is to delete old contents. If `self` and `other` use one name for two different
+        regular expressions, a number is added to the name from `other`."""
         if other == self or other == PrivacySettings():
             return self
         patterns = dict(self.patterns)

@@ -44,13 +44,13 @@ class ThrottlePolicy(BaseModel):
 
     @property
     def has_share(self) -> bool:
-        """Whether the policy limits a mix (a kind of tasks) to a share of each batch, either by the
-        field `share` or by the field `expected_batch_size`."""
+        """Whether this throttle policy limits a mix (a kind of tasks) to a share of each batch,
+        either by the field `share` or by the field `expected_batch_size`."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:
-        """Return the fraction of a batch to which the policy limits a mix (a kind of tasks). Return
-        None if the policy sets no such limit.
+        """Return the fraction of a batch to which this throttle policy limits a mix (a kind of
+        tasks). Return None if the policy sets no such limit.
 
         `batch_size` is the number of tasks in a batch.
         """

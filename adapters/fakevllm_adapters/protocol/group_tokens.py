@@ -31,7 +31,8 @@ class SiblingView(BaseModel):
 
 
 class GroupView(BaseModel):
-    """A group of samples with its state, and the training step that trained the group."""
+    """A group with its state, and the training step that trained the group. A group has the
+    samples of one request or task."""
 
     group_id: str
     state: str

@@ -51,8 +51,9 @@ MAX_EVIDENCE_BYTES = 65_536
 
 
 class DecisionRequest(BaseModel):
-    """The common fields of all requests that decide about versions. If an earlier request had the
-    same id, the request changes nothing, and gets the earlier reply."""
+    """The common fields of all requests that decide about versions of the weights. If an earlier
+    request had the same id, the request changes nothing, and gets the reply to the earlier request.
+    """
 
     id: str = Field(min_length=1, max_length=200)
     run_id: str | None = Field(default=None, max_length=200)
@@ -111,7 +112,7 @@ class TrainingLimitRequest(BaseModel):
 
 
 class ReleaseRecord(BaseModel):
-    """One entry of the history of releases."""
+    """One entry of the history of releases: a decision, with its time and its evidence."""
 
     number: int
     """Position in the history, from 1."""

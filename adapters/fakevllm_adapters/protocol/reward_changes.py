@@ -25,8 +25,8 @@ class _Known:
     ages: dict[str, int] = field(default_factory=dict[str, int])
 
     def observe(self, digests: frozenset[str]) -> bool:
-        """Record the digests of the next step. Return True if one of them is new. The very first
-        digests do not count as new."""
+        """Record the digests (hashes) of the hooks or jobs that the next training step used.
+        Return True if one of them is new. The very first digests do not count as new."""
         if not digests:  # unknown: an older server or ledger, or rewards without hooks
             return False
         is_changed = bool(self.ages) and not digests <= self.ages.keys()

@@ -96,7 +96,8 @@ def check_before_types(body: Json) -> None:
 
 
 def check_num_entries(body: Json) -> None:
-    """Raise WireError (400) if a field has more entries than `_MAX_ENTRIES` allows."""
+    """Raise WireError (400) if a field of the chat request has more entries than `_MAX_ENTRIES`
+    allows."""
     for name, most in _MAX_ENTRIES.items():
         value: object = body.get(name)
         if isinstance(value, (list, dict)) and len(cast(Sized, value)) > most:

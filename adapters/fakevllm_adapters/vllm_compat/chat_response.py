@@ -57,7 +57,7 @@ class Choice:
 
 
 def allowed_tokens_field(allowed_tokens: Json | None) -> Json:
-    """Return {"allowed_tokens": the argument}, or {} if the argument is None."""
+    """Return a dict with a choice's field `allowed_tokens`, or {} if the argument is None."""
     return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
@@ -92,7 +92,7 @@ class ChatWriter:
     def completion(
         self, choices: Sequence[Choice], usage: Json, prompt_ids: list[int] | None
     ) -> Json:
-        """Return the body of a response that is not streamed."""
+        """Return the body of a /v1/chat/completions response that is not streamed."""
         return {
             "id": self.id,
             "object": "chat.completion",
@@ -111,7 +111,7 @@ class ChatWriter:
         }
 
     def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
-        """Return the first chunk of a choice. It has the role of the message and no content."""
+        """Return the first stream chunk of a choice. It has the message's role and no content."""
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -123,7 +123,7 @@ class ChatWriter:
     def delta_chunk(
         self, index: int, delta: Json, logprobs: Json | None, token_ids: list[int] | None
     ) -> Json:
-        """Return a chunk with new content or tool calls of a choice."""
+        """Return a stream chunk with new content or new tool calls of one choice."""
         choice = {
             "index": index,
             "delta": delta,
@@ -134,7 +134,7 @@ class ChatWriter:
         return self._chunk([choice]) | {"kv_transfer_params": None}
 
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
-        """Return the last chunk of a choice.
+        """Return the last stream chunk of a choice.
 
         `closes_stream` is True if the stream will have no usage chunk. In this case, the last chunk
         of the choice contains the system fingerprint.

@@ -170,7 +170,7 @@ class CompletionWriter:
     fingerprint: str
 
     def completion(self, choices: Sequence[TextChoice], usage: Json) -> Json:
-        """Return the body of a response that is not streamed."""
+        """Return the body of a /v1/completions response that is not streamed."""
         return {
             "id": self.id,
             "object": "text_completion",
@@ -229,7 +229,7 @@ class TextChoice:
     allowed_tokens: Json | None = None
 
     def as_json(self) -> Json:
-        """Return the choice as a JSON object for a response that is not streamed."""
+        """Return this choice as a JSON object for the body of a response that is not streamed."""
         return {
             "index": self.index,
             "text": self.text,

@@ -37,7 +37,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
-    """Return the routes for `fakevllm eval`."""
+    """Return a router with the proxy's routes that `fakevllm eval` calls."""
     routes = APIRouter()
 
     @routes.post(CHECK_PATH, response_model=CheckReply)
@@ -88,8 +88,8 @@ async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
 
 
 async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
-    """Check whether any of the rows was trained. If none was, and the proxy has hooks, load the
-    versions of the weights that the evaluation needs."""
+    """Check whether any of the dataset rows to evaluate was trained. If none was, and the proxy has
+    hooks, load the versions of the weights that the evaluation needs."""
     trained = await asyncio.to_thread(trained_rows, proxy.ledger, proxy.tasks, rows.texts)
     if proxy.evaluator is None or trained:
         # The command ends, so no version is needed.
@@ -102,8 +102,8 @@ async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
 
 
 async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) -> RowReply:
-    """Evaluate one row, and return its scored samples. Raises WireError if the row cannot be
-    sampled."""
+    """Sample and score answers to one dataset row, and return them. Raises WireError if the row
+    cannot be sampled."""
     if proxy.evaluator is None:
         raise bad_request(NO_HOOKS)
     draft = row_draft(

@@ -11,7 +11,7 @@ from fakevllm.web.proxy_components import ProxyComponents
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
-    """Return the route for `fakevllm forget`."""
+    """Return the proxy's HTTP route that the command `fakevllm forget` calls."""
     routes = APIRouter()
 
     @routes.post(PATH)

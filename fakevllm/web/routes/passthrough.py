@@ -115,7 +115,8 @@ def error_response(error: WireError) -> Response:
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
     """Return the routes GET /v1/models and GET /v1/models/ID. They list the engine's own model, and
-    each alias as a further model. Policies are left out, because apps may not sample them."""
+    each alias as a further model. They leave out policies (versions that the engine holds
+    beside the served weights)."""
     routes = APIRouter()
 
     async def attempt() -> Response:

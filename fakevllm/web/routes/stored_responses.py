@@ -30,7 +30,7 @@ _PATH = "/v1/responses/{response_id}"
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
-    """Return the routes of stored responses."""
+    """Return the routes that retrieve, delete and cancel stored responses of the Responses API."""
     routes = APIRouter()
     handlers = StoredResponseHandlers(proxy)
     # GET is first, because a 405 names the first method of a path, which is vLLM's only one.

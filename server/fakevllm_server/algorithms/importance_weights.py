@@ -50,7 +50,8 @@ class WeightSums:
 
     @staticmethod
     def of(rows: Iterable[Sequence[float]], bound: float) -> WeightSums:
-        """Return the sums over all weights in `rows`. A weight of at least `bound` is truncated.
+        """Return the sums over all importance weights in `rows`. A weight counts as truncated if it
+        is at least `bound`.
 
         >>> WeightSums.of([[1.0], [1.0, 2.0]], bound=2.0).num_truncated
         1
@@ -65,7 +66,7 @@ class WeightSums:
 
     @property
     def mean(self) -> float:
-        """The mean weight. There must be at least one weight."""
+        """The mean of the importance weights. There must be at least one weight."""
         return self.total / self.num
 
     @property

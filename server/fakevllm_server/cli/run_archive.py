@@ -101,7 +101,7 @@ class RunArchive:
             )
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Return all checkpoints, newest first."""
+        """Return all checkpoints of the run, newest first."""
         return self._read(_read_checkpoints)
 
     def checkpoint(self, step: int) -> CheckpointInfo:
@@ -138,8 +138,8 @@ class RunArchive:
         return self._read(reads.log_position).last_step
 
     def release_state(self) -> ReleaseState:
-        """Return which versions of the weights are released, under evaluation, rejected or pinned,
-        and whether releases are on hold."""
+        """Return the run's state of releases: which versions of the weights are released, under
+        evaluation, rejected or pinned (kept), and whether releases are on hold."""
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:
@@ -148,7 +148,7 @@ class RunArchive:
         return self._read(reads.side_checkpoints)
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
-        """Return the folder of a checkpoint."""
+        """Return the path of a checkpoint's folder."""
         return self.run_dir / "checkpoints" / checkpoint.saved.folder
 
     def num_bytes(self, checkpoint: CheckpointInfo) -> int | None:

@@ -42,8 +42,8 @@ def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
 
 
 def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any]:
-    """Return the values in a configuration file. The keys are the names of the flags with
-    underscores.
+    """Read a YAML configuration file, and return its values. The keys are the names of the flags
+    with underscores.
 
     `flags` are the flags that the file may set. Raises ConfigError if the file cannot be read, is
     not a valid YAML mapping, or has an invalid key or value.

@@ -106,7 +106,7 @@ class EventFiles:
         write_atomically(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
-        """Delete all event files, and the file `cursor.json`."""
+        """Delete all TensorBoard event files of the run, and the file `cursor.json`."""
         self.close()
         for file in [self._cursor_file, *self._folder.glob("events.out.tfevents.*")]:
             file.unlink(missing_ok=True)

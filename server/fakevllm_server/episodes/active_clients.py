@@ -51,22 +51,24 @@ class ActiveClients:
 
     @property
     def all_agreed(self) -> bool:
-        """True if at least one client takes part, and every client that takes part has agreed."""
+        """True if at least one client takes part in the current batch, and every such client has
+        agreed to train on it."""
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
-        """Record that a client takes part in the batch and is active now."""
+        """Record that a client takes part in the current batch (the groups of the next training
+        step), and that the client is active now."""
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
         """Add the clients of episodes that were ended before a restart of the server. These clients
-        count as silent, so steps do not wait for them. A client is no longer silent when it agrees
-        to a step or ends another episode."""
+        count as silent, so training steps do not wait for them. A client is no longer silent when
+        it agrees to a step or ends another episode."""
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
-        """Record the time of a client's request. Do nothing if the client takes no part in the
-        batch."""
+        """Record `now` as the time of a client's latest request. Do nothing if the client takes no
+        part in the current batch."""
         client = self._clients.get(client_uuid)
         if client is not None:
             client.last_activity = now
@@ -89,7 +91,7 @@ class ActiveClients:
 
     def sweep(self, now: float) -> None:
         """Mark clients as silent if they have sent no request for IDLE_LIMIT_S seconds and have not
-        agreed. A training step does not wait for silent clients."""
+        agreed to train on the current batch. A training step does not wait for silent clients."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:
                 del self._clients[client.client_uuid]
@@ -98,7 +100,7 @@ class ActiveClients:
             self._silent.popitem(last=False)
 
     def clear(self) -> None:
-        """Remove all clients. Call this method when a training step has taken the groups of the
-        batch."""
+        """Forget all clients of the current batch, including silent ones. Call this method when a
+        training step has taken the groups of the batch."""
         self._clients.clear()
         self._silent.clear()

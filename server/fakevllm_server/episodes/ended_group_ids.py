@@ -15,7 +15,7 @@ class EndedGroupIds:
     """The ids of ended groups, which no other group may use."""
 
     def __init__(self, look_up: Callable[[str], str | None]) -> None:
-        """Start with no ids in memory.
+        """Create the object, without an id of an ended group in memory.
 
         The function `look_up` is called for each id that is not in memory. It returns the reason
         why the id is refused, or None for a new id.
@@ -24,7 +24,7 @@ class EndedGroupIds:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids in memory, oldest first."""
+        """Iterate over the ids of ended groups that are in memory, oldest first."""
         return iter(self._reasons)
 
     def refusal_of(self, group_id: str) -> str | None:

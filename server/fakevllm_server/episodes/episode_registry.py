@@ -202,15 +202,16 @@ class EpisodeRegistry:
         return episode
 
     def restore(self, episode: Episode) -> None:
-        """Register a claimed episode. The episode may have been claimed before a restart."""
+        """Add `episode` to the claimed episodes of the registry. The episode may have been claimed
+        before a restart of the server."""
         self._claimed[episode.episode_id] = self._by_key[episode.key] = episode
         if episode.idempotency is not None:
             self._by_idempotency[_idempotency_id(episode, episode.idempotency)] = episode
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Register the episodes that were open before a restart. An open episode was claimed
-        before, and waits for its next claim.
+        """Add to the registry the episodes that were open before a restart of the server. An open
+        episode was claimed before, and waits for its next claim.
 
         `episodes` has a pair (episode id, number of the last claim) for each episode.
         """
@@ -301,7 +302,8 @@ class EpisodeRegistry:
         return claimed
 
     def _missing_reason(self, uuid: str) -> str:
-        """Return the text of the refusal for a uuid that is not claimed."""
+        """Return the text with which a request is refused if no claimed episode has the request's
+        uuid."""
         episode_id, uuid = uuid[:ID_CHARS], uuid[:_SHOWN_CHARS]
         if episode_id in self._open or episode_id in self._claimed:  # the uuid is an earlier claim
             return (
@@ -323,5 +325,5 @@ class EpisodeRegistry:
 
 
 def _foreign(uuid: str, claimed_by: str, caller: str) -> str:
-    """Return the text of the refusal for an episode that another client has claimed."""
+    """Return the text with which a request is refused if another client has claimed the episode."""
     return f"Episode {uuid} is claimed by different client: {claimed_by}, but got {caller}."

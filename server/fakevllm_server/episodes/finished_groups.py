@@ -38,11 +38,12 @@ class FinishedGroups:
         return group_id in self._groups
 
     def __iter__(self) -> Iterator[FinishedGroup]:
-        """Iterate over a copy of the groups, because groups may be removed during the iteration."""
+        """Iterate over a copy of the queue, because groups may be removed during the iteration."""
         return iter(list(self._groups.values()))
 
     def add(self, group: FinishedGroup) -> list[str]:
-        """Add a group. Return the ids of the groups that were dropped because the queue was full.
+        """Add a group to the groups that wait for a training step. Return the ids of the groups
+        that were dropped because the queue was full.
 
         The added group itself may be among the dropped groups.
         """
@@ -55,8 +56,8 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group to the queue. If the queue already has a group with the same id, replace
-        that group instead."""
+        """Append a group to the groups that wait for a training step, without checking the bounds.
+        If the queue already has a group with the same id, replace that group instead."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
         self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)
@@ -64,11 +65,11 @@ class FinishedGroups:
         self._versions[group.group_id] = group.version
 
     def newest(self, num: int) -> list[str]:
-        """Return the ids of the `num` newest groups, in order of arrival."""
+        """Return the ids of the `num` newest groups in the queue, in order of arrival."""
         return list(self._groups)[-num:]
 
     def remove(self, group_id: str) -> FinishedGroup:
-        """Remove the group with this id, and return the group."""
+        """Remove the group with this id from the queue, and return the group."""
         group = self._groups.pop(group_id)
         del self._versions[group_id]
         self.num_tokens -= group.num_tokens
@@ -76,8 +77,8 @@ class FinishedGroups:
         return group
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
-        """Drop the stale calls. A call is stale if its weights are more than `max_staleness`
-        versions older than `version`.
+        """Drop the stale model calls of the waiting groups. A call is stale if its weights are more
+        than `max_staleness` versions older than `version`.
 
         Groups that cannot be trained without these calls are dropped too. Return (ids of the
         dropped groups, number of dropped calls).
@@ -94,7 +95,7 @@ class FinishedGroups:
         return dropped, num_calls
 
     def clear(self) -> list[str]:
-        """Remove all groups and return their ids."""
+        """Remove all groups from the queue, and return their ids."""
         ids = list(self._groups)
         for group_id in ids:
             self.remove(group_id)

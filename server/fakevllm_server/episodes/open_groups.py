@@ -44,7 +44,8 @@ class OpenGroups:
         return len(self._groups)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids of the groups, in the order of their last calls."""
+        """Iterate over the ids of the open groups. The group whose last model call is the oldest
+        comes first."""
         return iter(self._groups)
 
     def __contains__(self, group_id: str) -> bool:

@@ -92,7 +92,8 @@ class _Mix:
 
     def is_present(self, now: float) -> bool:
         """Return True if clients have lately tried to claim episodes of the mix (a named kind of
-        tasks), or if the mix has running episodes. Other mixes wait only for present mixes."""
+        tasks), or if the mix has running episodes. Mixes that are ahead of their share delay new
+        tasks only for mixes that are present."""
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 

@@ -23,7 +23,7 @@ class ServedCalls:
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """Store the model call whose answer the app received. `calls` has the model calls behind
+        """Cache the model call whose answer the app received. `calls` has the model calls behind
         this answer. If there is not exactly one call, store nothing."""
         if len(calls) != 1 or group_id in self._calls:
             return
@@ -39,7 +39,8 @@ class ServedCalls:
         return None if group_id is None else self._calls.get(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Remove the model call of this group, if it is cached."""
+        """Remove the model call of this group (the answers to one request) from the cache, if it
+        is cached."""
         call = self._calls.pop(group_id, None)
         if call is not None:
             self._num_tokens -= _length(call)

@@ -166,8 +166,9 @@ class _ReadBudget:
     tokens_left: float
 
     def spend(self, num_tokens: int) -> bool:
-        """Subtract `num_tokens` tokens from the budget. Return False if the budget is exceeded. If
-        the vocabulary cannot decode ids, no text is compared, so nothing is subtracted."""
+        """Subtract `num_tokens` from the number of tokens that may still be compared as text.
+        Return False if the limit is exceeded. If the vocabulary cannot decode ids, no text is
+        compared, so nothing is subtracted."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
         return self.tokens_left >= 0
@@ -184,8 +185,8 @@ class _Session:
     earlier: list[_EarlierCall] = field(default_factory=list[_EarlierCall])
 
     def cause_of_next(self, call: SessionCall) -> Cause:
-        """Return the Cause of `call`, which is the session's next call, and add `call` to the
-        session."""
+        """Return the Cause of the session's next call `call`: how its prompt relates to the
+        session's earlier calls. Then add `call` to these calls."""
         prompt = array("q", call.prompt_ids)
         key = prompt.tobytes()
         cause = self._cause_by_equal_prompt(key, call.group) or self._cause_by_earlier_calls(prompt)

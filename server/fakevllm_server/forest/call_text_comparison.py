@@ -26,8 +26,9 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Known properties of the tokenizer: how to decode ids, and which ids are special. If a
-    property is not known, `find_causes` returns the cause `unknown` more often."""
+    """Known properties of the tokenizer: how to decode ids, and which ids are special.
+    `find_causes` uses them to find out why a call's prompt does not extend an earlier call. If a
+    property is missing, the cause is `unknown` more often."""
 
     decode: Decode | None = None
     """Function from ids to text. The text includes special tokens."""

@@ -74,7 +74,8 @@ def pack(
 
 
 def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
-    """Return a piece with the calls at the indices `chosen`.
+    """Return a piece (a set of calls that go through the model together) with the calls at the
+    indices `chosen`.
 
     Any division of the calls into pieces gives the same training result. The function `pack` finds
     a division with few nodes.
@@ -150,8 +151,9 @@ compared in this order."""
 def _cheapest_runs(
     new: Sequence[int], shared: Sequence[int], num_groups_cut: Sequence[int], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Divide the sorted calls into consecutive runs at the lowest cost. Each run is an index range
-    [first, last). The runs are returned in ascending order.
+    """Divide the sorted calls into consecutive runs at the lowest cost. The cost is the tuple
+    (divided groups, tokens computed twice, number of runs), compared from left to right. Each run
+    is an index range [first, last). The runs are returned in ascending order.
 
     shared[i] is the number of tokens that call i shares with the preceding call. new[i] is the
     number of the other tokens of call i. The run [i, j) has shared[i] + new[i] + … + new[j - 1]

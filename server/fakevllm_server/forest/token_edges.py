@@ -164,7 +164,8 @@ class _EdgeIndex:
         self._firsts = [first for first, _, _ in self._runs]
 
     def append_edges(self, start: int, end: int, edges: array[int]) -> None:
-        """Append to `edges` the indices of the edges that predict the nodes [start, end)."""
+        """Append to `edges` the indices of the edges (predictions of one token each) that predict
+        the nodes [start, end) of the forest."""
         index = bisect_right(self._firsts, start) - 1
         while start < end:
             first, length, edge = self._runs[index]
@@ -185,9 +186,10 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Append the edges (predictions of one token each) for `links`, and their heads (rows of
-        logits). Return the table of the new edges. The links must be sorted and must not overlap.
-        All new heads have the temperature and the set of allowed tokens of `kind`."""
+        """Append the edges (predictions of one token each) that `links` describes, and the heads
+        (rows of logits) from which they are predicted. A link is a range of consecutive edges. The
+        links must be sorted and must not overlap. Return the table of the new edges. All new heads
+        have the temperature and the set of allowed tokens of `kind`."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []
@@ -229,8 +231,9 @@ def _runs_of_equal_sets(
 
 
 def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the nodes from position `first` up to position `last` of `path`, which has the nodes of
-    a call in order. Each result is a range [start, end) of consecutive nodes."""
+    """Yield the nodes (tokens of the forest) at the positions [first, last) of a call. `path` has
+    all nodes of the call, in order. `path` and the results consist of ranges [start, end) of
+    consecutive nodes."""
     offset = 0
     for start, end in path:
         begin, stop = max(first - offset, 0), min(last - offset, end - start)
@@ -253,9 +256,10 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield the links that end at the nodes in `runs`, which are ranges [start, end) of nodes. A
-    link covers consecutive nodes: it is a tuple (first predicting node, first predicted node,
-    number of node pairs).
+    """Yield the links that end at the nodes in `runs`. A node is one token of the forest, and
+    `runs` has ranges [start, end) of nodes. A link is a tuple (first predicting node, first
+    predicted node, length). It covers `length` consecutive pairs of a predicting node and the node
+    that it predicts.
 
     Each node is predicted by its parent. In a segment (a range of nodes without a branch), the
     parent is the preceding node. The parent of a segment's first node is in another segment.

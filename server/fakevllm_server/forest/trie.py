@@ -73,7 +73,8 @@ class CallTokens:
         root: Hashable = None,
         temperature: float = 1.0,
     ) -> CallTokens:
-        """Return the tokens of a call whose whole response is trained.
+        """Create the CallTokens of a call from its prompt and its response. The whole response is
+        trained.
 
         >>> CallTokens.of([1, 2], [3]).trained
         [(2, 3)]

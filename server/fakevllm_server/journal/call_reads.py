@@ -33,8 +33,8 @@ class CallReader:
         return [self.parse(row) for row in self._db.exec_driver_sql(_OF_OWNER, (owner,))]
 
     def parse(self, row: Sequence[Any]) -> RecordedCall:
-        """Return the call of a row with the columns CALL_COLUMNS. Raises CorruptCall if the call
-        does not match its stored digest."""
+        """Return the captured model call in a row of the journal with the columns CALL_COLUMNS.
+        Raises CorruptCall if the call does not match its stored digest."""
         prompt_id, is_compressed, prompt_ids, response_ids, logprobs, facts_json, digest = row
         try:
             if is_compressed:

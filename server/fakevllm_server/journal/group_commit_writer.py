@@ -87,18 +87,19 @@ class JournalWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether more than MAX_WAITING changes are queued."""
+        """Whether more than MAX_WAITING changes wait to be written to the journal."""
         return self._num_put - self._num_written > MAX_WAITING
 
     @property
     def last_position(self) -> int:
-        """Number of the change that was queued last. Changes are numbered from 1."""
+        """Number of the change of the journal that was queued last. The first change has the
+        number 1."""
         return self._num_put
 
     @property
     def written_position(self) -> int:
-        """Number of the newest change that is on disk. All changes that were queued before this
-        change are on disk too."""
+        """Number of the newest change of the journal that is on disk. All changes that were
+        queued before this change are on disk too."""
         return self._num_written
 
     @property
@@ -106,8 +107,8 @@ class JournalWriter:
         return self._num_written == self._num_put
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for writing. Return the number of the last of these changes, for use with
-        `wait_written`."""
+        """Queue changes that the thread then writes to the journal. Return the number of the last
+        of these changes, for use with `wait_written`."""
         with self._wake:
             self._queue.extend(changes)
             self._num_put += len(changes)
@@ -141,8 +142,8 @@ class JournalWriter:
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Write the queued changes, and end the thread. Return True if all of them were written
-        within `limit_s` seconds."""
+        """Write the queued changes to the journal, and end the thread. Return True if all of
+        them were written within `limit_s` seconds."""
         with self._wake:
             self._is_closing = True
             self._wake.notify_all()

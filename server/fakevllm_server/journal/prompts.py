@@ -73,8 +73,9 @@ class RecentPrompts:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run the `with` block. If the block fails, remove all prompts from memory, because the
-        rollback of the database transaction may have removed their rows."""
+        """Run the `with` block, which stores prompts in a database transaction. If the block fails,
+        remove all prompts from memory, because the rollback of the transaction may have removed
+        their rows."""
         try:
             yield
         except BaseException:
@@ -82,14 +83,15 @@ class RecentPrompts:
             raise
 
     def clear(self) -> None:
-        """Remove all prompts from memory. The next `put` first reads the newest prompts of the
-        journal."""
+        """Remove all prompts from memory, but not from the journal (the server's SQLite file). The
+        next `put` first reads the newest prompts of the journal."""
         self._by_key.clear()
         self._is_loaded = False
 
     def put(self, db: Connection, prompt_ids: bytes, key: str) -> int:
-        """Store a prompt, and return its id. `key` is the name of the group or the episode to which
-        the call belongs."""
+        """Store the prompt of a model call in the journal (the server's SQLite file), unless it is
+        there already. Return the id of its row. `key` is the name of the group or the episode to
+        which the call belongs."""
         if not self._is_loaded:
             self._load(db)
         own = self._by_key.get(key)
@@ -130,8 +132,8 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read the newest prompts of the journal, which an earlier process has stored. Damaged
-        prompts are left out."""
+        """Read into memory the newest prompts of the journal, which an earlier process has stored.
+        Damaged prompts are left out."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
             try:
                 content = self._contents.load(db, slices_json)
@@ -186,7 +188,8 @@ def forget_unused(db: Connection, prompt_id: int) -> None:
 
 
 def move_prompts(db: Connection) -> None:
-    """Move the long prompts of all calls from the table `calls` to the table `prompts`."""
+    """Move the long prompts of all captured calls from the journal's table `calls` to its table
+    `prompts`."""
     prompts = RecentPrompts()
     for call_id in db.exec_driver_sql(_OLD_CALLS, (MIN_BYTES,)).scalars().all():
         owner, group_id, prompt_ids = db.exec_driver_sql(_OLD_PROMPT, (call_id,)).one()

@@ -16,12 +16,14 @@ from sqlalchemy import Connection
 
 
 def execute(db: Connection, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-    """Run a statement, and return the cursor with the resulting rows."""
+    """Run one SQL statement on the journal (the server's SQLite file), and return the cursor with
+    the resulting rows."""
     return _connection(db).execute(statement, values)
 
 
 def execute_many(db: Connection, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-    """Run a statement once for each row of values."""
+    """Run one SQL statement on the journal (the server's SQLite file), once for each row of values
+    in `rows`."""
     _connection(db).executemany(statement, rows)
 
 

@@ -91,7 +91,8 @@ class Journal:
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for the writer thread. Return the queue position of the last change.
+        """Queue changes of the journal (the server's SQLite file) for the thread that writes them.
+        Return the queue position of the last change.
 
         The changes are written in the given order, possibly in separate transactions. Without any
         changes, return the position of the newest change in the queue.
@@ -100,26 +101,28 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """Position of the newest change on disk. All changes that were queued before this change
-        are on disk too."""
+        """Queue position of the newest change that is in the journal file on disk. All changes that
+        were queued before this change are on disk too."""
         return self._writer.written_position
 
     async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
-        """Wait until all changes up to a queue position are on disk.
+        """Wait until all journal changes up to a queue position are on disk.
 
         Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """
         await self._writer.wait_written(position, limit_s)
 
     async def write(self, *changes: Change) -> None:
-        """Queue changes, and wait until they are on disk. The wait has no time limit.
+        """Queue changes of the journal (the server's SQLite file), and wait until they are on disk.
+        The wait has no time limit.
 
         Raises JournalError if the writer has stopped.
         """
         await self.wait_written(self.put(*changes), None)
 
     async def flush(self) -> None:
-        """Wait until the queue of changes is empty. The next read then returns all changes.
+        """Wait until all queued changes of the journal are on disk. The next read then returns all
+        changes.
 
         Raises JournalError if the disk is slow or the writer has stopped.
         """
@@ -128,28 +131,32 @@ class Journal:
 
     @property
     def error(self) -> str | None:
-        """Reason why no change can be written at present, or None if writing works."""
+        """Reason why no change can be written to the journal (the server's SQLite file) at present,
+        or None if writing works."""
         return self._writer.error
 
     @property
     def is_broken(self) -> bool:
-        """Whether no change can ever be written again, because of a bug or a damaged file."""
+        """Whether no change can ever be written to the journal again, because of a bug or a damaged
+        file."""
         return self._writer.is_broken
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue is full. Callers must then queue no new change."""
+        """Whether the queue of journal changes is full. Callers must then queue no new change."""
         return self._writer.is_full
 
     def check_capacity(self) -> None:
-        """Raise JournalError if the queue is full, because too many changes wait for the disk."""
+        """Raise JournalError if the queue of journal changes is full. The queue is full if too many
+        changes wait for the disk."""
         if self.is_full:
             raise JournalError(self.error or "too many changes wait to be written")
 
     def read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function of `journal/reads.py`, and return its result.
+        """Run a query function of `journal/reads.py` on the journal (the server's SQLite file), and
+        return its result.
 
         The thread is blocked until the query ends.
         """
@@ -159,8 +166,8 @@ class Journal:
     def look_up(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a query function, and return its result. The query must be a single SQL statement
-        that reads one row by its key, or a small table.
+        """Run a query function on the journal (the server's SQLite file), and return its result.
+        The query must be a single SQL statement that reads one row by its key, or a small table.
 
         The query takes microseconds. It runs without a transaction, because a single statement
         needs none.
@@ -170,8 +177,8 @@ class Journal:
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the journal file when the `with` block begins. If the file is damaged, or if a read
-        in the block fails, close the journal and raise ConfigError."""
+        """Check the journal file when the `with` block begins. If the file is damaged, or if
+        reading the journal fails in the block, close the journal and raise ConfigError."""
         try:
             damage = self.read(lambda db: db.exec_driver_sql("PRAGMA quick_check").scalar())
             if damage != "ok":
@@ -197,18 +204,18 @@ class Journal:
             )
 
     def truncate_log(self, timeout_s: float) -> bool:
-        """Truncate the write-ahead log, so that it has no bytes of deleted rows. Return False if
-        another process still reads an old state of the journal after `timeout_s` seconds. The
-        method blocks the thread."""
+        """Truncate the journal's write-ahead log (SQLite's -wal file), so that it has no bytes of
+        deleted rows. Return False if another process still reads an old state of the journal after
+        `timeout_s` seconds. The method blocks the thread."""
         return truncate_log(self._path, timeout_s)
 
     def drain(self) -> bool:
-        """Block until all changes that were queued before this call are on disk, and return True.
-        Return False if this takes longer than CLOSE_LIMIT_S seconds."""
+        """Block until all journal changes that were queued before this call are on disk, and return
+        True. Return False if this takes longer than CLOSE_LIMIT_S seconds."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:
-        """Write the queued changes, then close the file."""
+        """Write the queued changes to the journal file, then close the file."""
         self._writer.close(CLOSE_LIMIT_S)
         self._db.close()
         self._look_up_db.close()
@@ -226,7 +233,8 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close the database connections, and return a ConfigError. The caller must raise it."""
+        """Close the journal's database connections, and return a ConfigError with this problem. The
+        caller must raise it."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(

@@ -111,7 +111,7 @@ class Refused(Exception):
 
 
 class _Response(aiohttp.ClientResponse):
-    """A response of the engine."""
+    """An HTTP response of the engine, with the LoRA adapter that sampled it, if any."""
 
     adapter_name: AdapterName | None = None
     """The adapter that sampled the response, with its name and the model name that apps know. None
@@ -119,7 +119,7 @@ class _Response(aiohttp.ClientResponse):
 
 
 class EngineClient:
-    """HTTP client for one engine."""
+    """HTTP client with which the server calls one rollout engine."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

@@ -30,7 +30,8 @@ class CheckpointFolders:
     """The folder `checkpoints` of a run directory."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder if it does not exist. Raises ConfigError if it cannot be used."""
+        """Create the folder `checkpoints` if it does not exist. Raises ConfigError if it cannot be
+        used."""
         self._folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,7 +43,8 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the folder contains no checkpoint, not even an incomplete one."""
+        """Whether the folder `checkpoints` of the run contains no checkpoint, not even an
+        incomplete one."""
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:
@@ -69,7 +71,7 @@ class CheckpointFolders:
         return temporary.stem, await asyncio.to_thread(self._sync_and_rename, temporary)
 
     def find(self, saved: SavedCheckpoint) -> Path:
-        """Return the folder of a checkpoint, after checking its digest.
+        """Return the folder of a saved checkpoint, after checking the SHA-256 of its files.
 
         Raises OSError if the files are missing or have changed since they were written.
         """
@@ -79,7 +81,7 @@ class CheckpointFolders:
         return folder
 
     def delete(self, name: str) -> None:
-        """Delete an entry of the folder `checkpoints`.
+        """Delete a folder or file in the folder `checkpoints` of the run.
 
         The entry is renamed first. Therefore a crash leaves no partly deleted checkpoint under the
         original name. If the deletion fails, an error is logged, and the next start of the server

@@ -25,7 +25,8 @@ class ClientMetrics:
         self._values: dict[str, list[float]] = {}
 
     def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
-        """Add the metrics of one episode, and return the names of the metrics that were refused.
+        """Add the metrics of one episode to the means for the next training step, and return the
+        names of the metrics that were refused.
 
         If a metric is a list of values, its mean is used. A metric is refused if its name is too
         long. A new name is also refused if there are already MAX_NAMES metrics.
@@ -42,8 +43,8 @@ class ClientMetrics:
         return refused
 
     def take(self) -> dict[str, float]:
-        """Return the mean of each metric, and remove all values. The next step then starts without
-        values.
+        """Return the mean of each metric that clients have sent, and remove all values. The next
+        step then starts without values.
 
         >>> metrics = ClientMetrics()
         >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})

@@ -84,17 +84,18 @@ class RunLog:
             )
 
     def discard_client_metrics(self) -> None:
-        """Discard the metrics of clients that were not logged with a training step yet."""
+        """Discard the metrics that clients have sent since the last training step."""
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
-        """Record the batch that the next training step uses."""
+        """Write the batch that the next training step uses to the journal (the server's SQLite
+        file)."""
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
-        """Return the origin of the rewards of the next step: the reward hooks and the job. The
-        field `changed` of the result says what has changed since the previous step. Call this
-        method once for each step, before `record_step`.
+        """Return the origin of the rewards of the next training step: the reward hooks and the
+        training job. The field `changed` of the result says what has changed since the previous
+        step. Call this method once for each step, before `record_step`.
 
         `hooks` are the digests of the hooks that gave the rewards, one for each group. An empty
         digest means that the hooks are unknown. `job` is the digest of the job.
@@ -111,7 +112,8 @@ class RunLog:
         checkpoint: SavedCheckpoint | None = None,
         source: RewardSource = UNKNOWN_SOURCE,
     ) -> None:
-        """Record a trained step. If a checkpoint of the step was saved, record the checkpoint too.
+        """Write a trained step to the journal (the server's SQLite file). If a checkpoint of the
+        step was saved, record the checkpoint too.
 
         `version` is the version of the new weights. `groups` are the groups that were trained.
         `source` is the result of `observe_source` for this step.
@@ -136,11 +138,13 @@ class RunLog:
         await self._journal.write(row_changes.trained(entry, checkpoint))
 
     async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
-        """Record a checkpoint whose files are complete on disk."""
+        """Record in the journal (the server's SQLite file) a checkpoint whose files are complete on
+        disk."""
         await self._journal.write(row_changes.saved(checkpoint))
 
     async def record_publication(self, version: int, step: int) -> None:
-        """Record that the rollout engine serves the weights of a step as `version`."""
+        """Record in the journal (the server's SQLite file) that the rollout engine now serves the
+        weights of `step`, under the version number `version`."""
         self.version = max(self.version, version)
         self._served = ServedWeights(version, step)
         await self._journal.write(row_changes.published(version, step))
@@ -166,9 +170,9 @@ class RunLog:
         return self._read_batches(step)
 
     async def record_reload(self, version: int) -> None:
-        """Record that the weights of the last step get a new version number. Call this method
-        before the weights are served as this version. Otherwise a call could be sampled by a
-        version that is not recorded."""
+        """Record in the run log that the weights of the last step get a new version number. Call
+        this method before the weights are served as this version. Otherwise a call could be sampled
+        by a version that is not recorded."""
         entry = LogEntry(seq=0, kind="restored", step=self.last_step, version=version)
         self.version = max(self.version, version)
         await self._journal.write(row_changes.entry_logged(self._next(entry)))
@@ -217,8 +221,8 @@ class RunLog:
         await self._journal.write(row_changes.unplanned(batch.step))
 
     def unplan_batches(self) -> list[str]:
-        """Delete all batches that were planned and are not trained yet. Return the ids of their
-        groups. The caller must drop these groups."""
+        """Delete from the journal all batches that were planned and are not trained yet. Return the
+        ids of their groups. The caller must record these groups as dropped."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         for batch in batches:
@@ -227,7 +231,8 @@ class RunLog:
         return [group.group_id for batch in batches for group in batch.groups] + corrupt + forgotten
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
-        """Record that groups were dropped. `reasons` has the reason by group id."""
+        """Record in the run log that groups were dropped, so that they are not trained. `reasons`
+        maps each group id to the reason."""
         if reasons:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
             self._put(row_changes.dropped, entry)
@@ -254,7 +259,8 @@ class RunLog:
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """Record that training stops until the engine is started again."""
+        """Record in the run log that training stops at `step`, for `reason`, until the engine is
+        started again."""
         self._put(
             row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
         )
@@ -277,12 +283,13 @@ class RunLog:
         return self._drops[1]
 
     def entries_after(self, seq: int) -> list[LogEntry]:
-        """Return up to MAX_ENTRIES entries whose sequence number is above `seq`, oldest first."""
+        """Return up to MAX_ENTRIES entries of the run log whose sequence number is above `seq`,
+        oldest first."""
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _read_batches(self, step: int) -> list[PlannedBatch]:
-        """Return the planned batches that must be trained, without their corrupt groups and their
-        forgotten groups."""
+        """Return the batches in the journal that were planned but not trained. Groups that cannot
+        be read, and groups that were deleted on request, are left out and recorded as dropped."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))

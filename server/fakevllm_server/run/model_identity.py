@@ -27,7 +27,7 @@ _DIGEST_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """A model and its fingerprints."""
+    """A model, with the fingerprints by which the server recognises the model of a run."""
 
     model: str | None
     """Model folder or hub name; None for the fake engine without a model."""
@@ -69,7 +69,8 @@ class RecordedModel:
 
 
 def identify(model: str | None) -> ModelIdentity:
-    """Return a model with its fingerprints. `model` is a folder, a hub name or None.
+    """Return the ModelIdentity of a model, which has the model's fingerprints. `model` is a folder,
+    a hub name or None.
 
     Raises ConfigError if the model folder cannot be read.
     """

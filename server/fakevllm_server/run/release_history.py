@@ -59,7 +59,8 @@ class ReleaseState:
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Change the state as the decision `row` requires."""
+        """Change the state of releases as the decision `row` from the history of releases requires.
+        For example, the decision `released` makes its version the released version."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:
@@ -93,10 +94,10 @@ class ReleaseState:
 
 
 def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
-    """Return all versions that a rejection or a rollback rejects.
+    """Return all versions that `row` rejects. `row` is a rejection or a rollback.
 
-    Only versions from before the decision are rejected. Later versions are not trained from
-    rejected versions.
+    Only versions that existed at the decision are rejected, because no later version is trained
+    from a rejected version.
     """
     if row.is_rollback:
         assert row.restored is not None, "a rollback names the restored version"

@@ -93,13 +93,13 @@ class Releases:
         return len(self._rows)
 
     def find(self, id: str) -> ReleaseRow | None:
-        """Return the decision that the request with this id has made. Return None if there was no
-        request with this id."""
+        """Return the decision about a version that the client's request with this id has made.
+        Return None if no request with this id has made a decision."""
         return next((row for row in self._rows if row.record.id == id), None)
 
     async def record(self, row: ReleaseRow) -> None:
-        """Append a decision. Return when the decision is on disk. Raise JournalError if the journal
-        cannot be written."""
+        """Append a decision about a version to the journal (the server's SQLite file). Return when
+        the decision is on disk. Raise JournalError if the journal cannot be written."""
         self._lower_limit(row)
         position = self._journal.put(row_changes.release_decided(row))
         self._add(row)
@@ -113,8 +113,8 @@ class Releases:
         return state.pinned
 
     async def record_return(self, row: ReleaseRow, back: TrainingReturn) -> None:
-        """Append a decision that lets training go back to an earlier version. Return when the
-        decision is on disk."""
+        """Append to the journal (the server's SQLite file) a decision by which training goes back
+        to an earlier version. Also record the return itself. Return when both are on disk."""
         self._lower_limit(row)
         await self._journal.write()
         position = await self._log.put_return(row, back)
@@ -136,7 +136,7 @@ class Releases:
             self._journal.put(row_changes.meta_set(TRAINING_LIMIT, str(newest)))
 
     def reply(self) -> ReleasesReply:
-        """Return the history and the state of releases in the form that clients get."""
+        """Return the reply to clients: all decisions about versions, and the state of releases."""
         lineage = self.lineage()
         return ReleasesReply(
             records=[row.record for row in self._rows],

@@ -38,7 +38,7 @@ class TopRun:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRun:
-    """The run to which a job belongs."""
+    """The folder and the name of the run to which a job belongs."""
 
     folder: str
     """Folder of the run, relative to the server's run directory."""
@@ -92,7 +92,8 @@ def slug(experiment_name: str) -> str:
 
 
 def is_run_folder(relative: str) -> bool:
-    """Return True if `relative` has the form of the relative paths that `choose_run` returns."""
+    """Return True if `relative` can be the path of a run's folder, relative to the run directory.
+    The folders that `choose_run` returns have such paths."""
     parent, _, name = relative.partition("/")
     return relative == TOP or (parent == RUNS and _FOLDER_NAME.fullmatch(name) is not None)
 

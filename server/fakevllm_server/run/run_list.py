@@ -17,7 +17,7 @@ from fakevllm_server.run.run_choice import RUNS, TOP, is_run_folder
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run below a run directory."""
+    """Facts about one run in a run directory: its folder, names, last step and size."""
 
     folder: str
     """Path of the run's folder, relative to the run directory."""

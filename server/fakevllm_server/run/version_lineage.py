@@ -89,7 +89,7 @@ class VersionLineage:
 
     @property
     def newest(self) -> int:
-        """Version of the current weights."""
+        """The newest version, which is the version of the current weights."""
         return self._path[-1]
 
     @property

@@ -49,7 +49,8 @@ class CallRules:
 
     @property
     def are_set(self) -> bool:
-        """Whether there is any rule. Without a rule, no calls are ever pruned (deleted)."""
+        """Whether the settings limit the age or the size of captured calls (the recorded tokens of
+        model calls). Without such a limit, no calls are ever deleted."""
         settings = self.settings
         return settings.retention_days is not None or settings.max_journal_mb is not None
 
@@ -67,7 +68,8 @@ class CallRules:
         return chosen
 
     def is_too_large(self, num_bytes: int) -> bool:
-        """Return True if `num_bytes` bytes of content exceed the setting `max_journal_mb`."""
+        """Return True if `num_bytes`, the size of the journal's content, exceeds the setting
+        `max_journal_mb`. The journal is the server's SQLite file."""
         limit = self.settings.max_journal_mb
         return limit is not None and num_bytes > limit * BYTES_PER_MB
 
@@ -103,7 +105,8 @@ class CallRetention:
         self._trouble: str | None = None
 
     async def run(self) -> None:
-        """Prune until this task is cancelled."""
+        """Call `prune`, which deletes old captured calls, every ROUND_EVERY_S seconds until this
+        task is cancelled."""
         while True:
             try:
                 await self.prune()

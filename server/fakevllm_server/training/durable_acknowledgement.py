@@ -43,8 +43,8 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to a request. A new request is processed. A request that is sent again
-        is not processed again, and gets the same reply.
+        """Return the reply to a client's request. A new request is processed. A request that is
+        sent again is not processed again, and gets the same reply.
 
         For a new request, `decide` returns the reply and the change to write. The method returns
         when the change is on disk.

@@ -103,8 +103,8 @@ class ForgetService:
         return reply
 
     async def close(self) -> None:
-        """Cancel the requests that still wait. Clients send these requests again to the next server
-        process."""
+        """Cancel the requests to forget groups that still wait. Clients send these requests again
+        to the next server process."""
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

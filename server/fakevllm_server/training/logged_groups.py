@@ -36,7 +36,8 @@ class WeighedBatch:
     no logged tokens."""
 
     def is_below(self, job: TrainJob) -> bool:
-        """Return True if the effective sample size is below the job's limit."""
+        """Return True if the effective sample size of the logged tokens (tokens that an earlier run
+        sampled) is below `min_logged_ess`, the job's limit."""
         return self.metrics.get("logged_ess", 1.0) < job.min_logged_ess
 
 

@@ -53,9 +53,10 @@ take its place. This is twice the interval at which a proxy repeats the request.
 
 
 class PolicyRefused(Exception):
-    """Error for a version that cannot be sampled. The message contains the reason, and the versions
-    that can be sampled. `is_temporary` is True if all policies are in use at present. The version
-    can then be sampled as soon as other evaluations have ended."""
+    """Error for a version of the weights that cannot be sampled. The message contains the reason,
+    and the versions that can be sampled. `is_temporary` is True if the engine holds as many
+    versions as it can, and all of them are in use. The version can then be sampled as soon as other
+    evaluations have ended."""
 
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
         super().__init__(message)
@@ -100,9 +101,10 @@ class PolicyLoader:
         """When each policy was last pinned, by its name."""
 
     async def load(self, version: int, endpoint: Endpoint, *, pinned: bool = False) -> str:
-        """Load a version, if the engine does not hold the version yet. Return the model name to use
-        in calls that this version is to answer. Raise PolicyRefused if the version cannot be
-        sampled, or if all policies are in use. Raise BackendError if an engine fails.
+        """Load a version of the weights into the engine as a policy, if the engine does not hold it
+        yet. Return the model name to use in calls that this version is to answer. Raise
+        PolicyRefused if the version cannot be sampled, or if all policies are in use. Raise
+        BackendError if an engine fails.
 
         If the engine holds the maximum number of policies, the policy whose last request is the
         oldest is unloaded. A policy that was requested within IN_USE_S is not unloaded.
@@ -160,7 +162,8 @@ class PolicyLoader:
                 await self._backend.rollout.unload_policy(name)
 
     async def _check_rejected(self, version: int, endpoint: Endpoint) -> None:
-        """If the version was rejected, unload the version, and raise PolicyRefused."""
+        """If the version of the weights was rejected by a decision, unload the version, and raise
+        PolicyRefused."""
         if version not in self._rejected():
             return
         self._pinned_at.pop(policy_name(version), None)

@@ -114,8 +114,8 @@ class Publisher:
             await self._log.record_publication(version, self._log.last_step)
 
     async def _publish(self, version: int) -> None:
-        """Give the engine the trainer's weights as `version`. If the run log does not have this
-        version, record the version first."""
+        """Load the trainer's weights into the rollout engine as `version`. If the run log does not
+        have this version, record the version first."""
         if version > self._log.version:
             await self._log.record_reload(version)
         await self._backend.publish(version)

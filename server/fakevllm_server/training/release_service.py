@@ -74,8 +74,8 @@ class ReturnTarget:
 
 
 class TrainingControl(Protocol):
-    """The changes of training that a decision about a version may need. They are made between two
-    training steps."""
+    """What a decision about a version may do to training: save a checkpoint, or go back to an
+    earlier version. Both are done between two training steps."""
 
     async def save_newest(self) -> None:
         """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
@@ -83,7 +83,8 @@ class TrainingControl(Protocol):
         ...
 
     async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
-        """Continue training from `target`. `record` records the change in the journal.
+        """Continue training from the earlier weights `target`. `record` records this change in the
+        journal (the server's SQLite file).
 
         Raise ActionFailed if the trainer does not accept the weights. Raise another BackendError if
         the trainer fails. If the error comes before the call of `record`, training continues from
@@ -192,8 +193,8 @@ class ReleaseService:
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
         """Make sure that no other decision is made during the `with` block. Yield the decision on
-        `request` if an earlier attempt has already made it, else None. There was an earlier attempt
-        if the training loop ended during this attempt, because the attempt is then repeated."""
+        `request` if it has already been made, else None. It may have been made before, because the
+        whole attempt is repeated if the training loop ends during an attempt."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -450,7 +451,7 @@ class ReleaseService:
             raise ReleaseRefused(f"Version {version} does not exist: the newest is {newest}.")
 
     def _saved(self) -> dict[int, SavedCheckpoint]:
-        """Return the checkpoints by version, oldest first."""
+        """Return the saved checkpoints by version. The oldest version comes first."""
         known = self._journal.read(reads.checkpoints) + self._journal.read(reads.side_checkpoints)
         return {saved.version: saved for saved in sorted(known, key=lambda one: one.version)}
 

@@ -109,23 +109,24 @@ class StepRunner:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why no more steps will be taken, or None while training continues."""
+        """Reason why training has stopped and no more steps will be taken. None while training
+        continues."""
         return self._mismatch_stop.reason
 
     @property
     def has_planned(self) -> bool:
-        """Whether the groups of the next step are already chosen. If so, the step does not wait for
-        running episodes."""
+        """Whether the groups of the next training step are already chosen. If so, the step does not
+        wait for running episodes."""
         return bool(self._planned)
 
     @property
     def is_replaying(self) -> bool:
-        """True if a crash has undone some steps, and these steps wait to be trained again."""
+        """True if a crash has undone training steps, and these steps wait to be trained again."""
         return self._is_replaying and self.has_planned
 
     def is_due(self, now: float) -> bool:
-        """Return True if the trainer is ready, there are groups for a step, and the pause after a
-        failed step is over."""
+        """Return True if a training step can begin now: the trainer is ready, there are groups for
+        a step, and the pause after a failed step is over."""
         has_groups = self.has_planned or self._pool.is_due
         return self.is_in_sync and now >= self._retry_at and has_groups
 
@@ -348,7 +349,8 @@ class StepRunner:
 
 
 def _why_no_update(metrics: Mapping[str, float]) -> str:
-    """Return the reason why a step made no update, as a part of a metric's name."""
+    """Return the reason why a training step did not update the weights, as a part of a metric's
+    name."""
     reasons = (reason for reason in ("too_far", "low_ess") if metrics.get(reason))
     return next(reasons, "not_finite")
 

@@ -89,13 +89,13 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def engine_started(self, now: float) -> None:
-        """Record that an engine has started at `now`. The start alone does not shorten the pauses,
-        because the engine may fail again at its first step."""
+        """Record that an engine has started at `now`. The start alone does not shorten the pauses
+        before restarts, because the engine may fail again at its first step."""
         self._up_since = now
 
     def reset(self) -> None:
-        """Set the next pause to FIRST_S seconds. Call this method when a training step was
-        completed."""
+        """Set the next pause before an engine restart to FIRST_S seconds. Call this method when a
+        training step was completed."""
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:

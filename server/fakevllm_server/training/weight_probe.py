@@ -46,7 +46,7 @@ MARGIN = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The comparison of an engine's log-probabilities with the trainer's."""
+    """The comparison of an engine's log-probabilities of one known prompt with the trainer's."""
 
     difference: float
     """Mean absolute difference over the tokens of the known prompt, in nats."""
@@ -54,7 +54,8 @@ class ProbeResult:
 
     @property
     def is_same(self) -> bool:
-        """True if rounding alone explains the difference."""
+        """True if rounding alone explains the difference between the engine's log-probabilities and
+        the trainer's."""
         return self.difference <= self.limit
 
     def __str__(self) -> str:
@@ -146,7 +147,8 @@ class WeightProbe:
         return result
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
-        """Run no more probes, and log the reason once."""
+        """Run no more probes (comparisons of the engine's weights with the trainer's), and log the
+        reason once."""
         self._is_off = True
         log.log(
             level,

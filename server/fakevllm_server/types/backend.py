@@ -80,13 +80,14 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Forced tokens are not counted. A token is
-        forced if a grammar or `allowed_token_ids` allowed only this token at its position."""
+        """Number of response tokens of this call that are trained. Forced tokens are not counted. A
+        token is forced if a grammar or `allowed_token_ids` allowed only this token at its position.
+        """
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
     def advantages(self) -> Sequence[float]:
-        """One advantage for each trained token."""
+        """One advantage for each trained token of this call."""
         if isinstance(self.advantage, int | float):
             return [self.advantage] * self.num_trained
         return self.advantage
@@ -189,7 +190,7 @@ class Rollout(Protocol):
     """Interface through which the server uses an engine that samples."""
 
     async def launch(self) -> Endpoint:
-        """Start the engine and return its address."""
+        """Start the rollout engine, and return the address at which it answers requests."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
@@ -212,8 +213,8 @@ class Rollout(Protocol):
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Running requests of the policy end normally. If the policy is not
-        loaded, do nothing."""
+        """Remove a policy (weights that `load_policy` has loaded) from the engine. Running requests
+        of the policy end normally. If the policy is not loaded, do nothing."""
         ...
 
     async def policies(self) -> dict[str, int]:
@@ -263,13 +264,13 @@ class Trainer(Protocol):
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
-        accepts."""
+        """Write the trainer's weights to a folder in Hugging Face format, which the server's flag
+        `--model` accepts."""
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        """Write the trained LoRA adapters to a folder in peft's layout. With the policy
-        `reference`, write adapters that change nothing instead.
+        """Write the trained LoRA adapters to a folder in peft's layout. If `policy` is `reference`,
+        write adapters that change nothing instead.
 
         Call this method only for jobs that train adapters. Raises BackendRefused if the trainer has
         no adapters.
@@ -277,11 +278,11 @@ class Trainer(Protocol):
         ...
 
     async def save(self, folder: Path) -> None:
-        """Write a checkpoint: weights, optimizer and random state."""
+        """Write a checkpoint of the trainer to `folder`: weights, optimizer and random state."""
         ...
 
     async def restore(self, folder: Path) -> None:
-        """Load the checkpoint in `folder`. Later steps continue from it."""
+        """Load the checkpoint in `folder` into the trainer. Later steps continue from it."""
         ...
 
     async def health(self) -> bool:
@@ -449,20 +450,21 @@ class TrainEngine(Protocol):
         ...
 
     async def publish(self, version: int) -> None:
-        """Serve the trainer's current weights from now on, as `version`."""
+        """Sample with the trainer's current weights from now on. `version` is their number."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load the weights in a Hugging Face folder, and sample with them as `version`."""
+        """Load the weights in a Hugging Face folder, and sample with them from now on. `version` is
+        their version number."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
-        accepts."""
+        """Write the trainer's weights to a folder in Hugging Face format, which the server's flag
+        `--model` accepts."""
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        """Write the LoRA adapters to a folder. `Trainer.export_adapters` describes them."""
+        """Write the LoRA adapters to `folder`, as `Trainer.export_adapters` describes."""
         ...
 
     async def save(self, folder: Path) -> None:
@@ -471,5 +473,5 @@ class TrainEngine(Protocol):
         ...
 
     async def restore(self, folder: Path) -> None:
-        """Load the checkpoint in `folder` and continue from it."""
+        """Load the checkpoint in `folder`. Later training steps continue from it."""
         ...

@@ -11,7 +11,7 @@ from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 
 class Token(NamedTuple):
-    """One sampled token."""
+    """One sampled token, with its logprob and the version of the weights that sampled it."""
 
     id: int
     logprob: float

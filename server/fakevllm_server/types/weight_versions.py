@@ -65,12 +65,13 @@ class WeightGate:
 
     @property
     def running(self) -> frozenset[CallStamp]:
-        """The calls that were let through to the engine and have not ended."""
+        """Stamps of the calls that have passed this gate to the engine and have not ended. A stamp
+        records the weight versions of one call."""
         return frozenset(self._running)
 
     @property
     def num_running(self) -> int:
-        """Number of calls that were let through to the engine and have not ended."""
+        """Number of calls that have passed this gate to the engine and have not ended."""
         return len(self._running)
 
     @asynccontextmanager
@@ -158,7 +159,7 @@ class WeightGate:
 
     def abandon(self) -> None:
         """Mark the engine as replaced or stopped. Calls that wait for new weights, and calls that
-        arrive later, get GateAbandoned."""
+        arrive later, fail with GateAbandoned."""
         self._is_abandoned = True
         self._open.set()
 

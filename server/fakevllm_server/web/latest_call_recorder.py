@@ -38,7 +38,7 @@ class _Recording:
             self.chunks.append(chunk)
 
     def as_json(self, *, is_stream: bool = False) -> bytes:
-        """Return the body as a JSON document.
+        """Return the recorded body of the request or response as a JSON document.
 
         A JSON body is returned unchanged. A stream is returned as the list of its events. Any other
         body is returned as text, in a JSON string. For a body that was too large, a message is

@@ -129,7 +129,8 @@ class OpenRun:
         self._curves.start()
 
     async def close(self) -> None:
-        """Write the queued changes of the journal and the last curves. Then unlock the folder."""
+        """Write the queued changes of the journal, and the last points of the TensorBoard curves.
+        Then unlock the run's folder."""
         await asyncio.to_thread(self.journal.close)
         if self._curves is not None:
             await asyncio.to_thread(self._curves.close)

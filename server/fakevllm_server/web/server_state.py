@@ -193,7 +193,7 @@ class ServerState:
 
     @property
     def journal(self) -> Journal:
-        """Journal of the current run."""
+        """The journal (SQLite file) of the server's current training run."""
         return self.run.journal
 
     @property
@@ -208,12 +208,13 @@ class ServerState:
 
     @property
     def run_id(self) -> str:
-        """ID of the current run. The ID stays the same across restarts."""
+        """ID of the server's current training run. It stays the same when the server restarts."""
         return self.run.run_id
 
     @property
     def model(self) -> str | None:
-        """Model folder or name. None for the fake engine, and before the engine's first start."""
+        """Folder or name of the model with which the engine was started last. None for the fake
+        engine, and before the engine's first start."""
         return self._model.model
 
     @property
@@ -412,7 +413,8 @@ class ServerState:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
 
     async def close(self) -> None:
-        """Stop the engine, close the journal and release the run directory."""
+        """Stop the engine, close the current run's journal, and give up the lock of the run
+        directory."""
         if self._pruning is not None:
             self._pruning.cancel()
             await asyncio.gather(self._pruning, return_exceptions=True)
@@ -441,7 +443,7 @@ class ServerState:
         self.run.follow_curves()
 
     async def list_runs(self) -> list[RunSummary]:
-        """Return all runs below the run directory, with their sizes."""
+        """Return all training runs below the server's run directory, with their sizes."""
         return await asyncio.to_thread(list_runs, self.config.run_dir)
 
     def status_for(self, *, is_own_client: bool) -> EngineStatus:

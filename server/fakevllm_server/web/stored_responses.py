@@ -35,7 +35,7 @@ class StoredResponses:
         self._responses: OrderedDict[tuple[str, str], bytes | None] = OrderedDict()
 
     def store(self, key: str, response_id: str, body: bytes | None) -> None:
-        """Store a response.
+        """Store a response, which clients may then retrieve.
 
         `key` is the fingerprint of the API key that made the response. It is "" if the request had
         no API key. `body` is the response object in JSON, or None if only the engine has the
@@ -51,7 +51,7 @@ class StoredResponses:
             self._num_bytes -= _size(oldest_id, oldest)
 
     def has(self, key: str, response_id: str) -> bool:
-        """Return True if this API key has made a response with this id."""
+        """Return True if a response of this API key with this id is stored."""
         return (key, response_id) in self._responses
 
     def body(self, key: str, response_id: str) -> bytes | None:
@@ -59,7 +59,7 @@ class StoredResponses:
         return self._responses[key, response_id]
 
     def delete(self, key: str, response_id: str) -> bool:
-        """Delete a response. Return True if it was stored."""
+        """Delete a stored response. Return False if no response of this API key had this id."""
         if not self.has(key, response_id):
             return False
         self._num_bytes -= _size(response_id, self._responses.pop((key, response_id)))

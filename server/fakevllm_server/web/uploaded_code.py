@@ -35,7 +35,7 @@ _NOT_A_ZIP = "Uploaded file is not a valid zip file."
 
 
 class BadArchive(Exception):
-    """Error for a zip file that is refused. The message is sent to the client."""
+    """Error for an uploaded zip file that the server refuses. The message is sent to the client."""
 
 
 def unpack(raw: bytes, folder: Path, stamp: str) -> Path:

@@ -16,7 +16,7 @@ MAX_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class VerboseEntry:
-    """One message that a client sent."""
+    """One message that a client sent to the other clients."""
 
     timestamp: float
     """Time at which the message arrived, in Unix seconds."""
@@ -32,8 +32,9 @@ class VerboseLog:
         """Each message with the time of its push on the caller's monotonic clock."""
 
     def push(self, tag: str, message: str, *, now: float, unix_now: float) -> None:
-        """Add a message. `now` is the time in seconds on a monotonic clock, and decides when the
-        message expires. `unix_now` is the Unix time that readers of the message see."""
+        """Add a message of a client to the log. `now` is the time in seconds on a monotonic clock,
+        and decides when the message expires. `unix_now` is the Unix time that readers of the
+        message see."""
         self._entries.append((now, VerboseEntry(unix_now, tag, message)))
 
     def entries(self, now: float) -> list[VerboseEntry]:

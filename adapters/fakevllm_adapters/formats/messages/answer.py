@@ -39,12 +39,12 @@ def new_signature() -> str:
 
 
 def as_object(value: object) -> Json:
-    """Return an object unchanged, and {} for any other value."""
+    """Return a JSON object (dict) unchanged, and {} for any other value."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a list unchanged, and [] for any other value."""
+    """Return a JSON list unchanged, and [] for any other value."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 

@@ -142,7 +142,7 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Write the first two events of the stream if they have not been written yet.
+        """Write the first two events of the Responses stream if they have not been written yet.
 
         Return True if the events were written now.
         """

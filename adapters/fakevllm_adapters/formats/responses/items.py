@@ -25,29 +25,29 @@ def new_id(prefix: str) -> str:
 
 
 def text_part(text: str, logprobs: list[Json] | None) -> Json:
-    """Build the text part of a message item."""
+    """Build the text part of a message item (a message in the output of a response)."""
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
 
 def reasoning_part(text: str) -> Json:
-    """Build the text part of a reasoning item."""
+    """Build the text part of a reasoning item (the reasoning in the output of a response)."""
     return {"text": text, "type": "reasoning_text"}
 
 
 def message_item(item_id: str, parts: list[Json], status: str) -> Json:
-    """Build a message item."""
+    """Build the output item of a response that has a message of the model."""
     item: Json = {"id": item_id, "content": parts, "role": "assistant", "status": status}
     return item | {"type": "message", "phase": None}
 
 
 def reasoning_item(item_id: str, parts: list[Json] | None, status: str | None) -> Json:
-    """Build a reasoning item."""
+    """Build the output item of a response that has the model's reasoning."""
     item: Json = {"id": item_id, "summary": [], "type": "reasoning", "content": parts}
     return item | {"encrypted_content": None, "status": status}
 
 
 def call_item(item_id: str, call_id: str, name: CallName, arguments: str, status: str) -> Json:
-    """Build the item of a function call."""
+    """Build the output item of a response that has a function call of the model."""
     item: Json = {"arguments": arguments, "call_id": call_id, "name": name.name}
     item |= {"type": "function_call", "id": item_id, "async": None, "caller": None}
     return item | {"namespace": name.namespace, "status": status}

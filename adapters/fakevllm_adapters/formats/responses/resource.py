@@ -19,7 +19,8 @@ really used."""
 
 @dataclass(slots=True)
 class Resource:
-    """The `response` object for one request. It is updated while the engine's answer arrives."""
+    """The `response` object of the Responses API, for one request. It is updated while the engine's
+    answer arrives."""
 
     response_id: str
     created_at: int
@@ -33,8 +34,8 @@ class Resource:
     """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
     def update_from(self, upstream: Json) -> None:
-        """Update the model, the prompt length, `kv_transfer_params` and `ec_transfer_params` from a
-        chat completion or from one of its stream chunks."""
+        """Update this `response` object: copy the model, the prompt length, `kv_transfer_params`
+        and `ec_transfer_params` from a chat completion or from one of its stream chunks."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")

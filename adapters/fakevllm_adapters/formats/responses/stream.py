@@ -41,7 +41,7 @@ class Event:
 
 
 class EventWriter:
-    """An encoder of a stream's events that adds the sequence numbers."""
+    """An encoder of the events of a Responses stream that adds the sequence numbers."""
 
     def __init__(self) -> None:
         self._next_number = 0
@@ -200,7 +200,8 @@ class ItemStream:
 
     @property
     def output(self) -> list[Json]:
-        """Output items in the form of the `response` object in the stream's last event."""
+        """The output items of the answer, in the form of the `response` object in the stream's last
+        event."""
         items = [item.in_resource() for item in self._items]
         if self._dialect.resource_has_all_logprobs and self._logprobs:
             for item in items:
@@ -210,7 +211,8 @@ class ItemStream:
         return items
 
     def take(self, delta: Json, logprobs: Sequence[Json]) -> Iterator[Event]:
-        """Yield the events for a delta of the chat stream.
+        """Translate a delta of the engine's chat stream to events of the Responses stream, and
+        yield them.
 
         Events for reasoning come first, then events for text, then events for tool calls.
         """
@@ -227,7 +229,8 @@ class ItemStream:
                 yield from self._call(piece)
 
     def close(self, is_cut: bool) -> Iterator[Event]:
-        """Yield the events that close the open item. Yield nothing if no item is open.
+        """Yield the events that close the open output item at the end of the stream. Yield nothing
+        if no item is open.
 
         `is_cut` is True if the token limit cut off the answer within this item.
         """

@@ -64,7 +64,8 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecodeRequest:
-    """A request for a further policy, whose weights differ from the trained weights."""
+    """A decode request whose tokens a further policy samples. A further policy is a set of weights
+    that the engine holds beside the trained weights."""
 
     request: DecodeRequest
     policy: str

@@ -140,8 +140,8 @@ class ControlRoutes:
 
 
 def _batch_in(body: Json) -> Batch:
-    """Parse the batch of a step in a request body. Call this function on a worker thread, because
-    parsing a large step takes seconds."""
+    """Parse the batch of a training step in a request body. Call this function on a worker thread,
+    because parsing a large step takes seconds."""
     demonstrations = [Demonstration.from_wire(one) for one in body["demonstrations"]]
     return Batch(body["step"], _calls_in(body), body["version"], demonstrations)
 

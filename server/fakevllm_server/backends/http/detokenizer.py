@@ -75,6 +75,7 @@ class StopScanner:
         return out
 
     def flush(self) -> str:
-        """Return the text that is still held back. Call this method at the end of the answer."""
+        """Return the text that is still held back because it could have begun a stop string. Call
+        this method at the end of the answer."""
         out, self._pending = self._pending, ""
         return out

@@ -31,19 +31,19 @@ class PolicyEngine(Protocol):
     def names(self) -> PolicyNames: ...
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Load the weights in a Hugging Face folder as the policy `name`. If this policy is loaded
-        already, nothing happens. Raises ValueError if the name belongs to another version, or if
-        there are too many policies."""
+        """Load the weights in a Hugging Face folder as the policy `name`, beside the weights that
+        are trained. If this policy is loaded already, nothing happens. Raises ValueError if the
+        name belongs to another version, or if there are too many policies."""
         ...
 
     async def unload_policy(self, name: str) -> None:
-        """Remove a policy. Running requests end normally. If the policy is not loaded, nothing
-        happens."""
+        """Remove a policy (a set of weights beside the trained weights). Running requests end
+        normally. If the policy is not loaded, nothing happens."""
         ...
 
     def policy(self, name: str) -> TokenEngine | None:
-        """Return the engine that samples with the policy `name`, or None if this policy is not
-        loaded."""
+        """Return an engine object that samples with the policy `name` (a set of weights beside the
+        trained weights). Return None if this policy is not loaded."""
         ...
 
 
@@ -69,8 +69,8 @@ class PolicyNames:
         """The version of each loaded policy, by name."""
 
     def check(self, name: str, version: int) -> bool:
-        """Return True if the policy must be loaded, and False if the policy is loaded already.
-        Raises ValueError if the policy cannot be loaded."""
+        """Return True if the policy `name` (a set of weights beside the trained weights) must be
+        loaded, and False if it is loaded already. Raises ValueError if it cannot be loaded."""
         if name == self._model_name:
             raise ValueError(f"the name {name} belongs to the weights that are trained")
         known = self._known.get(name, version)
@@ -89,11 +89,13 @@ class PolicyNames:
         return True
 
     def add(self, name: str, version: int) -> None:
-        """Record that a policy is loaded. Call `check` first."""
+        """Record that the policy `name` (a set of weights beside the trained weights) is loaded.
+        Call `check` first."""
         self._known[name] = self.loaded[name] = version
 
     def remove(self, name: str) -> None:
-        """Record that a policy is not loaded any more."""
+        """Record that the policy `name` (a set of weights beside the trained weights) is not loaded
+        any more. Its name still belongs to its version."""
         self.loaded.pop(name, None)
 
 

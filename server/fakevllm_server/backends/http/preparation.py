@@ -51,6 +51,6 @@ class PreparationThreads:
             self._num_preparing -= 1
 
     def close(self) -> None:
-        """Stop the threads. Do not wait for a request that is being parsed."""
+        """Stop both threads that parse requests. Do not wait for a request that is being parsed."""
         for thread in (self._short, self._long):
             thread.shutdown(wait=False, cancel_futures=True)

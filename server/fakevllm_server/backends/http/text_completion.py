@@ -57,7 +57,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """One prompt of the request, as token ids."""
+    """One prompt of a /v1/completions request, as token ids."""
 
     ids: list[int]
     text: str
@@ -74,8 +74,8 @@ class Continuation:
 
     @property
     def is_over(self) -> bool:
-        """True if sampling has ended. The continuation may still yield text after that. Such text
-        was held back, because it might have become a stop string."""
+        """True if the sampling of this continuation has ended. The continuation may still yield
+        text after that. Such text was held back, because it might have become a stop string."""
         is_full = len(self.choice.tokens) >= self.sampling.max_tokens
         return is_full or self.choice.finish_reason == "stop"
 

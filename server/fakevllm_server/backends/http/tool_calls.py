@@ -40,13 +40,13 @@ class AnswerParser(Protocol):
     """A parser that extracts content and tool calls from the text of one choice."""
 
     def push(self, text: str) -> list[Json]:
-        """Read the next piece of the text. Return the deltas of the response stream that are
-        certain so far and have not been returned yet."""
+        """Parse the next piece of the choice's text. Return the deltas of the response stream that
+        are certain so far and have not been returned yet."""
         ...
 
     def flush(self) -> list[Json]:
-        """Mark the end of the text. Return the deltas of the response stream that have not been
-        returned yet."""
+        """Tell the parser that the choice's text has ended. Return the deltas of the response
+        stream that have not been returned yet."""
         ...
 
     @property
@@ -61,7 +61,8 @@ class AnswerParser(Protocol):
 
 
 def create_parser(request: ChatRequest) -> AnswerParser:
-    """Return a new parser for one choice of `request`."""
+    """Return a new parser that extracts content and tool calls from the text of one choice of
+    `request`."""
     if not request.offers_tools:
         return PlainTextParser()
     if (name := request.named_tool) is not None:

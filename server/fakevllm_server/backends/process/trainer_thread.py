@@ -27,8 +27,8 @@ class SingleThread:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def run(self, action: Callable[[], Result]) -> Result:
-        """Run `action` on the thread, and return its result. An exception of the action is raised
-        in the caller."""
+        """Run `action` on this daemon thread, after all earlier actions. Return its result. An
+        exception of the action is raised in the caller."""
         future: Future[Result] = Future()
         self._inbox.put((action, future))
         return await asyncio.wrap_future(future)

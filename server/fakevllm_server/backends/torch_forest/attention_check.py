@@ -58,7 +58,7 @@ Later blocks attend to these blocks without a mask."""
 
 @dataclass(frozen=True, slots=True)
 class AttentionCheck:
-    """Result of the check of one attention method."""
+    """Result of the check whether an attention method agrees with the unchanged model."""
 
     log_prob: float = 0.0
     """Largest difference between a token's log-probability with the attention method and with the

@@ -56,7 +56,8 @@ class RecordedCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
-    """Result of the check of one plan."""
+    """The result of `check_plan`: whether the tensors of one plan (one forward pass over merged
+    calls) contain the recorded tokens."""
 
     num_tokens: int
     num_correct: int
@@ -162,9 +163,9 @@ class _CallRows(NamedTuple):
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Return the tokens of the calls, with the plan's node for each token. The nodes of a call
-        are those on the call's path in the plan. Return None if a path and its call differ in
-        length."""
+        """Return the _CallRows of `calls`: their recorded tokens, with the plan's node for each
+        token. A node is a token of the merged calls. The nodes of a call are those on the call's
+        path in the plan. Return None if a path and its call differ in length."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)

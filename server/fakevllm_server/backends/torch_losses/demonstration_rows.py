@@ -39,7 +39,7 @@ class DemonstrationLoss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationRows:
-    """The rows of one micro-batch. A row is one demonstration."""
+    """The demonstrations of one micro-batch as tensors. Each row is one demonstration."""
 
     row_of_token: Tensor
     """[tokens] Index of the row of each trained token of the micro-batch. Tokens of sampled calls,
@@ -69,11 +69,13 @@ class DemonstrationRows:
         *,
         device: torch.device | str = "cpu",
     ) -> DemonstrationRows | None:
-        """Return the rows of a micro-batch, or None if it has no demonstration.
+        """Return the DemonstrationRows of a micro-batch: its demonstrations as tensors. Return None
+        if the micro-batch has no demonstration.
 
         `num_tokens` has the number of trained tokens of each call of the micro-batch. `own` has the
-        demonstration of each of these calls, or None for a call of the policy loss. `step` has all
-        demonstrations of the step. `loss` is the name of the demonstration loss.
+        demonstration of each of these calls, or None for a call that is trained with the policy
+        loss. `step` has all demonstrations of the step. `loss` is the name of the demonstration
+        loss.
 
         Raises ValueError if a demonstration has a kind that this loss does not train.
         """
@@ -100,8 +102,8 @@ class DemonstrationRows:
         )
 
     def sums(self, log_prob: Tensor) -> Tensor:
-        """Return the log-probability of each row. `log_prob` has a value for each trained token of
-        the micro-batch."""
+        """Return the log-probability of the response of each row (demonstration): the sum over its
+        tokens. `log_prob` has one value for each trained token of the micro-batch."""
         num_rows = len(self.signs)
         sums = log_prob.new_zeros(num_rows + 1).index_add(0, self.row_of_token, log_prob)
         return sums[:num_rows]

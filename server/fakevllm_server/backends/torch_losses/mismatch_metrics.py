@@ -48,9 +48,9 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute all sums of this class over the given tokens, with each token weighted by its
-        `token_share`. The tensors have one value per token: the trainer's log-probability, the
-        engine's log-probability, and the `token_share`."""
+        """Compute the sums for the mismatch metrics over the given tokens, with each token weighted
+        by its `token_share`. The tensors have one value per token: the trainer's log-probability,
+        the engine's log-probability, and the `token_share`."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -95,10 +95,10 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Compute both sets of sums over the given tokens: over all tokens, and over tokens whose
-        `is_equal_version` is True. Each tensor has one value per token. `is_equal_version` is True
-        for tokens of calls that were sampled entirely with the current weights. Pass only tokens
-        that count in the loss."""
+        """Compute two sets of sums for the mismatch metrics: over all given tokens, and over the
+        tokens whose `is_equal_version` is True. Each tensor has one value per token.
+        `is_equal_version` is True for tokens of calls that were sampled entirely with the current
+        weights. Pass only tokens that count in the loss."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(

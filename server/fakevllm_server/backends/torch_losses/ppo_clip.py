@@ -38,7 +38,7 @@ def vanilla(
 ) -> PolicyLoss:
     """Return the PPO loss of each token. Only `log_prob` gets a gradient. The tensors may have any
     common shape. `advantages` may also have a shape that broadcasts to the common shape. `units` is
-    unused."""
+    unused: it is a parameter because all losses have the same parameters."""
     ratio = ratio_of(log_prob, old_log_prob)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)

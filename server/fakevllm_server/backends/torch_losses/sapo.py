@@ -20,7 +20,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def sapo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the SAPO loss of each token. Each tensor has shape [tokens]. `units` is unused."""
+    """Return the SAPO loss of each token. Each tensor has shape [tokens]. `units` is unused: it is
+    a parameter because all losses have the same parameters."""
     ratio = ratio_of(log_prob, old_log_prob)
     tau = torch.where(advantages > 0, spec.tau_pos, spec.tau_neg).to(ratio.dtype)
     return unclipped(-advantages * (4 / tau) * torch.sigmoid(tau * (ratio - 1)))

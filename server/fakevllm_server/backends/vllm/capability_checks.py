@@ -46,8 +46,8 @@ class CheckResult:
     """Whether training requires that the check succeeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object for the file engine_probes.json in the run
-        directory."""
+        """Return the result of this check of vLLM as a JSON object for the file engine_probes.json
+        in the run directory."""
         return {
             "name": self.name,
             "ok": self.is_ok,

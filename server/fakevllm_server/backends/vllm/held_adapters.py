@@ -22,9 +22,9 @@ class HeldAdapters:
     modules)."""
 
     def __init__(self, spec: EngineSpec, version: str, arguments: Sequence[str]) -> None:
-        """Create the object, without writing the record. `version` is the version of vLLM.
-        `arguments` are the arguments of vLLM's command, without those that differ between starts.
-        """
+        """Create the object, without writing its file. `version` is the version of vLLM.
+        `arguments` are the arguments of vLLM's command, without those that differ between
+        starts."""
         self._file = spec.run_dir / FILE_NAME
         kind = [version, *arguments, str(spec.lora_rank), spec.target_modules]
         # An argument may be a secret, such as the key of a hub.
@@ -39,6 +39,7 @@ class HeldAdapters:
             return False
 
     def record(self) -> None:
-        """Write the record to its file, and replace an earlier record. If a power cut damages the
-        file, `is_recorded` returns False. Raises OSError if the disk is full."""
+        """Record in the file that vLLM has loaded this kind of LoRA adapter. The new record
+        replaces an earlier one. If a power cut damages the file, `is_recorded` returns False.
+        Raises OSError if the disk is full."""
         self._file.write_text(f"{self._digest}\n")

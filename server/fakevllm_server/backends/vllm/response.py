@@ -27,7 +27,7 @@ class VllmResponse:
 
     @property
     def json(self) -> Json:
-        """The body as a JSON object. Empty if the body is not a JSON object."""
+        """The response's body as a JSON object. Empty if the body is not a JSON object."""
         return parse_object(self.body)
 
     @property

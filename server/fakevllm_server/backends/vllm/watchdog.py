@@ -50,9 +50,9 @@ class Watchdog:
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Add an observation. If vLLM hangs, return a description of the hang. The description has
-        no subject, such as "has not responded to /health for 61 s". Return None if vLLM does not
-        hang."""
+        """Add an observation of vLLM's state. If vLLM hangs, return a description of the hang. The
+        description has no subject, such as "has not responded to /health for 61 s". Return None if
+        vLLM does not hang."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:

@@ -52,8 +52,10 @@ class WholeForm:
 
     @staticmethod
     def of(answer: Json) -> WholeForm | None:
-        """Return the form of `answer`, a parsed answer with one choice. Return None if the form
-        cannot be read from this answer, because the answer has tool calls or is not from vLLM."""
+        """Return the form of `answer`: the names and the order of its fields, and its values that
+        are the same in all answers of the engine. `answer` is a parsed answer with one choice.
+        Return None if the form cannot be read from this answer, because the answer has tool calls
+        or is not from vLLM."""
         match answer:
             case {"choices": [{**choice}], "usage": {**usage}}:
                 message: Json = choice.get("message") or {}
@@ -99,15 +101,16 @@ class AnswerForms:
         return self._usage_chunks.get(path)
 
     def learn_whole(self, path: str, answer: Json) -> None:
-        """Learn the form of a whole (not streamed) answer: the names and the order of its fields.
-        `answer` is the engine's answer to a call with one choice."""
+        """Learn the form of whole (not streamed) answers from `answer`, the engine's answer to a
+        call with one choice. The form has the names and the order of an answer's fields."""
         self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
-        """Learn the form of a usage chunk, which is the last chunk of a stream and has the token
-        counts. `chunk` is from a stream with one choice."""
+        """Learn the form of usage chunks (the names and the order of their fields) from `chunk`,
+        unless the form is known already. A usage chunk is the last chunk of a stream, and has the
+        token counts. `chunk` is from a stream with one choice."""
         # Other objects, such as the timings, belong to one answer.
         form = {
             name: value
@@ -134,6 +137,6 @@ def _has_reasoning(answer: Json) -> bool:
 
 
 def has_reasoning(message: Json) -> bool:
-    """Return True if a message, or the delta of a stream, has reasoning. An empty reasoning text
-    counts too, because only a parser for reasoning writes it."""
+    """Return True if a chat message, or the delta of a stream, has the model's reasoning. An empty
+    reasoning text counts too, because only a parser for reasoning writes it."""
     return any(message.get(name) is not None for name in REASONING_FIELDS)

@@ -92,8 +92,8 @@ class CallCapture(ABC):
         self._begin_answer()
 
     def for_another_answer(self) -> Self:
-        """Return a new capture for another answer to the same request. The new capture has recorded
-        nothing yet."""
+        """Return a new capture (recorder of one model call's tokens) for another answer to the same
+        request. The new capture has recorded nothing yet."""
         other = copy(self)
         other._begin_answer()
         return other
@@ -128,7 +128,7 @@ class CallCapture(ABC):
     @staticmethod
     def cannot_capture(body: Json) -> bool:
         """Return True if no part of a call with this request body could be trained on. Such a call
-        is forwarded to the engine without capture."""
+        is forwarded to the engine, and its tokens are not recorded."""
         return False
 
     @abstractmethod
@@ -151,13 +151,14 @@ class CallCapture(ABC):
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
         """Return True if a plain vLLM would not have sent this choice of a stream chunk. vLLM has
-        sent the choice only because the capture added fields to the request."""
+        sent the choice only because fields were added to the app's request so that the call can be
+        recorded for training."""
 
     # --- from the request to the record
 
     def upstream_body(self) -> Json:
-        """Return the request body for the engine: the app's body with the fields that the capture
-        needs."""
+        """Return the request body for the engine: the app's body with the fields that are needed to
+        record the call's tokens."""
         body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
         self._request_logprobs(body)
         if self._requests_allowed:
@@ -171,8 +172,9 @@ class CallCapture(ABC):
         return body
 
     def answer(self, raw: bytes, on_answer: Callable[[Json], None] = lambda _: None) -> bytes:
-        """Record a complete answer that is not a stream. Return the answer without the fields that
-        the app did not request. `on_answer` is called with the parsed answer that is returned."""
+        """Record the tokens of a complete answer that is not a stream. Return the answer without
+        the fields that the app did not request. `on_answer` is called with the parsed answer that
+        is returned."""
         try:
             body: Json = orjson.loads(raw)
             shown = self.whole(body)
@@ -183,8 +185,8 @@ class CallCapture(ABC):
             return raw
 
     def whole(self, body: Json) -> bytes:
-        """Record an answer that is not a stream. Do what `answer` does, for an answer that is
-        parsed already."""
+        """Record the tokens of `body`, a parsed answer that is not a stream. Return the answer for
+        the app, without the fields that the app did not request."""
         usage: Json = body.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens")
         if self._texts is not None:
@@ -206,7 +208,7 @@ class CallCapture(ABC):
 
     @property
     def has_one_choice(self) -> bool:
-        """Whether the app requested one choice."""
+        """Whether the app's request asks for only one choice (`n` is 1 or missing)."""
         return self.body.get("n") in (None, 1)
 
     @property
@@ -218,16 +220,19 @@ class CallCapture(ABC):
 
     @property
     def requests_allowed(self) -> bool:
-        """Whether the engine is asked for the set of allowed tokens at each position."""
+        """Whether the engine is asked to report, for each sampled token, the set of tokens from
+        which it was sampled."""
         return self._requests_allowed
 
     @property
     def hides_prompt_ids(self) -> bool:
-        """True if the app does not get the prompt's token ids."""
+        """True if the prompt's token ids must be removed from the answer, because the app did not
+        request token ids."""
         return self._hides_ids
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
-        """Record the prompt's token ids. Several captures may share the list."""
+        """Record `prompt_ids` as the token ids of the call's prompt. The records of several answers
+        may share this list."""
         self._prompt_ids = prompt_ids
 
     def complete_answer(self, tokens: Json, answer: bytes) -> bytes:
@@ -271,8 +276,9 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the fields that the capture had added to the request. The
-        engine has answered the request without these fields. Such a call is untrainable."""
+        """Record that the engine refused the fields that were added to the app's request to record
+        the call's tokens. The engine has answered the request without these fields. Such a call is
+        untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
@@ -356,8 +362,8 @@ class CallCapture(ABC):
         return self._release_held_chunk() + encode(chunk)
 
     def _release_held_chunk(self, fingerprint: str | None = None) -> bytes:
-        """Return the chunk that was held back, as bytes for the app. Return no bytes if no chunk
-        was held back.
+        """Return the stream chunk that was held back, as bytes for the app. Return no bytes if no
+        chunk was held back.
 
         vLLM writes the system fingerprint only in the last chunk of a stream. If usage (token
         counts) was requested, the last chunk is the usage chunk. If only the capture requested
@@ -422,8 +428,8 @@ class CallCapture(ABC):
             self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
-        """Remove or reset, in one choice of the answer, the fields that the capture requested and
-        the app did not."""
+        """Remove or reset, in one choice of the answer, the fields that were requested only to
+        record the call's tokens, and not by the app."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
@@ -440,11 +446,11 @@ def _as_vllm_writes(body: Json) -> bytes:
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return True if the capture must request usage (token counts), because the app does not
-    request it.
+    """Return True if usage (token counts) must be requested to record the call, because the app
+    does not request it.
 
-    The capture requests usage only for streams with one choice. vLLM reports the sum over all
-    choices, so with several choices the counts of a single choice would be unknown.
+    Usage is added only for streams with one choice. vLLM reports the sum over all choices, so with
+    several choices the counts of a single choice would be unknown.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False

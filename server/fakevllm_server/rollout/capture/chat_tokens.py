@@ -87,7 +87,8 @@ class HiddenReasoning:
         self._has_reasoning = False
 
     def hide(self, choice: Json) -> None:
-        """Remove the reasoning from one choice of a complete answer or of a stream chunk."""
+        """Remove the model's reasoning from `choice`, which is one choice of a complete answer or
+        of a stream chunk."""
         message: Json = choice.get("message") or {}
         for name in _REASONING_FIELDS:
             if name in message:

@@ -51,12 +51,12 @@ class ChoiceEvents:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of the events in bytes."""
+        """Total size in bytes of the choice's events that have arrived so far."""
         return sum(map(len, self.data))
 
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks. Chunks are parsed in batches, because the interpreter's lock
-        (GIL) is held while a batch is parsed."""
+        """Return the parsed chunks of this choice. They are parsed in batches, because the
+        interpreter's lock (GIL) is held while a batch is parsed."""
         batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
         return [
             chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
@@ -77,7 +77,7 @@ class ChoiceSplitter:
 
     @property
     def num_running(self) -> int:
-        """Number of choices that are not complete."""
+        """Number of the call's choices whose end has not been read yet."""
         return len(self._running)
 
     def feed(self, chunk: bytes) -> Iterator[ChoiceEvents]:
@@ -118,7 +118,7 @@ class PartReader:
 
     @property
     def num_running(self) -> int:
-        """Number of choices that are not complete."""
+        """Number of the call's choices whose end has not been read yet."""
         return len(self._running)
 
     def feed(self, chunk: bytes) -> Iterator[SentChoice]:

@@ -29,9 +29,9 @@ class RepeatedPrompt:
         self._ids = id_array(())
 
     def cut(self, data: bytes) -> tuple[bytes, IdArray | None]:
-        """Return two values: the JSON text of a chunk, in which null replaces the prompt's ids, and
-        the ids. The ids are None if the chunk has no ids. Raises ValueError if the ids are
-        malformed."""
+        """Return two values: the JSON text of a chunk of the stream, in which null replaces the
+        prompt's ids, and the ids. The ids are None if the chunk has no ids. Raises ValueError if
+        the ids are malformed."""
         match = _PROMPT_IDS.search(data)
         end = -1 if match is None else data.find(b"]", match.end()) + 1
         if match is None or not end:

@@ -54,7 +54,7 @@ together with the answer's tokens."""
 
 @dataclass(frozen=True, slots=True)
 class CompleteChoice:
-    """One choice that is complete."""
+    """One choice of a call, after its end has been read: its answer and its recorded tokens."""
 
     index: int
     """Index of the choice in the call."""

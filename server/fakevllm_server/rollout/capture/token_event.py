@@ -90,7 +90,8 @@ class TokenEventReader:
         return event[: match.start(1)] + self._hidden_end
 
     def take_tokens(self) -> tuple[list[int], list[int | float]]:
-        """Return the ids and the logprobs of the tokens that were read since the last call."""
+        """Return the ids and the logprobs of the tokens that `read` has recorded since the last
+        call of this method."""
         ids = orjson.loads(b"[" + b",".join(self._ids) + b"]")
         logprobs = orjson.loads(b"[" + b",".join(self._logprobs) + b"]")
         self._ids.clear()

@@ -61,7 +61,7 @@ class StartReply(BaseModel):
 
 
 class RunReply(BaseModel):
-    """One run below the server's run directory."""
+    """What the server tells a client about one run in its run directory."""
 
     folder: str
     """Path of the run's folder, relative to the run directory."""
@@ -266,8 +266,8 @@ def router(state: ServerState) -> APIRouter:
 
 @asynccontextmanager
 async def _decision(state: ServerState) -> AsyncGenerator[None]:
-    """Run a `with` block that makes a decision about versions. If the decision rejects versions,
-    unload these versions from the engine.
+    """Run a `with` block that releases, rejects or rolls back versions of the weights. If the block
+    rejects versions, unload these versions from the engine.
 
     Raises WireError (503) if the decision has to wait, or if an engine failed. The client may then
     send the same request again, because a decision takes effect only once.

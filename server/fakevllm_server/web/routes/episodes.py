@@ -56,7 +56,7 @@ class RenewReply(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for episodes."""
+    """Return the HTTP routes by which clients claim, renew, end and abort episodes."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/claim_episode")

@@ -33,7 +33,7 @@ class SyncCodeReply(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the route that accepts an upload."""
+    """Return the HTTP route that accepts an upload of training code."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/sync_train_code")

@@ -31,15 +31,15 @@ class Graph(Protocol):
     """A recording of operations on tensors, which can be replayed."""
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
-        """Call `run`, and record its operations. Return the result of `run`. A later `replay`
-        writes its result into the same tensor."""
+        """Call `run`, and record its operations on tensors. Return the result of `run`. A later
+        `replay` writes its result into the same tensor."""
         ...
 
     def replay(self) -> None: ...
 
 
 class CudaGraph:
-    """A graph of CUDA kernels."""
+    """A recording of CUDA kernels that are later launched together (torch.cuda.CUDAGraph)."""
 
     def __init__(self) -> None:
         self._graph: Any = torch.cuda.CUDAGraph()
@@ -74,8 +74,8 @@ class _Recorded(NamedTuple):
 
 
 class GraphedForward:
-    """A fused forward pass of one token per row, which runs as a graph. No rows may share a
-    prompt."""
+    """A fused forward pass of one token per row (running request), which runs as a CUDA graph. No
+    two rows may share the cache of a prompt."""
 
     def __init__(self, fused: FusedForward, max_length: int, new_graph: GraphMaker) -> None:
         self._fused = fused
@@ -85,7 +85,7 @@ class GraphedForward:
         fused.reserve_angles(max_length)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Return the same logits as `FusedForward.logits`."""
+        """Compute the same logits as `FusedForward.logits`, but by replaying a graph."""
         assert not cache.shared_rows, "a graph has fixed shapes"
         inputs = (ids, positions, cache.own_positions, cache.cells)
         # A recorded graph can be replayed only if the cache's buffers still have the recorded

@@ -54,7 +54,8 @@ class GrammarCompiler:
         self._checked_lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Check that a grammar is valid. Raises WireError (400) with the error message of vLLM."""
+        """Check that a grammar (a constraint on an answer) is valid. Raises WireError (400) with
+        the error message of vLLM."""
         with self._checked_lock:
             is_checked = grammar in self._checked
         if is_checked:
@@ -113,8 +114,8 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """The position of one request in its grammar. The position determines the tokens that may
-    follow. Use a matcher on the engine thread only."""
+    """The position of one request in the grammar that constrains its answer. The position
+    determines the tokens that may follow. Use a matcher on the engine thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher

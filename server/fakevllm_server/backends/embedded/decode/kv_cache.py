@@ -60,7 +60,7 @@ def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefix:
-    """Keys and values of a prompt that several rows share without a copy."""
+    """Keys and values of a prompt that several rows (running requests) share without a copy."""
 
     key: bytes
     """The `prefix_key` of the requests that share the prompt."""
@@ -68,7 +68,7 @@ class SharedPrefix:
 
 
 class SharedRows(NamedTuple):
-    """The rows that share a prefix."""
+    """The rows (running requests) that share the keys and values of one prompt."""
 
     shared: SharedPrefix
     rows: slice | Tensor
@@ -173,7 +173,8 @@ class KvCache(Cache):
         self._shared_rows = None
 
     def drop_row(self, row: int) -> None:
-        """Remove a row. The last row takes the index of the removed row."""
+        """Remove a row (a running request) from the cache. The last row takes the index of the
+        removed row."""
         last = self.num_rows - 1
         if row != last:
             self.keys[:, row, :, : self.width] = self.keys[:, last, :, : self.width]
@@ -186,7 +187,8 @@ class KvCache(Cache):
             self._release()
 
     def copy_of(self, row: int, begin: int, end: int) -> CachedPrefix:
-        """Return a copy of the keys and values of a row's tokens from `begin` to `end`."""
+        """Return a copy of the keys and values of a row's tokens, from position `begin` up to
+        `end`. A row is one running request."""
         shared, parts = self._shared[row], list[CachedPrefix]()
         if shared is not None:
             parts.append(shared.prefix.part(begin, end))
@@ -215,7 +217,8 @@ class KvCache(Cache):
         return self.own_positions if own == positions else torch.tensor(positions, device=device)
 
     def shared_prefix(self, key: bytes) -> SharedPrefix | None:
-        """Return the shared prefix with this key, or None."""
+        """Return the keys and values of the prompt with this key, if rows (running requests) share
+        them now. Otherwise return None."""
         for shared in self._shared:
             if shared is not None and shared.key == key:
                 return shared
@@ -223,7 +226,8 @@ class KvCache(Cache):
 
     @property
     def shared_rows(self) -> list[SharedRows]:
-        """The rows that share prefixes, one entry per prefix."""
+        """The rows (running requests) that use the shared keys and values of a prompt, with one
+        entry per shared prompt."""
         if self._shared_rows is None:
             by_prefix: dict[SharedPrefix, list[int]] = {}
             for row, shared in enumerate(self._shared):

@@ -32,7 +32,8 @@ class PrefillCache(Cache):
         )
 
     def fill(self, row: int, parts: Sequence[CachedPrefix]) -> None:
-        """Copy the keys and values of a prompt's first tokens into the cache."""
+        """Copy the keys and values of the first tokens of a prompt, which are given in `parts`,
+        into this cache."""
         begin = 0
         for part in parts:
             end = begin + part.num_tokens
@@ -42,11 +43,12 @@ class PrefillCache(Cache):
         self.length = begin
 
     def row(self, row: int) -> CachedPrefix:
-        """Return the keys and values of a prompt, without a copy."""
+        """Return the cache's tensors for the keys and values of one prompt, as views. Only the
+        first `length` tokens are filled."""
         return CachedPrefix(self.filled.keys[:, row], self.filled.values[:, row])
 
     def prefix(self, row: int, length: int) -> CachedPrefix:
-        """Return a copy of the keys and values of a prompt's first tokens."""
+        """Return a copy of the cached keys and values of a prompt's first `length` tokens."""
         return self.row(row).part(0, length).copy()
 
 

@@ -70,9 +70,10 @@ class RadixTree(Generic[Payload]):
     def insert(
         self, ids: array[int], take: Callable[[int, int], Payload], salt: bytes = b""
     ) -> None:
-        """Add a sequence. `take(begin, end)` returns the payload of ids[begin:end], and is called
-        once if a part of the sequence is not in the tree yet. Then evict leaves until the tree has
-        at most `max_tokens` tokens. A sequence of more than `max_tokens` tokens is not added."""
+        """Add a sequence of token ids to the tree. `take(begin, end)` returns the payload of
+        ids[begin:end], and is called once if a part of the sequence is not in the tree yet. Then
+        evict leaves until the tree has at most `max_tokens` tokens. A sequence of more than
+        `max_tokens` tokens is not added."""
         if not ids or len(ids) > self.max_tokens:
             return
         path = self._path(ids, salt)

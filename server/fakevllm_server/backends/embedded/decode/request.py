@@ -23,7 +23,8 @@ class TokenStream:
         self._queue: asyncio.Queue[tuple[list[Token], bool] | Exception] = asyncio.Queue()
 
     def put(self, tokens: list[Token], is_last: bool) -> None:
-        """Add tokens to the stream. Call this method only on the stream's event loop `loop`."""
+        """Pass sampled tokens to the asyncio task that reads the stream. Call this method only on
+        the stream's event loop `loop`."""
         self._queue.put_nowait((tokens, is_last))
 
     def fail(self, error: Exception) -> None:
@@ -32,8 +33,8 @@ class TokenStream:
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """Wait for the next tokens. Return the tokens, and True if they are the last tokens of the
-        request."""
+        """Wait for the next tokens of the request. Return the pair (tokens, is_last). `is_last` is
+        True if no further tokens follow."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -70,7 +71,8 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """The identifier of this request's prefix. Requests with equal prefixes share a prefill."""
+        """The token ids of `prefix` (all ids of the request except the last id) as bytes. Requests
+        with equal keys share a prefill."""
         return array("i", self.prefix).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:

@@ -78,8 +78,8 @@ class SamplingState:
         return [*(request for request in begun if request.finished), *advanced]
 
     def _remove_ended(self) -> None:
-        """Remove the rows whose requests have finished or were cancelled. Keep the keys and values
-        of these rows for the next turns of their sessions."""
+        """Remove the rows of the decode batch whose requests have finished or were cancelled. Keep
+        the keys and values of these rows for the next turns of their sessions."""
         rows = self.decoder.rows
         ended = [at for at, row in enumerate(rows) if row.finished or row.cancelled]
         for at in ended:
@@ -160,9 +160,10 @@ class SamplingState:
             )
 
     def _last_id(self, prompts: dict[bytes, list[int]]) -> int | None:
-        """Return the last token id of the request, if the prefill has only one prompt. If this id
-        is passed to the prefill, the prefill also computes the logits from which the request's
-        first token is sampled. That saves a forward pass.
+        """Return the last of the request's token ids (prompt and sampled tokens). Return None if
+        the new prefill has several prompts. The prefill processes all ids before the last one. If
+        it also gets the last id, it computes the logits from which the request's first token is
+        sampled. That saves a forward pass.
 
         In the mode for reproducible runs (`whole_prompts` of the prefix cache), always return None,
         so that equal prompts have equal logits. The logits of a prefill and of a decode iteration

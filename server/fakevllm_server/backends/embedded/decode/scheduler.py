@@ -25,7 +25,8 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """The result of one call of `Scheduler.schedule`."""
+    """The result of one call of `Scheduler.schedule`: the requests to decode from now on, and the
+    prompt prefixes to prefill."""
 
     joining: list[DecodeRequest] = field(default_factory=list[DecodeRequest])
     """Requests to decode from now on. Their prefixes are cached, or empty."""
@@ -37,7 +38,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    """The queue of waiting requests, and the requests in prefill."""
+    """The scheduler of one engine, with the queue of waiting requests and the requests in
+    prefill."""
 
     def __init__(self, max_rows: int, max_prefill_tokens: int) -> None:
         self.max_rows = max_rows

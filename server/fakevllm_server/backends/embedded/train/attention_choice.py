@@ -31,8 +31,8 @@ class AttentionChoice:
         such method passes. None before the first choice."""
 
     def reset(self) -> None:
-        """Discard the results of all checks, so that each method is checked again. Call this method
-        after a change that may alter the model's results."""
+        """Discard the results of the checks of all attention methods, so that each method is
+        checked again. Call this method after a change that may alter the model's results."""
         self._checks.clear()
         self._sharing = None
 

@@ -239,7 +239,7 @@ class PolicyTrainer:
         self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
         """Return the log-probabilities of the trained tokens under the starting weights. The result
-        has one tensor [tokens] for each piece of `step`."""
+        has one tensor [tokens] for each piece (part of the batch) of `step`."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()
