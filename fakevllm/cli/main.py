@@ -20,6 +20,7 @@ from fakevllm.cli import (
     rescore,
     retrain,
     tokens,
+    up,
 )
 from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import (
@@ -354,6 +355,8 @@ def train(
 
 
 for command in (
+    up.up,
+    up.down,
     control.status,
     control.pause,
     control.resume,
