@@ -18,6 +18,8 @@ from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE, RestartPolicy
 STOP_GRACE_S = 120.0
 """Maximum number of seconds that a process may take to stop after SIGTERM. In this time, a swarm
 server finishes its current step, saves a checkpoint, and closes its engine."""
+_PROGRAMS = ("fakevllm", "fakevllm-server")
+"""Names with which the error messages of programs begin."""
 
 
 class SupervisedProcess:
@@ -98,11 +100,11 @@ class SupervisedProcess:
         return code
 
     def _failure(self, code: int) -> FakevllmError:
+        reason = self._output.last_line()
+        for program in _PROGRAMS:
+            reason = reason.removeprefix(f"{program}: ")
         kind = UserError if code == BAD_SETTINGS_CODE else FakevllmError
-        return kind(
-            f"{self.name} does not stay up (exit code {code}): "
-            f"{self._output.last_line()}{self._output.hint}"
-        )
+        return kind(f"{self.name} does not stay up (exit code {code}): {reason}{self._output.hint}")
 
     async def _stop(self) -> None:
         process = self._process

@@ -53,9 +53,8 @@ def start_detached(settings: UpSettings) -> None:
         try:
             for line in pipe:
                 if line == READY:
-                    print(
-                        f"The log is {log_file}. To stop: fakevllm down --run-dir {settings.run_dir}"
-                    )
+                    print(f"The log is {log_file}.")
+                    print(f"To stop all: fakevllm down --run-dir {settings.run_dir}")
                     return
                 print(line.decode(errors="replace"), end="", flush=True)
             code = child.wait(STOP_TIMEOUT_S)
