@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,10 +92,8 @@ def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
     up, server_port = started_up(processes)
     run_dir = up.folder / "run"
     wait_for_line(up, "ready: apps use")
-    assert (
-        f"up     | ready: apps use {up.url}/v1, the server is http://127.0.0.1:{server_port}"
-        in (up.log)
-    )
+    addresses = f"apps use {up.url}/v1, the server is http://127.0.0.1:{server_port}"
+    assert f"up     | ready: {addresses}\n" in up.log
     train_steps(up.url, run_dir, 1)
     os.kill(child_of(up.pid, "fakevllm_server"), signal.SIGKILL)
     train_steps(up.url, run_dir, 2)
@@ -120,6 +119,15 @@ def test_a_signal_stops_the_proxy_and_then_the_server(
     assert "Traceback" not in up.log
     assert is_refused(up.port) and is_refused(server_port)
     assert running_pid(up.folder / "run") is None
+
+
+def test_if_the_command_itself_is_killed_no_program_is_left(processes: Processes) -> None:
+    up, server_port = started_up(processes)
+    wait_for_line(up, "ready: apps use")
+    up.kill()
+    wait_until(lambda: is_refused(up.port) and is_refused(server_port), END_S, "the end of both")
+    up.start()
+    train_steps(up.url, up.folder / "run", 1)
 
 
 @contextmanager
@@ -148,6 +156,18 @@ def test_in_the_background_it_answers_until_down_stops_it(tmp_path: Path) -> Non
     assert is_refused(server_port) and is_refused(proxy_port)
     log = (tmp_path / "run/up.log").read_text()
     assert "ready: apps use" in log and log.endswith("up     | stopped\n")
+
+
+def test_ctrl_c_during_a_start_in_the_background_stops_the_start(tmp_path: Path) -> None:
+    write_config(tmp_path, 'backend = "fake"\nkey-file = "keys"\n')
+    (tmp_path / "keys").write_text("sk-a-key-that-the-proxy-does-not-have\n")
+    command = [sys.executable, *UP, "--detach"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as starting:
+        assert starting.stdout is not None and "listening on" in starting.stdout.readline()
+        assert running_pid(tmp_path / "run") not in (None, starting.pid)
+        starting.send_signal(signal.SIGINT)
+        starting.communicate(timeout=END_S)
+    assert starting.returncode == 130 and running_pid(tmp_path / "run") is None
 
 
 def test_down_without_anything_running_stops_nothing(tmp_path: Path) -> None:
