@@ -104,7 +104,7 @@ def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
     assert up.log.count("ready: apps use") == 1 and "\x1b" not in up.log
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_a_signal_stops_the_proxy_and_then_the_server(
     processes: Processes, number: signal.Signals, code: int
 ) -> None:
@@ -127,6 +127,7 @@ def test_if_the_command_itself_is_killed_no_program_is_left(processes: Processes
     up.kill()
     wait_until(lambda: is_refused(up.port) and is_refused(server_port), END_S, "the end of both")
     up.start()
+    up.wait_until_healthy()
     train_steps(up.url, up.folder / "run", 1)
 
 
