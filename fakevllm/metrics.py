@@ -135,8 +135,8 @@ class Metrics:
 
     def group_ended(self, group: GroupRecord) -> None:
         """Count an ended request, its siblings and their rewards. Siblings are the answers that
-        were sampled for the request. `group` must be the complete ledger record of the request and
-        its siblings."""
+        were sampled for the request. `group` is the complete record of the request and its
+        siblings, as the ledger (the proxy's database) stores it."""
         reason = (group.reason or "").partition(":")[0]
         self._requests_by_end(group.route, group.state, reason).inc()
         self._siblings_by_route(group.route).inc(len(group.siblings))

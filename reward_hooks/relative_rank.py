@@ -2,10 +2,10 @@
 scores share a rank.
 
 Use rewards by rank if the differences between scores mean little, as with a judge's scores. When
-the model has nearly solved a task, the scores of its answers are almost equal. Rewards that equal
-the scores would then be almost equal too, and the updates would be small. Rewards by rank still
-differ as much as at the beginning, so the updates stay large. Therefore use about half of the
-learning rate that you would use with the scores themselves.
+the model has nearly solved a task, the scores of its answers are almost equal. If the scores
+themselves were the rewards, the updates would then be small. Rewards by rank still differ as much
+as at the beginning, so the updates stay large. Therefore use about half of the learning rate that
+you would use with the scores themselves.
 """
 
 from __future__ import annotations

@@ -51,20 +51,21 @@ Slice = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A stored content, such as a prompt. It is a list of ranges within stored pieces of
-    bytes, because contents share pieces."""
+    """A long byte string, such as a request or a prompt, and the slices in which it is stored. Each
+    slice is a range of a stored piece of bytes. Several contents may use the same piece."""
 
     data: bytes
     slices: tuple[Slice, ...]
 
     @property
     def digest(self) -> bytes:
-        """Digest of `data`."""
+        """Digest of the content's bytes."""
         return digest_of(self.data)
 
     @property
     def slices_json(self) -> str:
-        """The slices as JSON, in the form in which they are stored in a row."""
+        """The content's slices (ranges of stored pieces) as JSON. A table row stores the content in
+        this form."""
         return orjson.dumps(self.slices).decode()
 
     def followed_by(self, other: Content) -> Content:
@@ -73,12 +74,13 @@ class Content:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the digest that is stored beside the slices of a content."""
+    """Return the digest of a content's bytes. The digest is stored beside the content's slices."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
-    """Return the slices of one part of a content: `length` bytes from byte `start` on.
+    """Return the slices of one part of a content: `length` bytes from byte `start` on. A slice is a
+    tuple (id of the stored piece, index of the first byte, number of bytes).
 
     >>> cut([(1, 0, 10), (2, 5, 10)], 8, 5)
     [(1, 8, 2), (2, 5, 3)]
@@ -93,7 +95,8 @@ def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
 
 
 def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Return the slices, with adjacent slices of one piece merged into one slice.
+    """Return the slices, with adjacent slices of one stored piece merged into one slice. A slice is
+    a tuple (id of the piece, index of the first byte, number of bytes).
 
     >>> joined([(1, 0, 4), (1, 4, 2), (2, 0, 1)])
     ((1, 0, 6), (2, 0, 1))
@@ -148,12 +151,14 @@ def _unchanged(data: bytes) -> bytes:
 
 
 class ContentStore:
-    """A store for contents, such as prompts. Equal parts of contents are stored once.
+    """A store for contents (long byte strings, such as prompts). Equal parts of contents are stored
+    once.
 
-    A content is a list of slices, and each slice is a part of a stored piece of bytes. To store
-    contents, open a `with` block of `transaction`, and call the methods inside of the block.
-    `compress` and `decompress` are applied to each piece. SQL cannot cut compressed pieces. If
-    `compress` is given, no SQL view may therefore contain a part of a piece.
+    A content is a list of slices, and each slice is a range of a stored piece of bytes. Store
+    contents only within a `with` block of the method `transaction`.
+
+    `compress` and `decompress` are applied to whole pieces. SQL cannot take a range of a compressed
+    piece. Therefore, if `compress` is given, no SQL view may read ranges of pieces.
     """
 
     def __init__(
@@ -171,8 +176,9 @@ class ContentStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run the block of a `with` statement, in which contents are stored. If the block raises,
-        forget the recent contents, because the database's rollback removes their pieces."""
+        """Run the block of a `with` statement, in which contents are stored. If the block raises an
+        error, forget the contents that the store keeps in memory. The rollback of the database may
+        have removed their pieces."""
         try:
             yield
         except BaseException:
@@ -180,19 +186,20 @@ class ContentStore:
             raise
 
     def clear(self) -> None:
-        """Forget the recent contents."""
+        """Forget the contents that the store keeps in memory. The database does not change."""
         self._recent.clear()
         self._num_bytes = 0
 
     def find(self, key: str) -> Content | None:
-        """Return a recent content by its key, or None."""
+        """Return a content that the store keeps in memory under this key, or None."""
         content = self._recent.get(key)
         if content is not None:
             self._recent.move_to_end(key)
         return content
 
     def remember(self, key: str, content: Content) -> None:
-        """Keep a content in memory under a key. A content that already has this key is replaced."""
+        """Keep a content in memory under a key, in place of an earlier content with this key. If
+        the contents in memory become too large, the least recently used contents are forgotten."""
         old = self._recent.pop(key, None)
         self._num_bytes += len(content.data) - (0 if old is None else len(old.data))
         self._recent[key] = content
@@ -201,7 +208,8 @@ class ContentStore:
             self._num_bytes -= len(oldest.data)
 
     def load(self, db: Connection, slices_json: str) -> Content:
-        """Read a content from its slices. Raises ValueError if a piece is missing or damaged."""
+        """Read a content from its slices. Raises ValueError if a piece is missing, and for some
+        kinds of damage."""
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
         pieces = {piece: self._read(db, piece) for piece in {piece for piece, _, _ in slices}}
         data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
@@ -214,8 +222,9 @@ class ContentStore:
         return self._decompress(row[0])
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
-        """Store a content, and return it. `bases` are earlier contents that may have the same
-        beginning and the same end as `data`."""
+        """Store `data`, and return it as a Content. `bases` are earlier contents, such as the
+        previous turn of a conversation. If `data` shares enough bytes at its beginning and end with
+        one of these contents, only the remaining bytes are stored."""
         for base in bases:
             if base.data == data:
                 return base
@@ -235,8 +244,9 @@ class ContentStore:
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
     ) -> tuple[Slice, ...]:
-        """Store only the bytes of `data` that `base` does not contain, and return the slices of
-        `data`. If `data` would have too many slices, store nothing and return ()."""
+        """Store only the bytes of `data` between the first `prefix` bytes and the last `suffix`
+        bytes, which `base` has too. Return the slices of `data`. If `data` would have too many
+        slices, store nothing and return ()."""
         head = cut(base.slices, 0, prefix)
         tail = cut(base.slices, len(base.data) - suffix, suffix)
         if len(head) + 1 + len(tail) > MAX_SLICES:
@@ -251,7 +261,8 @@ class ContentStore:
 
 
 def content_store(db: Connection) -> ContentStore:
-    """Return the ContentStore that belongs to the connection `db`, which writes the file."""
+    """Return the ContentStore of the connection `db`. This connection must be the one that writes
+    the SQLite file."""
     info = db.info
     if _KEY not in info:
         info[_KEY] = ContentStore()

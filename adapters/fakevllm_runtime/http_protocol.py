@@ -92,7 +92,7 @@ class ArrivalLimits:
 @dataclass(slots=True)
 class Connections:
     """State that all connections of a server share: the limits, and lists of the connections that
-    may be closed to make room."""
+    may be closed to make room for new ones."""
 
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
@@ -276,8 +276,9 @@ class LimitedProtocol(_HttpTools):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Return True for a request that offers to switch the protocol. Uvicorn then calls
-        `handle_websocket_upgrade` instead of serving the request at once."""
+        """Accept every offer to switch the protocol. Uvicorn calls this method only for a request
+        with such an offer. As the result is True, uvicorn calls `handle_websocket_upgrade`, which
+        lets the parser read the request again without the offer."""
         return True
 
     def handle_websocket_upgrade(self) -> None:
@@ -371,10 +372,11 @@ class LimitedProtocol(_HttpTools):
 
     @property
     def _is_answering(self) -> bool:
-        """True if a request is being answered. Closing the connection would then cut off the
+        """Whether a request is being answered, so that closing the connection would cut off the
         response.
 
-        Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.
+        Bytes that arrive in the meantime, such as a part of a pipelined request, have no time
+        limit.
         """
         is_open = self.cycle is not None and not self.cycle.response_complete
         return bool(self.pipeline) or (self._awaits_head and is_open)

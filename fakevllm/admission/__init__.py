@@ -1,6 +1,6 @@
 """Admission: decide which requests are trained, and find the dataset task of a request. A request
-that is trained is fanned out first, which means that it is sampled several times. This folder reads
-datasets, and reads and writes the kill switch's file. It does no other I/O.
+that is to be trained is sampled several times, which is called fan-out. This folder reads datasets,
+and reads and writes the kill switch's file. It does no other I/O.
 
 * `admission_rules` applies the configuration section `[policy]`. `side_calls` recognises requests
   such as title generation, which are never trained.

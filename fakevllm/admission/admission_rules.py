@@ -66,7 +66,7 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Decision of the admission rules to fan the request out and to train it.
+    """Decision of the admission rules to sample several answers to the request, and to train them.
 
     The decision is not final. If `why_only_served` returns a reason for the request's body, the
     request is sampled once and not trained.
@@ -92,8 +92,8 @@ class ServeOnly:
 
     @property
     def recorded_reason(self) -> str:
-        """The reason with its detail, in the form that the ledger stores, such as
-        `side_call: marker`."""
+        """Reason why the request is not trained, in the form that the ledger (the proxy's database)
+        stores. If the reason has a detail, the detail follows, as in `side_call: marker`."""
         return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
@@ -102,8 +102,8 @@ TRAIN = Train()
 
 
 def is_shadow(ruling: Ruling) -> bool:
-    """Return True if the request is fanned out in shadow mode. In shadow mode, the app gets the
-    answer to its own, unchanged request even if another sibling has a higher reward."""
+    """Return True if several answers are sampled in shadow mode. In shadow mode, the app gets the
+    answer to its own, unchanged request even if another sampled answer has a higher reward."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
@@ -126,7 +126,8 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """The admission rules of the configuration section `[policy]`."""
+    """The admission rules of the configuration section `[policy]`. They decide which requests are
+    trained."""
 
     settings: PolicySection
     side_calls: SideCallRules = field(init=False)
@@ -142,9 +143,9 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the decision not to train the request, if the request is a side call (a request
-        that the client program makes on its own, such as title generation). Return None for a main
-        call (a request of the user or the agent).
+        """If the request is a side call, return the decision not to train the request. Return None
+        for a main call (a request of the user or the agent). A side call is a request that the
+        client program makes on its own, such as title generation.
 
         `session`: summary of the earlier main calls in the same session (conversation). None means
         that there are no earlier main calls.
@@ -162,12 +163,15 @@ class AdmissionRules:
     ) -> Ruling:
         """Return the decision whether a main call (a request of the user or the agent) is trained.
 
-        `subject`: id of the request's session (conversation). If the request has no session, it is
-        the id of the request. If only a fraction of the traffic is trained, this fraction is chosen
-        by subject. All requests of a session are treated alike. `is_paused`: True if the kill
-        switch is on. The kill switch stops training on all requests. `is_held_out`: function that
-        returns True if the request quotes a row of the held-out dataset. The function reads the
-        whole request, so it is called only if no cheaper rule decides.
+        `subject`: id of the request's session (conversation), or id of the request if it has no
+        session. If only a fraction of the traffic is trained, the fraction is chosen by subject.
+        Therefore all requests of a session are treated alike.
+
+        `is_paused`: True if the kill switch is on, which stops training on all requests.
+
+        `is_held_out`: function that returns True if the request quotes a row of the held-out
+        dataset. The function reads the whole request, so it is called only if no cheaper rule
+        decides.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
@@ -183,8 +187,8 @@ class AdmissionRules:
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """Return True if the traffic of a subject is fanned out and trained. A subject is the id of a
-    session or of a request, and `fraction` is the share of subjects that are trained.
+    """Return True if the requests of a subject (a session or a single request) are trained.
+    `subject` is the subject's id, and `fraction` is the share of all subjects that are trained.
 
     The result depends on the two arguments only. If the result for a subject is True, it stays True
     for every larger fraction.

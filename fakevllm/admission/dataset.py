@@ -61,7 +61,8 @@ def read_tasks(file: Path, field: str) -> list[Task]:
 
 
 def tasks_by_id(file: Path | None, field: str) -> dict[str, Task]:
-    """Return the tasks of the dataset file by their ids. The dict is empty without a file.
+    """Return a dict from the id of each task in the dataset file to the task. If `file` is None,
+    return an empty dict.
 
     Raises ConfigError if the file cannot be read or a row is not valid.
     """

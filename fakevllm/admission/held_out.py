@@ -41,8 +41,9 @@ class HeldOutRows:
         return [text for text in self._texts if len(text) < NUM_SAFE_CHARS]
 
     def are_quoted(self, *texts: str) -> bool:
-        """Return True if at least one of the texts contains a held-out row. Case and white space
-        are ignored. The row does not match if it is only a part of a longer word or number."""
+        """Return True if at least one of the texts contains the text of a held-out row. Case and
+        white space are ignored. A row that is only a part of a longer word or number does not
+        match."""
         if not self._texts:
             return False
         distinct = dict.fromkeys(texts)  # a request's first and last message are often one text

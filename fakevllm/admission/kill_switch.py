@@ -2,9 +2,9 @@
 request is sampled once and not trained.
 
 While the switch is on, a file exists in the run directory. Therefore the switch stays on when the
-proxy restarts. The switch also works on a full disk or with a broken ledger. If the file cannot be
-created or deleted, the switch still changes its state. The new state is then lost when the proxy
-stops.
+proxy restarts. The switch also works if the disk is full, or if the ledger (the proxy's database)
+is broken. If the file cannot be created or deleted, the switch still changes its state. The new
+state is then lost when the proxy stops.
 """
 
 from __future__ import annotations

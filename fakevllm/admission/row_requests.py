@@ -1,4 +1,4 @@
-"""The requests that sample the rows of a dataset: held-out rows, and the rows of a replay.
+"""Build the requests that get answers to dataset rows: held-out rows, and the rows of a replay.
 
 If a row has no field `messages`, the row's text is the only message of the request. A row with this
 field contains a whole request as an agent sends it, with system prompt, earlier turns and tools.
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 def request_of(task: Task) -> Json:
-    """Return the request body that samples a row. The field `model` is left out.
+    """Return the body of the request that gets an answer to a row. The field `model` is left out.
 
     >>> request_of(Task(task_id="1", main_query="2 plus 3?"))
     {'messages': [{'role': 'user', 'content': '2 plus 3?'}]}

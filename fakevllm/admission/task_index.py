@@ -97,9 +97,9 @@ class TaskIndex:
 
     def registering_key(self, key: str | None) -> str | None:
         """Return the fingerprint of the API key that registered a task. `key` is the task key
-        (`sk-task-…`) that names the task. Return None if `key` is not a task key, or if the task
-        key was not signed for an owner. The result for one key never changes.
-        """
+        (`sk-task-…`), which contains this fingerprint. Return None if `key` is not a task key, if
+        it contains no fingerprint, or if its signature is wrong. The result for one key never
+        changes."""
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None

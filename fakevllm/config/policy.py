@@ -64,8 +64,8 @@ _Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """A rule `[[policy.skip]]`, which excludes requests from training. The rule applies to a
-    request if all of the rule's conditions hold. Such a request is sampled once and not trained."""
+    """A rule `[[policy.skip]]`, which excludes requests from training. A request is sampled once
+    and not trained if all conditions of the rule hold."""
 
     name: str | None = None
     """Name under which the ledger records the rule. None means that the ledger records the rule's
@@ -126,7 +126,7 @@ class PolicySection(Section):
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
         """Pairs (key, route) for keys of the setting `n` that look like a misspelt name of a route.
-        Such a key is not an error, because it may be the name of a model."""
+        Such a key is not an error, because a key of `n` may also be the name of a model."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None

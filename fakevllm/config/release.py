@@ -90,7 +90,8 @@ class ReleaseSection(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of sessions that the section sets, by configuration key."""
+        """The shares of the sessions that this section sets. The keys are the names of the
+        settings."""
         canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 

@@ -42,9 +42,8 @@ class ServeRules(Section):
 
     @property
     def streams_lead(self) -> bool:
-        """True if the app gets the lead's answer as a stream while it is sampled, without waiting
-        for the other siblings. The lead is the app's own request.
-        """
+        """True if the app gets the lead's answer as a stream while the answer is sampled, without
+        waiting for the other siblings. The lead is the app's own request."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -85,8 +84,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules for one route. A setting that the route lacks is taken from the section
-        `[serve]`. Settings that have no meaning for the route's policy are not taken from there.
+        """Return the rules for one route. If the route does not set a setting, the value in the
+        section `[serve]` applies, unless the setting has no meaning for the route's policy.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'
@@ -111,8 +110,8 @@ class ServeSection(ServeRules):
 
 
 def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
-    """Raise ValueError if `value` is set and `policy` is not "best". `value` is the value of a
-    setting that works only with the policy "best"."""
+    """Raise ValueError if a setting that works only with `policy = "best"` has a value although
+    another serve policy is set. `setting` names this setting in the error message."""
     if value and policy != "best":
         raise ValueError(
             f'{setting}is for policy = "best", not for "{policy}": take one of them out'

@@ -43,8 +43,8 @@ async def probe(
     """Request answers to the fixed questions from the swarm server at `url`, score the answers, and
     return the result.
 
-    The requests do not have the header that names a sibling. Therefore the server does not record
-    their tokens, and trains on none of them.
+    The server records a call for training only if the call belongs to an episode or to a group.
+    These requests belong to neither, so they are not trained.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

@@ -286,7 +286,7 @@ async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[st
 
 
 async def _train(run: Run, model: str) -> None:
-    """Send requests with sums through the proxy until the last training step of the run is done."""
+    """Send sums, such as 2 plus 3, through the proxy until the run's last training step is done."""
     tasks = training_tasks() if run.settings.is_gated else all_tasks()
     keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
@@ -344,8 +344,8 @@ async def _gated_outcome(run: Run) -> GatedOutcome:
 
 
 def _read_outcomes(ledger_file: Path) -> list[GroupOutcome]:
-    """Read all scored groups from the ledger. The gains in the proxy's statistics cannot be used
-    here, because the proxy counts a session only ten minutes after the session's last request."""
+    # The proxy's own statistics are not used, because they count a session only ten minutes after
+    # the session's last request.
     ledger = Ledger.open(ledger_file)
     try:
         return list(ledger.arms.outcomes(ledger.arms.newest_row()))

@@ -1,4 +1,5 @@
-"""The settings of a demo with the mode `gated`, and the steps in which it plants bad updates."""
+"""The settings of a demo with the mode `gated`, and its planted steps, which train with inverted
+rewards and so make the weights worse."""
 
 from __future__ import annotations
 

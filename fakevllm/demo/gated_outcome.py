@@ -1,6 +1,7 @@
-"""The results of a demo with the mode `gated`, in which versions of the weights are evaluated and
-released. Such a demo may have planted steps, which train with the opposite rewards. Its results
-must then meet the claims in this module. This module does no I/O."""
+"""Compute the results that only a demo with the mode `gated` has. In this mode, versions of the
+weights are evaluated before they are released. The demo may have planted steps, which train with
+inverted rewards and so make the weights worse. For such a demo, the module checks claims, for
+example that no bad version was released. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ Z_95 = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class ArmChange:
-    """The mean reward of the released arm (the sessions that the released version answers) before
-    the planted steps, and since the planted steps began. Planted steps train with the opposite
-    rewards."""
+    """Two mean rewards of the released arm (the sessions that the released version answers): before
+    the planted steps, and since the planted steps began. Planted steps train with inverted rewards.
+    """
 
     before: float
     since: float
@@ -50,7 +51,7 @@ class ArmChange:
 
 @dataclass(frozen=True, slots=True)
 class PlantedOutcome:
-    """The results of the planted steps (steps that trained with the opposite rewards)."""
+    """The results of the planted steps (steps that trained with inverted rewards)."""
 
     first_step: int
     versions: tuple[int, int]
@@ -72,7 +73,7 @@ class PlantedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GatedOutcome:
-    """The results that only a demo with the mode `gated` has."""
+    """The results of a demo with the mode `gated` that a demo without this mode does not have."""
 
     released: int
     """Version that answers the app at the end."""
@@ -97,8 +98,9 @@ def gated_outcome(
     planted: PlantedSteps | None,
     times: PlantedTimes,
 ) -> GatedOutcome:
-    """Return the results that only a demo with the mode `gated` has. `groups` are the scored groups
-    (requests with their answers) of all sessions, in the order of their arrival."""
+    """Return the results of a demo with the mode `gated` that a demo without this mode does not
+    have. `groups` are the scored groups (requests with their answers) of all sessions, in the order
+    of their arrival."""
     gains = ArmGains(RewardRange(0.0, 1.0))
     gains.add_all(groups)
     summary = gains.summary(math.inf)  # no session of the demo goes on after its end
@@ -162,10 +164,14 @@ def _planted_outcome(
 def arm_change(
     groups: Sequence[GroupOutcome], began_at: float, returned_at: float = math.inf
 ) -> ArmChange | None:
-    """Compare two mean rewards of the released arm (the sessions that the released version
-    answers): the mean before `began_at`, and the mean from `began_at` until shortly after
-    `returned_at`. These are the Unix times at which the planted steps began and training went back.
-    Return None if there are too few sessions."""
+    """Compare the mean reward of the released arm before and after the planted steps began. The
+    released arm is the set of sessions that the released version answers. Planted steps train with
+    inverted rewards.
+
+    `began_at` is the Unix time at which the planted steps began. `returned_at` is the Unix time at
+    which training went back to an earlier version. Sessions long after `returned_at` are left out.
+    Return None if there are too few sessions.
+    """
     released = [group for group in groups if group.arm is Arm.RELEASED]
     before = [group.mean for group in released if group.received_at < began_at][-NUM_COMPARED:]
     num_until_return = sum(began_at <= group.received_at < returned_at for group in released)

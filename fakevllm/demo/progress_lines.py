@@ -13,7 +13,7 @@ NUM_LATEST = 5
 
 
 class ProgressLines:
-    """Chooses the lines for one run of the demo. Each line appears once."""
+    """The source of the progress lines for one run of the demo. Each line appears once."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -22,8 +22,8 @@ class ProgressLines:
         """Notes that were shown."""
 
     def next(self, snapshot: Snapshot) -> list[str]:
-        """Return the lines that are new: a new phase, a finished part of the training, and new
-        notes."""
+        """Return the lines that were not shown yet: the name of a new phase, a line about a
+        finished part of the training, and new notes."""
         return [*self._new_phase(snapshot), *self._new_part(snapshot), *self._new_notes(snapshot)]
 
     def _new_phase(self, snapshot: Snapshot) -> list[str]:

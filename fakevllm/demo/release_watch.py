@@ -1,5 +1,6 @@
-"""Derive the state of a demo with the mode `gated` from the server's history of releases. The
-caller polls the history. This module does no I/O."""
+"""Derive the state of a demo from the server's history of releases, which the caller polls. In this
+demo, the release gate evaluates versions before they answer the app (the mode `gated`). This module
+does no I/O."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class PausingPlayer:
     """A Player that sends no question while a version is evaluated.
 
     On a machine with two cores, an evaluation would be slow if users sent questions at the same
-    time. Training could recover from planted bad steps before the next evaluation, so that the
-    evaluation would not find them.
+    time. In this time, training could recover from planted bad steps, so that the evaluation would
+    not find them.
     """
 
     def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
@@ -54,8 +55,8 @@ class ReleaseWatch:
     def __init__(
         self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
     ) -> None:
-        """Create the watch. `times` are the times of the planted steps (steps that train with the
-        opposite rewards) if an interrupted run has stored them."""
+        """Create the watch. Planted steps train with the opposite rewards. `times` are the times of
+        the planted steps, if an interrupted run of the demo has stored them."""
         self.history: ReleasesReply | None = None
         self.times = times or PlantedTimes()
         self.no_candidate = asyncio.Event()
@@ -89,7 +90,7 @@ class ReleaseWatch:
         return []
 
     def line(self) -> str:
-        """Return the state of the releases in one line."""
+        """Return one line of text about the versions that answer the app and that are evaluated."""
         if self.history is None:
             return "unknown"
         released, candidate = self.history.released, self.history.candidate
@@ -98,7 +99,7 @@ class ReleaseWatch:
 
     def is_due(self, version: int, evaluate_every: int) -> bool:
         """Return True if a version is being evaluated, or if `version`, the newest version, will be
-        evaluated."""
+        evaluated next. Also return True if the history is not known yet."""
         history = self.history
         if history is None or history.candidate is not None:
             return True
@@ -111,8 +112,8 @@ class ReleaseWatch:
 
 
 def describe(record: ReleaseRecord) -> str:
-    """Return a line about the decision to release or to reject a version, or to leave a version
-    undecided. Return "" for any other decision."""
+    """Return a line about a decision if it releases a version, rejects a version or leaves a
+    version undecided. Return "" for any other decision."""
     figures = difference(record.evidence)
     figures = "" if figures == "-" else f": {figures}"
     match record.decision:

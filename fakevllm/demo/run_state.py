@@ -186,8 +186,8 @@ async def poll(run: Run) -> bool:
 
 
 async def _poll_releases(run: Run, releases: ReleaseWatch) -> None:
-    """Fetch the history of releases from the server, and note what is new. If the server is
-    unreachable, keep the last history."""
+    """Fetch the history of releases from the server, and add lines about new events to `run.notes`.
+    If the server is unreachable, keep the last history."""
     engine = run.stats.engine if run.stats is not None else None
     if engine is not None and (lines := releases.version_seen(engine.weight_version, time.time())):
         run.notes += lines

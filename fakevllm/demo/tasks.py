@@ -1,6 +1,7 @@
 """The demo's tasks: all sums of two numbers from 0 to 7.
 
-A demo with the mode `gated` holds out a quarter of the sums, and never trains them.
+In the demo's mode `gated`, versions are evaluated on held-out tasks. This mode holds out a quarter
+of the sums, and never trains them.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class EvalSettings:
 
 
 def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
-    """Evaluate the rows, print the table, and write the JSON file. Return False if the mean reward
-    of a version is below `settings.fail_below`. Also return False if this limit is set and a
-    version has no reward at all.
+    """Evaluate the rows, print the table, and write the JSON file. Return True if each version has
+    a mean reward of at least `settings.fail_below`, or if this limit is not set. Otherwise return
+    False.
 
     Raises UserError for mistakes that the user can fix.
     """

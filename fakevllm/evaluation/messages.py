@@ -28,7 +28,7 @@ END_PATH = "/fakevllm/eval/end"
 
 
 class CheckRequest(BaseModel):
-    """Request to check, before anything is sampled, whether rows can be evaluated."""
+    """Request to check, before anything is sampled, whether dataset rows can be evaluated."""
 
     texts: list[str]
     """The texts of the rows."""
@@ -38,7 +38,7 @@ class CheckRequest(BaseModel):
 
 
 class CheckReply(BaseModel):
-    """Reply that says whether the rows can be evaluated."""
+    """Reply that says whether the dataset rows can be evaluated."""
 
     has_hooks: bool
     """Whether the proxy has hooks. Without hooks, the proxy cannot score samples."""
@@ -49,18 +49,18 @@ class CheckReply(BaseModel):
 
 
 class EndRequest(BaseModel):
-    """Message that an evaluation has ended."""
+    """Message in which `fakevllm eval` reports that an evaluation has ended."""
 
     versions: list[int] = Field(max_length=MAX_VERSIONS)
     """Versions that the evaluation no longer needs."""
 
 
 class EndReply(BaseModel):
-    """Reply to the message that an evaluation has ended."""
+    """Reply to an EndRequest. It has no fields."""
 
 
 class RowRequest(BaseModel):
-    """Request to sample and score one row."""
+    """Request to sample answers to one dataset row, and to score these answers."""
 
     eval_id: str = Field(min_length=1, max_length=100)
     """Id of the evaluation, which the ledger stores."""
@@ -73,7 +73,7 @@ class RowRequest(BaseModel):
 
 
 class Sample(BaseModel):
-    """One scored sample of a row."""
+    """One sampled answer to a dataset row, with its reward."""
 
     text: str | None
     """Text of the answer; None if there is no answer."""
@@ -83,7 +83,7 @@ class Sample(BaseModel):
 
 
 class RowReply(BaseModel):
-    """The scored samples of one row."""
+    """Reply to a RowRequest: the sampled answers to one dataset row, with their rewards."""
 
     group_id: str
     """Id under which the ledger has the samples."""
@@ -100,7 +100,8 @@ class RowReply(BaseModel):
 
 
 def trained_text(file: Path, texts: Sequence[str]) -> str:
-    """Return the beginning of a message which says that rows of a dataset were trained."""
+    """Return the beginning of a message. It says that the model was trained on rows of a dataset,
+    and that these rows therefore cannot show what the model has learnt."""
     was, they = ("was", "it cannot") if len(texts) == 1 else ("were", "they cannot")
     return (
         f"{counted(len(texts), 'row')} of {file} {was} trained (the first: "

@@ -52,22 +52,24 @@ class ProxyRequests:
         await self._http.close()
 
     async def check(self, texts: list[str], versions: list[int]) -> CheckReply:
-        """Ask the proxy to check the texts of the evaluation's rows, and to load the versions to
-        evaluate. Raises ConfigError if the proxy does not answer or refuses the request."""
+        """Ask the proxy to check whether dataset rows with these texts can be evaluated, and to
+        load the versions of the weights to evaluate. Raises ConfigError if the proxy does not
+        answer or refuses the request."""
         return await self._post(
             CHECK_PATH, CheckRequest(texts=texts, versions=versions), CheckReply
         )
 
     async def end(self, versions: list[int]) -> None:
-        """Report to the proxy that the evaluation no longer needs these versions. Errors are
-        ignored, because the proxy later unloads unused versions without such a report."""
+        """Tell the proxy that the evaluation no longer needs these versions of the weights. Errors
+        are ignored, because the proxy unloads unused versions later, even without this message."""
         with contextlib.suppress(ConfigError, TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._post(END_PATH, EndRequest(versions=versions), EndReply)
 
     async def evaluate(self, row: RowRequest) -> RowReply:
-        """Let the proxy sample and score one row. While the proxy or its engine is unavailable, the
-        request is repeated. Raises ConfigError if the proxy refuses the request."""
+        """Send one dataset row to the proxy, which samples answers to the row and scores them.
+        While the proxy or its engine is unavailable, the request is repeated. Raises ConfigError if
+        the proxy refuses the request."""
         deadline = RetryDeadline(self._retry_for_s)
         while True:
             try:

@@ -24,14 +24,14 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A row with the proxy's replies, one for each version."""
+    """A row of the evaluation, with the proxy's replies: one reply for each version."""
 
     task: Task
     replies: Sequence[RowReply]
 
     @property
     def has_answers(self) -> bool:
-        """Whether at least one sample of one version has an answer."""
+        """Whether any sample of any version has an answer."""
         return any(
             sample.text is not None
             for reply in self.replies
@@ -50,7 +50,7 @@ class RowResult:
 
     @property
     def hook_hashes(self) -> set[str]:
-        """Digests of the hooks that scored the row."""
+        """Digests of the versions of the hooks that scored the row."""
         return {reply.hook_hash for reply in self.replies if reply.hook_hash is not None}
 
     @property
@@ -89,7 +89,7 @@ class EvalReport:
 
     @cached_property
     def rewards(self) -> RewardRange:
-        """The range of rewards that the intervals assume."""
+        """The range of rewards that the confidence intervals assume."""
         return covering_range(self.declared_range, self.scores)
 
     @cached_property
@@ -112,7 +112,8 @@ class EvalReport:
 
     @property
     def labels(self) -> list[str]:
-        """The name of each version in the tables, such as `12` or `12 to 14`."""
+        """The name of each version in the tables, such as `12`. The name is a range, such as `12 to
+        14`, if new weights were published while the rows were sampled."""
         num_versions = len(self.rows[0].replies)
         return [
             _label([row.replies[number] for row in self.rows]) for number in range(num_versions)
@@ -120,7 +121,8 @@ class EvalReport:
 
     @cached_property
     def unsolved(self) -> list[str]:
-        """The ids of the rows that no sample of any version has solved."""
+        """The ids of the rows that no sample of any version has solved. Rows without any reward are
+        left out."""
         return unsolved_rows(self.scores, self.solved_at)
 
     @property
@@ -166,8 +168,8 @@ class EvalReport:
 
 
 def _scores(reply: RowReply) -> RowScores | None:
-    """Return the rewards of a row's samples by one version. Return None if no sample at temperature
-    1 has a reward."""
+    """Return the rewards of a row's samples, which one version has sampled. Return None if no
+    sample at temperature 1 has a reward."""
     rewards = [sample.reward for sample in reply.samples if sample.reward is not None]
     return RowScores(rewards, reply.greedy.reward) if rewards else None
 

@@ -43,8 +43,8 @@ Scores = Mapping[str, RowScores]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of one version with another, by the mean rewards of the rows that have rewards
-    with both versions."""
+    """Comparison of one version with another. Only rows for which both versions have rewards are
+    compared, by their mean rewards."""
 
     wins: int
     losses: int
@@ -65,8 +65,8 @@ class Summary:
 
 
 def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
-    """Return the mean rewards of one version. Each row has the same weight, independently of the
-    number of its samples."""
+    """Return the mean rewards of one version. Each row has the same weight, whatever the number of
+    its samples is."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())
@@ -86,7 +86,7 @@ def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Sum
 def compare(
     first: Scores, second: Scores, rewards: RewardRange, alpha: float = ALPHA
 ) -> Comparison:
-    """Compare the second version with the first version, row by row."""
+    """Compare the second version with the first version, by their mean rewards for each row."""
     common = [(first[row_id], second[row_id]) for row_id in first if row_id in second]
     per_part = max((len(row.rewards) for pair in common for row in pair), default=1)
     differences = DifferenceSequence(rewards, alpha, max(1, len(common)), per_part)
@@ -106,7 +106,7 @@ def compare(
 
 def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
     """Return the ids of the rows that no sample of any version has solved. A sample solves a row if
-    its reward is at least `solved_at`."""
+    its reward is at least `solved_at`. Rows without any reward are left out."""
     best: dict[str, float] = {}
     for scores in versions:
         for row_id, row in scores.items():

@@ -15,8 +15,8 @@ from fakevllm.statistics.confidence_sequence import Interval
 
 def render(report: EvalReport) -> Group:
     """Return the report as a table with one line per version. If there are several versions, a
-    second table compares them with the first version. The last lines show how many rows no sample
-    has solved, and how many rows have no reward."""
+    second table compares them with the first version. The text below the tables says how many rows
+    of the dataset no sampled answer has solved, and how many rows have no reward."""
     tables = [_means(report)]
     if len(report.labels) > 1:
         tables.append(_comparisons(report))

@@ -35,8 +35,8 @@ def typed_row(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
     """Return the row with its values in the order of the columns, each value in the type of its
     column.
 
-    Raises TypeError for a value of another type. SQLite stores values of any type in a column, and
-    one such value would make the whole file unreadable.
+    Raises TypeError for a value of another type. The check is needed because SQLite stores values
+    of any type in a column. One such value would make the whole dataset file unreadable.
 
     >>> typed_row({"reward": 1}, {"reward": ColumnType.NUMBER})
     {'reward': 1.0}

@@ -68,7 +68,7 @@ class ExportSettings:
 
 @dataclass(slots=True)
 class ExportCounts:
-    """Numbers of the selected groups that have a row, have no row, or cannot be read."""
+    """The numbers of groups that were exported as a row, were skipped, or could not be read."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
@@ -86,7 +86,7 @@ class ExportCounts:
 
 
 def run_export(settings: ExportSettings, console: Console | None = None) -> None:
-    """Write the file, and print the number of its rows.
+    """Write the selected groups to the dataset file, and print the number of its rows.
 
     Raises UserError for mistakes that the user can fix, and if the file would have no row.
     """

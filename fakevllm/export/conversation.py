@@ -35,12 +35,13 @@ _MAX_DIGITS = 20
 
 
 class NotExported(Exception):
-    """Raised if a group has no row in a format. The message is the slug of the reason."""
+    """Error for a group (a request with its answers) that cannot be written in an export format.
+    The message is a slug that names the reason, such as `no_messages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation before an answer."""
+    """The messages before a model's answer, with the tools and the chat template's arguments."""
 
     messages: list[Json]
     tools: list[Json]
@@ -52,10 +53,12 @@ class Conversation:
 def conversation_of(body: Json) -> Conversation:
     """Return the conversation of a request to /v1/chat/completions.
 
-    Raises NotExported if the request has no messages, or has images or other media. Raises
-    NotExported as well if it has tools or tool calls that chat templates do not know. Raises
-    NotExported as well if its last message is the beginning of an answer, which the model must
-    continue.
+    Raises NotExported in each of these cases:
+
+    * The request has no messages.
+    * The request has images or other media.
+    * The request has tools or tool calls that chat templates do not know.
+    * The last message is the beginning of an answer, which the model must continue.
     """
     messages = _objects(body.get("messages"))
     if not messages:
@@ -164,8 +167,8 @@ def _check_integer(digits: str) -> None:
 
 
 def _objects(value: object, reason: str = "no_messages") -> list[Json]:
-    """Return a list of JSON objects; an empty list for None. Raises NotExported with the reason for
-    a value of another type."""
+    """Return `value` if it is a list of JSON objects, and [] if it is None. For any other value,
+    raise NotExported with `reason`."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -43,7 +43,7 @@ class RowFile(Protocol):
         ...
 
     def abort(self) -> None:
-        """Give up the file after an error. This method never raises."""
+        """Stop writing the file after an error. This method never raises."""
         ...
 
 
@@ -121,8 +121,8 @@ class ParquetFile:
         self._rows, self._num_bytes = [], 0
 
     def _array(self, values: list[Any], column_type: ColumnType) -> Any:
-        """Return the values of a column as an Arrow array. Arrow cannot create an array of JSON
-        objects from Python values. Therefore this array is created from an array of texts."""
+        """Return the values of a column as an Arrow array. An array of JSON objects is created from
+        JSON texts, because Arrow cannot create it from Python values."""
         arrow = self._arrow
         match column_type:
             case ColumnType.OBJECT:
@@ -180,8 +180,8 @@ FILE_TYPES: dict[str, Callable[[IO[bytes], Columns], RowFile]] = {
 
 @contextmanager
 def dataset_file(target: Path, columns: Columns) -> Generator[RowFile]:
-    """Yield a file for rows. It gets the name `target` when the `with` block ends. If the block
-    raises an exception, no file is written.
+    """Yield a file that rows can be written to. The file gets the name `target` when the `with`
+    block ends. If the block raises an exception, no file is written.
 
     Raises ConfigError if the file cannot be written.
     """

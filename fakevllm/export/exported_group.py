@@ -1,5 +1,6 @@
-"""A group of the ledger as the formats need it: a request with its siblings (the answers that were
-sampled for it), and the feedback of the user. This module does no I/O by itself."""
+"""A group in the form that the exported dataset formats need: a request with its siblings (the
+answers that were sampled for it), and the user's feedback. The data come from the ledger, the
+proxy's database. This module does no I/O by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ExportedGroup:
-    """A group with the feedback about its served sibling."""
+    """A group (a request with its sampled answers) with the user's feedback about the answer that
+    the app got."""
 
     record: GroupRecord
     feedback: Sequence[FeedbackRecord]
@@ -34,8 +36,8 @@ class ExportedGroup:
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation before the answer. Raises NotExported if chat templates do not accept
-        the conversation."""
+        """The conversation before the answer. Raises NotExported if the request cannot be expressed
+        as chat messages, or if chat templates do not accept the conversation."""
         request = self.read_chat_request()
         if request is None:
             raise NotExported("no_messages")
@@ -43,7 +45,8 @@ class ExportedGroup:
 
     @property
     def served(self) -> SiblingRecord:
-        """The sibling that the app got. Raises NotExported if the app got no whole answer."""
+        """The sibling (sampled answer) that the app got. Raises NotExported if the app got no whole
+        answer."""
         for sibling in self.record.siblings:
             if sibling.served and sibling.message_json is not None:
                 if sibling.failure == BROKEN_OFF:
@@ -53,8 +56,8 @@ class ExportedGroup:
 
     @property
     def scored(self) -> list[tuple[float, SiblingRecord]]:
-        """Pairs of a reward and its sibling. Siblings without a reward are left out. Raises
-        TypeError for a reward that is not a finite number."""
+        """Pairs (reward, sibling) for the siblings (sampled answers) that have a reward. Siblings
+        without a reward are left out. Raises TypeError for a reward that is not a finite number."""
         return [
             (reward, sibling)
             for sibling in self.record.siblings
@@ -64,8 +67,9 @@ class ExportedGroup:
 
     @property
     def best(self) -> tuple[float, SiblingRecord]:
-        """A pair: the highest reward of a usable sibling, and this sibling. If several siblings
-        have this reward, the served sibling takes precedence, and otherwise the sibling with the
+        """A pair: the highest reward of a usable sibling, and this sibling. A sibling is a sampled
+        answer. It is usable if no failure is recorded for it. If several usable siblings have the
+        highest reward, the one that the app got takes precedence, and otherwise the one with the
         lowest index. Raises NotExported if no usable sibling has a reward."""
         if not self.scored:
             raise NotExported("no_reward")
@@ -82,12 +86,13 @@ class ExportedGroup:
 
     @property
     def feedback_value(self) -> float | None:
-        """The value of the user's feedback about the served sibling; None without feedback."""
+        """The value of the user's feedback about the answer that the app got; None if no feedback
+        has a value."""
         return feedback_value(self.feedback)
 
 
 def message_of(sibling: SiblingRecord) -> Json:
-    """Return a sibling's message in the form that chat templates expect. Raises NotExported if the
-    message has no such form."""
+    """Return the message of a sibling (a sampled answer) in the form that chat templates expect.
+    Raises NotExported if the message cannot be expressed in this form."""
     assert sibling.message_json is not None, "a sibling without an answer has no message"
     return chat_message({"role": "assistant"} | orjson.loads(sibling.message_json))

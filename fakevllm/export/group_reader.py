@@ -1,4 +1,5 @@
-"""Read groups from the ledger, and refuse the groups that quote a held-out row."""
+"""Read groups (requests with their sampled answers) from the ledger, the proxy's database. Groups
+that quote a held-out dataset row are refused."""
 
 from __future__ import annotations
 
@@ -23,25 +24,27 @@ Json = dict[str, Any]
 
 
 class GroupReader:
-    """Reads the groups of one ledger. Groups that quote a held-out row are never returned.
+    """A reader of the groups (requests with their sampled answers) in one ledger, the proxy's
+    database. The reader never returns a group that quotes a held-out dataset row.
 
-    The reason in a group's ledger record is not enough to find these groups. The record may have
-    another reason, such as `paused`. The dataset row may also have been held out after the group
-    was recorded. Therefore all texts that the model did not write are searched, including the texts
-    of the user's feedback.
+    The ledger records for some groups that they quote a held-out row, but not for all. The record
+    may have another reason why the group was not trained, such as `paused`. The row may also have
+    been held out after the group was recorded. Therefore all texts that the model did not write are
+    searched for held-out rows, including the texts of the user's feedback.
     """
 
     def __init__(self, ledger: Ledger, held_out: HeldOutRows, tasks: Mapping[str, Task]) -> None:
-        """Create the reader. `tasks` has the rows of the dataset file by the ids of their tasks,
-        because the ledger does not have these rows."""
+        """Create the reader. `tasks` maps the id of each task to the task of the dataset file. The
+        ledger, the proxy's database, does not contain these tasks."""
         self._ledger = ledger
         self._held_out = held_out
         self._tasks = tasks
 
     def read(self, group_id: str) -> ExportedGroup:
-        """Return a group with its feedback. Raises NotExported if the group quotes a held-out row,
-        or if its contents were deleted. Raises one of READ_ERRORS if the group's rows in the ledger
-        are damaged."""
+        """Return a group (a request with its sampled answers) with the user's feedback. Raises
+        NotExported if the group quotes a held-out dataset row, or if its contents were deleted.
+        Raises one of READ_ERRORS if its records in the ledger (the proxy's database) are
+        damaged."""
         record = self._ledger.group(group_id)
         if record is None:
             raise KeyError("the group is not in the ledger any more")
@@ -68,9 +71,9 @@ def _has_held_out_reason(row: GroupRecord | FeedbackRecord) -> bool:
 
 
 def _message_texts(request: Json) -> list[str]:
-    """Return the texts of all messages of a request that the model did not write. All these texts
-    are searched for held-out rows, because an exported row has the whole conversation. (The proxy
-    searches only the first and the last user message, because it trains only the last answer.)"""
+    """Return the texts of all messages of a request, except the messages of the model. These texts
+    are searched for held-out dataset rows. The first and the last user message would not be enough,
+    because an exported row has the whole conversation."""
     return [
         text_of(message.get("content"))
         for message in messages_of(request)

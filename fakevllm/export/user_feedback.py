@@ -1,4 +1,5 @@
-"""What a user's feedback says about an answer. This module does no I/O."""
+"""Compute the corrected text and the value that a user's feedback gives to an answer. This module
+does no I/O."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def feedback_value(rows: Sequence[FeedbackRecord]) -> float | None:
 
 
 def _not_taken_back(rows: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback without the items that the user has taken back. Taking back also applies
-    to feedback that was trained already, and to corrected texts."""
+    """Return the feedback that the user has not taken back. Explicit feedback without any content
+    takes back all earlier explicit feedback, even if that feedback was trained already."""
     kept: list[FeedbackRecord] = []
     for row in rows:
         if row.kind == "feedback" and not content_of(row):  # it takes all earlier feedback back

@@ -1,14 +1,15 @@
-"""Delete texts and token ids from the ledger, and from the server's journal: `fakevllm forget`, and
-the retention of old groups.
+"""Delete texts and token ids from the ledger (the proxy's database) and from the server's journal
+(its database). `fakevllm forget` does so on request, and the retention does so for old groups. A
+group is a request with its sampled answers.
 
 messages.py        the request to a running proxy, and the report
-forgetter.py       delete contents through the ledger's writer, in slices
+forgetter.py       delete contents in small changes, so that other records never wait long
 retention_rules.py decide which groups are pruned
 retention.py       prune old groups in the background
 server_requests.py ask the server to delete its captured calls, also later
 command.py         the command, with and without a running proxy
 
 Rows of numbers (rewards, counts, versions, states) stay, so that learning curves stay the same.
-Dataset tasks stay. A group whose rewards the server has not acknowledged is waited for, and never
-deleted.
+Dataset tasks stay. A group is left unchanged as long as the server has not acknowledged the group's
+rewards.
 """

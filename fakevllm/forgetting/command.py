@@ -1,6 +1,6 @@
 """The command `fakevllm forget`, which deletes the contents of requests from the ledger, the
-proxy's database. If a proxy uses the ledger, the command asks the proxy to delete them. Otherwise
-the command changes the ledger itself, and then rewrites the ledger's file with VACUUM."""
+proxy's database. If a proxy uses the ledger, the command asks this proxy to delete the contents.
+Otherwise the command changes the ledger itself, and then rewrites the ledger's file with VACUUM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ SERVER_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class ForgetSettings:
-    """What to forget, and the ledger, key file, proxy and server that are used."""
+    """The settings of one `fakevllm forget`: what to forget, and which ledger, key file, proxy and
+    server to use."""
 
     kind: TargetKind
     value: str
@@ -78,7 +79,7 @@ def run_forget(settings: ForgetSettings) -> ForgetReport:
 
 
 def _lock(ledger: Path) -> LedgerLock | None:
-    """Return the lock of the ledger, or None if a proxy holds it."""
+    """Take the lock of the ledger, and return it. Return None if a proxy holds the lock."""
     try:
         return LedgerLock(ledger)
     except LedgerError as error:
@@ -122,7 +123,7 @@ def _session(file: Path, prefix: str) -> str:
 
 def _fingerprints(key_file: Path, value: str) -> list[str]:
     """Return the fingerprints of all API keys whose name is `value`, including revoked keys. If no
-    key has this name, take `value` itself as a fingerprint."""
+    key has this name, assume that `value` is a fingerprint, and return it."""
     entries = KeyFile(key_file).entries() if key_file.exists() else []
     return [key.fingerprint for key in entries if key.name == value] or [value]
 
@@ -164,8 +165,9 @@ def _forget_here(settings: ForgetSettings, targets: Sequence[Target]) -> ForgetR
 
 
 async def _forget_in(copy: Path, targets: Sequence[Target]) -> Forgotten:
-    """Forget the targets in a copy of the ledger, which another command has made. Send nothing to
-    the server for a copy."""
+    """Forget the targets in `copy`, a copy of the ledger that another command has made. Send
+    nothing to the server, because the requests to the server are sent only once, for the ledger
+    itself."""
     ledger = Ledger.open(copy)
     try:
         return await Forgetter(ledger, wait_s=0.0).forget(targets)

@@ -1,5 +1,6 @@
-"""Delete the contents of groups through the ledger's writer, in slices, so that records of new
-groups never wait long."""
+"""Delete the contents of groups (requests with their sampled answers) from the ledger (the proxy's
+database). The contents are deleted in small parts, so that records of new groups never wait long.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ class Forgetter:
         wait_s: float = WAIT_S,
         wait_answered: Callable[[float], Awaitable[int]] | None = None,
     ) -> None:
-        """Create the object. `wait_s` is the maximum number of seconds for which `forget` waits,
-        and is 0 if no proxy runs. `wait_answered(seconds)` waits at most so many seconds until the
-        requests that are open now are answered and recorded. It returns the number of requests that
-        are still open."""
+        """Create the object. `wait_s` is the maximum number of seconds for which `forget` waits. It
+        is 0 if no proxy runs. `wait_answered(seconds)` waits until the requests that are open now
+        are answered and recorded, but not longer than `seconds`. It returns the number of requests
+        that are still open."""
         self._ledger = ledger
         self._wait_s = wait_s
         self._wait_answered = wait_answered
@@ -62,9 +63,12 @@ class Forgetter:
         self._is_log_truncated = True
 
     async def forget(self, targets: Sequence[Target]) -> Forgotten:
-        """Delete the contents of all groups that `targets` (sessions, API keys or ids) select. Wait
-        for requests that are being answered, and for groups whose rewards the server has not
-        acknowledged yet. Raises LedgerError if the ledger cannot be written."""
+        """Delete the contents of all groups that `targets` (sessions, API keys or ids) select.
+
+        First wait for requests that are being answered, and for groups whose rewards the server has
+        not acknowledged yet. The wait is limited. Groups that are still not acknowledged after the
+        wait keep their contents. Raises LedgerError if the ledger cannot be written.
+        """
         deadline = time.monotonic() + self._wait_s
         forgotten = Forgotten()
         if self._wait_answered is not None:
@@ -84,15 +88,16 @@ class Forgetter:
         return forgotten
 
     async def prune(self, group_ids: Sequence[str]) -> None:
-        """Delete the contents of old groups. Raises LedgerError if the ledger cannot be written."""
+        """Delete the contents of the groups `group_ids`. Raises LedgerError if the ledger cannot be
+        written."""
         async with self._lock:
             await self._clear(group_ids, Cause.PRUNED)
             await self._erase()
 
     async def finish(self) -> None:
         """Finish interrupted deletions, including those of earlier processes, by erasing the bytes
-        that they have left. If the write-ahead log could not be truncated after the last deletion,
-        truncate the log now. Raises LedgerError if the ledger cannot be written."""
+        that are left in the ledger file. If the write-ahead log could not be truncated after the
+        last deletion, truncate the log now. Raises LedgerError if the ledger cannot be written."""
         async with self._lock:
             with self._ledger.reading():
                 pieces = await asyncio.to_thread(self._ledger.forgotten.loose_pieces)

@@ -1,5 +1,5 @@
-"""The request with which `fakevllm forget` asks a running proxy, and the report about what was
-forgotten."""
+"""The request of `fakevllm forget` to a running proxy, and the report about the groups that were
+forgotten (deleted)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class TrainedVersion(BaseModel):
 
 
 class ForgetReport(BaseModel):
-    """The report of what was forgotten, and of what could not be forgotten yet."""
+    """The report about the groups that were forgotten (deleted), and about those that could not be
+    forgotten yet."""
 
     refusal: str = ""
     """Reason why nothing was forgotten; empty if there is none."""

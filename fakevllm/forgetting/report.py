@@ -1,4 +1,4 @@
-"""The report about forgotten groups, and its lines for the terminal."""
+"""The report about forgotten (deleted) groups, and its lines for the terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def report_of(ledger: Ledger, forgotten: Forgotten, deleted: Deleted) -> F
 
 
 def lines(report: ForgetReport) -> list[str]:
-    """Return the lines that say what was forgotten.
+    """Return the lines for the terminal that say which data was forgotten (deleted).
 
     >>> lines(ForgetReport(num_found=2, num_forgotten=2, num_calls=8))
     ['2 groups were forgotten, and 8 calls in the journal.', 'No version was trained on them.']
@@ -61,7 +61,8 @@ def lines(report: ForgetReport) -> list[str]:
 
 
 def problems(report: ForgetReport) -> list[str]:
-    """Return one line for each thing that is left to do. The command fails if there is one."""
+    """Return one line for each problem that prevents the groups from being forgotten completely. If
+    there is a problem, the command fails."""
     found: list[str] = []
     if report.num_in_flight:
         found.append(

@@ -31,7 +31,8 @@ last one ended, because the groups before are pruned or needed."""
 
 @dataclass(frozen=True, slots=True)
 class RetentionState:
-    """What the background task that prunes old groups has done since the proxy started."""
+    """The state of the background task that prunes old groups: what it has done since the proxy
+    started."""
 
     num_pruned: int = 0
     last_at: float | None = None
@@ -41,7 +42,8 @@ class RetentionState:
 
 
 class Retention:
-    """Prunes old groups of one ledger until `run` is cancelled."""
+    """The task that prunes old groups (requests with their answers) of one ledger until `run` is
+    cancelled."""
 
     def __init__(
         self,
@@ -51,8 +53,8 @@ class Retention:
         open_evaluations: Callable[[], Collection[str]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the object, without pruning. `open_evaluations` returns the ids of the evaluations
-        that the release gate has not decided."""
+        """Create the object. Pruning begins only when `run` is called. `open_evaluations` returns
+        the ids of the evaluations that the release gate has not decided."""
         self.state = RetentionState()
         self._rules = rules
         self._ledger = ledger
@@ -65,7 +67,8 @@ class Retention:
         """Time at which a round last began at the oldest group."""
 
     async def run(self) -> None:
-        """Prune old groups, and finish interrupted deletions, until this task is cancelled."""
+        """Prune old groups until this task is cancelled. Also finish deletions that were
+        interrupted, for example by the end of an earlier process."""
         while True:
             num_pruned = 0
             try:

@@ -21,7 +21,8 @@ IN_USE = frozenset({State.SCORED.value, State.POOLED.value})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time and the state of the ledger, on which the choice of groups to prune depends."""
+    """The facts on which the choice of groups to prune depends: the time, the size of the ledger
+    (the proxy's database), and the open evaluations."""
 
     now: float
     """Unix seconds."""
@@ -51,12 +52,13 @@ class RetentionRules:
         return self.settings.retention_days is not None or self.settings.max_ledger_mb is not None
 
     def choose(self, groups: Iterable[StoredGroup], moment: Moment, limit: int) -> list[str]:
-        """Return the ids of at most `limit` groups to prune. `groups` are the groups that have
-        contents, oldest first. Only as many of them are read as are needed.
+        """Return the ids of the groups (requests with their answers) whose contents must be
+        deleted, at most `limit` ids. `groups` are the groups that have contents, oldest first. The
+        method reads `groups` only until the choice is complete.
 
-        Groups that are too old are chosen. If the ledger is too large, the oldest groups are chosen
-        too, until enough contents will be deleted. Groups whose contents are still needed are left
-        out.
+        Groups that are too old are chosen. If the ledger (the proxy's database) is too large, the
+        oldest groups are chosen too, until enough contents would be deleted. Groups whose contents
+        are still needed are left out.
         """
         chosen: list[str] = []
         excess = self._excess(moment.num_bytes)
@@ -70,7 +72,8 @@ class RetentionRules:
         return chosen
 
     def is_too_large(self, num_bytes: int) -> bool:
-        """Return True if a ledger with so many bytes of content is too large."""
+        """Return True if a ledger (the proxy's database) with `num_bytes` bytes of content is above
+        the size limit."""
         limit = self.settings.max_ledger_mb
         return limit is not None and num_bytes > limit * BYTES_PER_MB
 
@@ -86,11 +89,13 @@ class RetentionRules:
 
 
 def is_needed(group: StoredGroup, moment: Moment) -> bool:
-    """Return True if something still needs the contents of a group, so that it is not pruned:
+    """Return True if the contents of a group are still needed, so that the group must not be
+    pruned:
 
     * The server may still train the group, or feedback about the group's answer.
     * A retry of the request may still get the group's answer.
-    * The group belongs to an evaluation that the release gate has not decided yet.
+    * The group belongs to an evaluation of new weights, and the decision whether to release these
+      weights is still open.
     """
     is_kept = group.kept_until is not None and group.kept_until > moment.now
     is_evaluated = group.eval_id is not None and group.eval_id in moment.open_evaluations

@@ -9,9 +9,11 @@
 * `held_out_evaluation` samples the held-out rows of an evaluation.
 * `live_sessions` computes one outcome (a mean reward) for each session of an app.
 * `loaded_versions` decides when the versions of an ended evaluation are unloaded.
-* `training_limit` removes a training limit that an earlier proxy process has left at the server.
+* `training_limit` removes a limit that an earlier proxy process has left at the server. The limit
+  is the newest version that training may make.
 
 If a version cannot be loaded or sampled, requests of apps still get an answer. The proxy process
-may die at any time. The server's journal keeps the decisions. The ledger stores evaluated rows
-before the gate sends the decision that follows from these rows.
+may die at any time. The server's journal (its database) keeps the decisions. Each decision follows
+from evaluated rows. These rows are written to the ledger (the proxy's database) before the gate
+sends the decision.
 """

@@ -3,14 +3,17 @@ newest weights answer the training arm. Each other arm has a policy, which is on
 the engine holds beside the newest weights.
 
 If a version cannot be loaded or sampled, requests still get an answer. The newest weights answer
-the request, and the record of the group gives the reason. The server keeps a version only for some
-minutes, so this module requests each version again and again. The repeated request also loads the
-version after a restart of the engine.
+the request, and the record of the request gives the reason. The server keeps a version for ten
+minutes after each request for it. This module therefore requests each version again every minute,
+and sooner after a failure. Such a request also loads the version again after a restart of the
+engine.
 
 An arm may get another version. The old version answers until the new version is loaded. A rejected
-old version stops answering at once, because the server refuses to sample rejected versions. The
-server keeps only few versions for apps. The new version is therefore loaded first as a version of
-an evaluation. After the old version is unloaded, the server keeps the new version for apps.
+old version stops answering at once, because the server refuses to sample rejected versions.
+
+The server holds only a few versions for apps, and the old version is one of them. The new version
+is therefore loaded first in the same way as a version that is only evaluated. After the old version
+is unloaded, this module requests the new version again, now as a version for apps.
 """
 
 from __future__ import annotations
@@ -60,9 +63,9 @@ class _ArmPolicy:
         on_failed: Callable[[], None],
     ) -> None:
         """Create the policy. `advice` is a sentence for the log that names the settings to change
-        if the version cannot be sampled. `unload_old` unloads versions that no longer answer apps.
-        It is called before the version is requested for apps, because the server keeps only few
-        versions for apps. `on_failed` is called after each failed load of the version."""
+        if the version cannot be sampled. `on_failed` is called after each failed load of the
+        version. `unload_old` unloads versions that no longer answer apps. It is called before this
+        version is loaded for apps, because the server holds only a few versions for apps."""
         self.version = version
         self.stand_in: int | None = None
         """Version that answers the arm until `version` is loaded. None if there is no such version.
@@ -102,7 +105,7 @@ class _ArmPolicy:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the version is still being loaded, and no attempt to load it has failed yet."""
+        """Whether the version is not loaded, and no attempt to load it has failed so far."""
         return self.trouble is not None and self._failed_at is None
 
     @property
@@ -169,8 +172,9 @@ class _ArmPolicy:
             )
 
     async def _request(self) -> tuple[str | None, bool]:
-        """Request the version from the server. Return a pair: the reason of a failure (None after a
-        success), and whether the server has refused the version."""
+        """Ask the server to load the version. Return a pair: the reason of a failure (None after a
+        success), and whether the failure is a refusal. All other failures are outages, such as a
+        restart of the server."""
         is_for_apps = self.stand_in is None
         if is_for_apps:
             await self._unload_old()
@@ -225,8 +229,8 @@ class ArmPolicies:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the versions must be requested again. The wait becomes shorter if the load of
-        a version fails meanwhile."""
+        """Wait until it is time to request the versions from the server again. If the load of a
+        version fails during the wait, the wait becomes shorter."""
         is_failing = any(policy.trouble for policy in self._policies.values())
         is_failing = is_failing or bool(self._next or self._old)
         end = time.monotonic() + (self._retry_s() if is_failing else KEEP_EVERY_S)
@@ -271,22 +275,23 @@ class ArmPolicies:
         return policy_name(self._policies[arm].version)
 
     def is_current(self, arm: Arm, model: str | None) -> bool:
-        """Return True if `model` is the model name of the version that the arm (a share of the
-        sessions) got last. Also return True if `model` is None (the newest weights), or if the arm
-        has no version of its own."""
+        """Return True if `model` is the model name of the version that was last assigned to the arm
+        (a share of the sessions). Also return True if `model` is None (the newest weights), or if
+        the arm has no version of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return model is None or policy is None or model == policy_name(policy.version)
 
     def trouble(self, arm: Arm) -> str | None:
-        """Return the reason why the version that the arm (a share of the sessions) got last cannot
-        be sampled. Return None if this version can be sampled, or if the arm has no version of its
-        own."""
+        """Return the reason why the version that was last assigned to the arm (a share of the
+        sessions) cannot be sampled. Return None if it can be sampled, or if the arm has no version
+        of its own."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return None if policy is None else policy.trouble
 
     def is_loading(self, arm: Arm) -> bool:
-        """Return True if the version that the arm (a share of the sessions) got last is still being
-        loaded, and no attempt to load it has failed yet."""
+        """Return True if the arm's version is not loaded, and no attempt to load it has failed so
+        far. An arm is a share of the sessions. The arm's version is the one that was last assigned
+        to the arm."""
         policy = self._next.get(arm) or self._policies.get(arm)
         return policy is not None and policy.is_loading
 

@@ -1,10 +1,10 @@
-"""Open the held-out evaluations of the release gate. An evaluation compares a candidate (a version
-of the weights that may be released next) with the released version on held-out rows. An engine that
-can hold several versions samples both versions.
+"""Open the held-out evaluations of the release gate, which decides whether new weights may answer
+apps. An evaluation compares two versions of the weights on held-out rows: the released version, and
+a candidate that may be released next.
 
-An engine that holds one set of weights samples only the candidate, which is then the served
-version. The candidate is compared with the reference: earlier answers of the released version to
-the same rows.
+An engine that can hold several versions samples both versions. An engine that holds one set of
+weights samples only the candidate, which is then the served version. In this case, the candidate is
+compared with the reference: earlier answers of the released version to the same rows.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ async def open_beside_training(rows: EvaluationRows, key: EvaluationKey) -> Held
 
 
 class Reference:
-    """The answers of the released version to the drawn held-out rows. Each version that is
-    evaluated later answers the same rows, so that the rewards can be compared row by row."""
+    """The reference: the released version's answers to the held-out rows that are drawn. Each
+    candidate (a version that may be released next) later answers the same rows, so that the rewards
+    can be compared row by row."""
 
     def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
-        """Create the reference. If the hook could not score an evaluated version's answers to a
-        row, the version answers the row again after `retry_every_s` seconds."""
+        """Create the reference without its answers, which `read` adds. If the hook cannot score the
+        answers of a candidate (a version that may be released next) to a row, the candidate answers
+        this row again after `retry_every_s` seconds."""
         self.eval_id = eval_id
         self._rows = rows
         self._retry_every_s = retry_every_s
@@ -63,8 +65,9 @@ class Reference:
         self._answers: AnsweredRows | None = None
 
     async def read(self, copies: Callable[[], Collection[int]]) -> None:
-        """Read the reference's answers from the ledger. `copies` returns all versions whose weights
-        are equal to the released weights. Call this method before any other method."""
+        """Read the reference's answers from the ledger. `copies` is a function that returns all
+        versions whose weights are equal to the released weights. Call this method before any other
+        method."""
         self._answers = await self._served(self.eval_id, copies)
 
     @property
@@ -73,10 +76,12 @@ class Reference:
         return self._answers
 
     async def sample(self, first: int, num: int) -> list[Sequence[float]]:
-        """Sample `num` drawn rows with the served version, beginning with the draw number `first`.
-        Return the rewards of each drawn row. Raise WireError if a row cannot be sampled,
-        HooksChanged if the hooks have changed, and VersionChanged if the served version no longer
-        has the released weights."""
+        """Sample `num` drawn rows with the served version, and return the rewards of each row. The
+        draws are numbered, and `first` is the number of the first draw to sample.
+
+        Raise WireError if a row cannot be sampled. Raise HooksChanged if the hooks have changed.
+        Raise VersionChanged if the served version no longer has the released weights.
+        """
         numbers = range(first, first + num)
         return await at_once([self.answers.rewards(number) for number in numbers])
 
@@ -84,18 +89,19 @@ class Reference:
         self, key: EvaluationKey, copies: Callable[[], Collection[int]]
     ) -> HeldOutEvaluation:
         """Return an evaluation that compares the served version with the reference (the answers of
-        the released version to the same rows). `copies` returns all versions whose weights are
-        equal to the candidate's weights. The served version must be one of them."""
+        the released version to the same rows). `copies` is a function that returns all versions
+        whose weights are equal to the candidate's weights. The served version must be one of these
+        versions."""
         candidate = await self._served(key.eval_id, copies, NUM_TRIES)
         return HeldOutEvaluation(key, self.answers, candidate)
 
     async def _served(
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
-        """Return the rows of the evaluation `eval_id`, which the served version answers. `copies`
-        returns the versions with the weights to evaluate. If another version answered a row,
-        sampling this row raises VersionChanged. If the hook cannot score the answers to a row, the
-        row is answered up to `num_tries` times in all."""
+        """Return the rows of the evaluation `eval_id`, which are sampled with the served version.
+        `copies` is a function that returns the versions whose weights are evaluated. If another
+        version answers a row, the sampling of this row raises VersionChanged. If the hook cannot
+        score the answers to a row, the row is sampled again, up to `num_tries` times in all."""
 
         async def sample_once(task: Task) -> SampledRow:
             sampled = await self._rows.sample(task, None, eval_id)

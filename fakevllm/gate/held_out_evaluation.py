@@ -45,8 +45,7 @@ and the evaluation's id. The function raises WireError if the row cannot be samp
 
 
 async def _flushed() -> bool:
-    """Return True, because an evaluation without a ledger has nothing to write."""
-    return True
+    return True  # without a ledger, there is nothing to write
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,9 @@ class AnsweredRows:
         known: Iterable[EvaluatedRewards],
         hook_hash: str = "",
     ) -> None:
-        """Create the rows. `sample` samples a row. `known` are the rows that the ledger has. The
-        hooks score the sampled rows, and `hook_hash` is the content hash of these hooks."""
+        """Create the object. `sample` is a function that samples a row. `known` contains the rows
+        whose rewards are in the ledger. `hook_hash` is the content hash of the hooks that score the
+        rows."""
         self._draws = draws
         self._tasks = tasks
         self._sample = sample
@@ -102,8 +102,8 @@ class AnsweredRows:
             self._answered[row.task_id].append(row.rewards)
 
     def num_known(self, most: int) -> int:
-        """Return the number of consecutive draws with known rewards, counted from the first draw.
-        Count at most `most` draws."""
+        """Return the number of draws with known rewards, counted from the first draw until a draw
+        has no known rewards. Count at most `most` draws."""
         for number in range(most):
             draw = self._draws.get(number)
             if len(self._answered[self._tasks[draw.row].task_id]) <= draw.occurrence:
@@ -111,9 +111,10 @@ class AnsweredRows:
         return most
 
     async def rewards(self, number: int) -> Sequence[float]:
-        """Return the rewards of the draw with this number. A draw selects a held-out row. If this
-        row was drawn more often than it was sampled, sample the row first. Raise WireError if the
-        row cannot be sampled. Raise HooksChanged if other hooks scored the row."""
+        """Return the rewards of one draw. Each draw selects a held-out row, and may select the same
+        row as an earlier draw. If the row was drawn more often than it was sampled, sample the row
+        first. Raise WireError if the row cannot be sampled. Raise HooksChanged if other hooks
+        scored the row."""
         draw = self._draws.get(number)
         task = self._tasks[draw.row]
         known = self._answered[task.task_id]
@@ -139,8 +140,8 @@ class EvaluationKey:
 
 
 class HeldOutEvaluation:
-    """The drawn rows of one evaluation, with the rewards of the released version and of the
-    candidate."""
+    """The held-out rows that one evaluation has drawn. Each row has two lists of rewards: those of
+    the released version, and those of the candidate (the version that may be released next)."""
 
     def __init__(self, key: EvaluationKey, released: AnsweredRows, candidate: AnsweredRows) -> None:
         self.key = key
@@ -153,13 +154,14 @@ class HeldOutEvaluation:
 
     @property
     def num_sampled(self) -> int:
-        """How often a row was sampled, with either version. Rows from the ledger do not count."""
+        """Number of times that a row was sampled, counted for both versions together. Rows that
+        were read from the ledger do not count."""
         return sum(rows.num_sampled for rows in self._versions)
 
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
-        """Return the rewards of both versions for `num` drawn rows, beginning with the draw number
-        `first`. Rows without known rewards are sampled first. Raise WireError if a row cannot be
-        sampled. Raise HooksChanged if other hooks scored a row."""
+        """Return the rewards of both versions for `num` drawn rows. The draws are numbered, and
+        `first` is the number of the first draw. Rows without known rewards are sampled first. Raise
+        WireError if a row cannot be sampled. Raise HooksChanged if other hooks scored a row."""
         numbers = range(first, first + num)
         rewards = await at_once(
             [rows.rewards(number) for number in numbers for rows in self._versions]

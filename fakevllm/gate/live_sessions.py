@@ -1,6 +1,6 @@
-"""The outcomes of live sessions, for the comparison of the arms. A live session is a session of an
-app, and has one outcome. An arm is a share of the sessions that one version answers. This module
-does no I/O, and gets the time as an argument."""
+"""The outcomes of live sessions, by which the release gate compares versions. A live session is a
+conversation of an app, and has one outcome. An arm is the set of live sessions that one version
+answers. This module does no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ began before the oldest of these times does not count."""
 
 
 class LiveSessions:
-    """Computes one outcome for each live session of an app: the mean reward of the session's first
-    group (request with its answers) that counts. A group counts only if it was scored after the
-    release gate's latest verdict about a version."""
+    """The outcomes of live sessions, computed from scored groups (requests with their answers). The
+    outcome of a session is the mean reward of its first group that was answered by a known version.
+    A new comparison of live sessions begins with each verdict of the release gate about a
+    version."""
 
     def __init__(self) -> None:
         self._comparison = 0
@@ -37,17 +38,17 @@ class LiveSessions:
             del self._publishes[:-MAX_PUBLISHES]
 
     def begin(self, comparison: int) -> None:
-        """Begin the comparison that follows the release gate's decision with the number
-        `comparison`. From then on, each session may count once in this comparison. If this
-        comparison has already begun, do nothing."""
+        """Begin a new comparison of live sessions, in which each session may count once.
+        `comparison` is the number of the release gate's verdict after which this comparison begins.
+        If this comparison has already begun, do nothing."""
         if comparison != self._comparison:
             self._comparison = comparison
             self._seen.clear()
 
     def add(self, group: GroupOutcome) -> ScoredSession | None:
-        """Return the outcome of the group's session if the session counts in the comparison. Return
-        None in three cases: the session was counted already, the session's arm takes no part in the
-        comparison, or the version that answered the group is not known."""
+        """Return the outcome of the session to which `group` belongs, if the session counts in the
+        comparison. Return None in three cases: the session was counted already, its arm is not
+        compared, or the version that answered the group is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None

@@ -35,13 +35,13 @@ class LoadedVersions:
         self._last_used_s: dict[int, float] = {}
 
     def begin(self, versions: Iterable[int]) -> None:
-        """Record that a request begins to load or sample the versions. Call `end` when the request
-        ends."""
+        """Record that a request starts to load `versions`, or to sample with them. Call `end` when
+        the request has ended."""
         self._num_uses.update(versions)
 
     def end(self, versions: Iterable[int], now_s: float) -> None:
-        """Record that a request which loaded or sampled the versions has ended. Call this method
-        also for a failed request."""
+        """Record the end of a request that loaded `versions`, or sampled with them. Call this
+        method for a failed request too."""
         for version in versions:
             self._num_uses[version] -= 1
             assert self._num_uses[version] >= 0, "a use ended that had not begun"

@@ -1,9 +1,10 @@
 """The release gate. The gate evaluates versions of the weights on held-out rows, and sends
 decisions about versions to the server. The decisions themselves are made by `release/controller`.
 
-The gate stores no state of its own. The server keeps the history of decisions, and the ledger keeps
-the evaluated rows. After a restart, the gate reads both, and continues the evaluation with the next
-row. Only the comparison of live sessions begins anew.
+The gate stores no state of its own. The server keeps the history of decisions, and the ledger (the
+proxy's database) keeps the evaluated rows. After a restart, the gate reads the history and these
+rows, and continues the evaluation with the next row. Only the comparison of the rewards in the
+sessions of apps begins anew.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _Rows = TypeVar("_Rows")
 
 
 class ReleaseServer(Protocol):
-    """The attributes and methods of the connection to the server that the gate uses."""
+    """The part of the interface of the server connection that the gate uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -148,8 +149,8 @@ class GateView:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Figures of the current evaluation. While the reference (the released version's answers to
-        the held-out rows) is sampled, the figures of the reference are added."""
+        """Figures of the current evaluation. The figures include the progress of the reference (the
+        released version's answers to the held-out rows) while the reference is being sampled."""
         return self.progress()
 
 
@@ -158,7 +159,8 @@ class _NotDue(Exception):
 
 
 class ReleaseGate:
-    """The release gate of one proxy."""
+    """The release gate of one proxy. It evaluates versions of the weights on held-out rows, and
+    sends decisions about their release to the server."""
 
     def __init__(
         self,
@@ -172,9 +174,9 @@ class ReleaseGate:
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Create the gate. `pinned` contains further versions whose checkpoints the server keeps,
-        such as the baseline. `controller` creates the object that makes the decisions. A new
-        controller is created when the server changes to another run."""
+        """Create the gate. `pinned` lists versions, such as the baseline, whose checkpoints the
+        server is asked to keep. `controller` creates the object that makes the decisions. A new
+        controller is created when the server changes to another training run."""
         self._rows = rows
         self._server = server
         self._arm = arm
@@ -204,7 +206,7 @@ class ReleaseGate:
         self._is_blocked = False
 
     async def run(self) -> None:
-        """Carry out each due action, until this task is cancelled."""
+        """Carry out each action of the gate when it is due, until this task is cancelled."""
         await self._check()
         while True:
             pause_s = self._retry_every_s
@@ -231,7 +233,8 @@ class ReleaseGate:
             await asyncio.sleep(pause_s)
 
     async def _check(self) -> None:
-        """Check whether the held-out rows can measure the versions."""
+        """Check whether the held-out rows can be used to compare versions. Rows that were trained,
+        for example, cannot be used."""
         try:
             self._unusable = await asyncio.to_thread(self._rows.check)
         except Exception:  # isolates: the versions are evaluated without the check
@@ -245,8 +248,8 @@ class ReleaseGate:
 
         If versions are evaluated between training steps, also wait until the server has a training
         limit (the newest version that training may make). The limit delays the first step until the
-        released version has answered the held-out rows. It could not answer them later, because the
-        engine holds only one version.
+        released version has answered the held-out rows. After the step, the engine would no longer
+        hold the released version.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -269,9 +272,9 @@ class ReleaseGate:
             return True
 
     async def _has_limited_training(self) -> bool:
-        """Send the training limit (the newest version that training may make) to the server if a
-        new limit is due. Return True if no limit was due. Return False if one was due, or if the
-        server's status is not known yet."""
+        """Return True if no new training limit (the newest version that training may make) is due.
+        If a new limit is due, send the limit to the server and return False. Also return False if
+        the server's status is not known yet."""
         status = self._server.status
         if status is None:
             return False
@@ -286,21 +289,23 @@ class ReleaseGate:
         return True
 
     def rewards_seen(self, rewards: Sequence[float]) -> None:
-        """Check the rewards of a group against the setting `release.reward_range`. A reward outside
-        of this range stops all releases, whichever version answered the group."""
+        """Check the rewards of a group (a request with its sampled answers) against the setting
+        `release.reward_range`. A reward outside of this range stops all releases, no matter which
+        version sampled the answers."""
         self._controller.rewards_seen(*rewards)
 
     def group_scored(self, group: GroupOutcome) -> None:
-        """Add a scored group to the comparison of the arms (the shares of the sessions that
-        different versions answer). Only the first scored group of a session counts. Later groups of
-        the session are ignored."""
+        """Add a scored group (a request with its sampled answers) to the comparison of the arms. An
+        arm is a share of the sessions that one version answers. Only the first scored group of a
+        session counts."""
         session = self._live.add(group)
         if session is not None:
             self._controller.session_scored(session)
 
     @property
     def open_evaluations(self) -> set[str]:
-        """Ids of the evaluations whose rows the gate may still read from the ledger."""
+        """Ids of the evaluations whose rows the gate may still read from the ledger (the proxy's
+        database)."""
         ids = {one.eval_id for one in [self._reference] if one is not None}
         return ids | {one.key.eval_id for one in [self._evaluation] if one is not None}
 
@@ -353,7 +358,7 @@ class ReleaseGate:
         self._controller.scorer_changed(self._rows.hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
-        """Return True if the history that was read last is the server's history.
+        """Return True if the history of decisions that was read last is still up to date.
 
         The history is out of date if an operator has added a decision. If versions are evaluated
         between training steps, the history is also out of date after each new version and after
@@ -478,10 +483,10 @@ class ReleaseGate:
         return self._retry_every_s if unscored is not None and num_sampled else 0.0
 
     async def _sample_pairs(self, due: Evaluate) -> tuple[int, str | None]:
-        """Sample held-out rows with the released version and with the candidate (the version under
-        evaluation). Rows whose samples the ledger already has are not sampled again. Return a pair:
-        the number of rows that were sampled, and the reason why a row has no reward. The reason is
-        None if all rows have rewards."""
+        """Sample the due held-out rows with the released version and with the candidate (the
+        version under evaluation). Rows whose samples the ledger already has are not sampled again.
+        Return the number of rows that were sampled, and the reason if a row has no reward. The
+        reason is None if all rows have rewards."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.key != self._evaluation_key(due):
             evaluation = self._evaluation = await self._open_evaluation(due)
@@ -498,10 +503,11 @@ class ReleaseGate:
         return evaluation.num_sampled - num_before, evaluation.reason
 
     async def _sample_reference(self, due: SampleReference) -> tuple[int, str | None]:
-        """Sample held-out rows with the served version, for the reference (the released version's
-        answers to the held-out rows). Rows whose samples the ledger already has are not sampled
-        again. Return a pair: the number of rows that were sampled, and the reason why a row has no
-        reward. The reason is None if all rows have rewards."""
+        """Sample the due held-out rows with the served version, which has the released weights. The
+        answers become part of the reference, with which later versions are compared. Rows whose
+        samples the ledger already has are not sampled again. Return the number of rows that were
+        sampled, and the reason if a row has no reward. The reason is None if all rows have rewards.
+        """
         reference, controller = self._reference, self._controller
         assert reference is not None, "a reference is read before its rows are due"
         assert isinstance(controller, BetweenStepsController), "it alone has a reference"

@@ -1,5 +1,5 @@
-"""Remove the limit of training that an earlier proxy process has left at the server. The limit is
-the newest version that training may make. It was set by the release gate of the earlier process."""
+"""Remove the training limit that an earlier proxy process has left at the server. The limit is the
+newest version that training may make. It was set by the release gate of the earlier process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK_EVERY_S = 1.0
 
 
 class LimitedServer(Protocol):
-    """The part of the connection to the server that this module uses."""
+    """The methods of the connection to the server that this module uses."""
 
     @property
     def status(self) -> EngineStatusReply | None: ...
@@ -28,10 +28,13 @@ class LimitedServer(Protocol):
 async def remove_training_limit(
     server: LimitedServer, check_every_s: float = CHECK_EVERY_S
 ) -> None:
-    """Remove the training limit (the newest version that training may make) that an earlier proxy
-    process has left. If a run of the server has a limit when this function first sees the run, the
-    limit is removed. A limit that appears later belongs to the gate of another proxy, and is not
-    removed. Run until this task is cancelled."""
+    """Remove the training limit that an earlier proxy process has left at the server. The limit is
+    the newest version that training may make. Run until this task is cancelled.
+
+    If a run of the server has a limit when this function first sees the run, the function removes
+    the limit. A limit that is set later belongs to the release gate of another proxy, and is not
+    removed.
+    """
     seen, reported = "", ""
     while True:
         await asyncio.sleep(check_every_s)

@@ -1,6 +1,6 @@
 """Evaluation of one held-out dataset row: sample the row, score the samples, and record them. These
-samples are never trained. Their engine calls have no sibling header, so the server does not keep
-the tokens of these calls for training."""
+samples are never trained. The model calls for these samples lack the header that marks calls for
+training, so the server does not keep the tokens of these calls."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ class Evaluator:
         return self._hooks.info.content_hash
 
     async def run(self) -> None:
-        """Until this task is cancelled, regularly unload the versions of the weights that no
-        evaluation uses any more. This is needed because a killed `fakevllm eval` does not report
-        its end to the proxy."""
+        """Regularly unload the versions of the weights that no evaluation uses any more, until this
+        task is cancelled. A killed `fakevllm eval` does not report its end, so its versions would
+        otherwise stay loaded."""
         while True:
             await asyncio.sleep(_CHECK_IDLE_EVERY_S)
             await self.unload_idle(time.monotonic())
@@ -148,16 +148,16 @@ class Evaluator:
             await self._link.unload_policy(version)
 
     async def load_all(self, versions: Sequence[int]) -> None:
-        """Load the versions of the weights that an evaluation needs. Raises WireError if a version
-        cannot be loaded."""
+        """Let the server load the versions of the weights that an evaluation needs. Raises
+        WireError if a version cannot be loaded."""
         with self._using(versions):
             for version in versions:
                 await self.load(version)
 
     async def load(self, version: int) -> str:
-        """Let the server load a version of the weights. Return the model name that an engine call
-        must have to be sampled with this version. Raises WireError if the server refuses or cannot
-        be reached."""
+        """Let the server load a version of the weights. Return the model name that selects this
+        version in a model call. Raises WireError if the server refuses the request or cannot be
+        reached."""
         try:
             reply = await self._link.load_policy(version)
         except NETWORK_ERRORS as error:

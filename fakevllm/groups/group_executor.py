@@ -82,7 +82,7 @@ class GroupExecutor:
 
     `services.sibling_limit` limits the number of siblings that run at one time. Each sibling except
     the lead (sibling 0) needs a slot of this limit. The caller must have acquired these slots. The
-    executor releases a slot when the slot's sibling ends.
+    executor releases a slot when the sibling that holds it ends.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -125,8 +125,8 @@ class GroupExecutor:
 
     async def answer_app(self) -> None:
         """Run the group (the request with its siblings). Return when the app has got its answer or
-        an error, or when the app has disconnected. If the group was not aborted, siblings that are
-        still being sampled at this time continue in the background."""
+        an error, or when the app has disconnected. Siblings that are still being sampled then
+        continue in the background, unless the group was aborted."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -156,7 +156,8 @@ class GroupExecutor:
 
     def pass_deadline(self) -> None:
         """Report to the scheduler that the deadline for the app's answer has passed. From then on,
-        the app no longer waits for the configured number of sampled answers (the quorum)."""
+        one sampled answer is enough, and the app no longer waits for the configured number of
+        answers (the quorum)."""
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:

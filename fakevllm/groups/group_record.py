@@ -136,7 +136,8 @@ class GroupDraft:
             self.on_answer_id(self.request.id, answer_id, self.app_key, self.place())
 
     def serve(self, result: SiblingResult) -> None:
-        """Record that the app gets this sibling's answer.
+        """Record that the app gets the answer of this sibling (one of the request's sampled
+        answers).
 
         The app's next request usually contains this answer in its history. The proxy uses the
         answer to find the session (conversation) of the next request. The app may send the next
@@ -168,8 +169,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's column `reason` contains `outage`, the reason why the fallback server was used.
-        It contains this reason even if the fallback server gave an error.
+        `outage` is the reason why the fallback server was used. The record's column `reason` begins
+        with `fallback: ` and this reason, even if the fallback server returned an error.
         """
         reason = f"fallback: {outage}"
         record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -238,7 +239,8 @@ class GroupDraft:
         )
 
     def _uncaptured_reason(self, reason: str | None) -> str:
-        """Return the recorded reason of a group whose calls the server has not captured."""
+        """Return the reason that the ledger records for a group whose calls the server has not
+        captured."""
         arm = self.request.arm
         is_other_arm = arm is not None and not arm.is_training
         if not is_other_arm:
@@ -246,9 +248,9 @@ class GroupDraft:
         return self._other_arm_reason(reason)
 
     def _other_arm_reason(self, reason: str | None) -> str:
-        """Return the recorded reason of a group that is not trained because its session is not in
-        the training arm (the sessions that the newest weights answer). `reason` is a second reason,
-        such as too few rewards, or None.
+        """Return the reason that the ledger records for a group outside the training arm (the
+        sessions that the newest weights answer). Such a group is not trained. `reason` is a further
+        reason for this, such as too few rewards, or None.
 
         The result is a slug, which a detail may follow. If the weights for the session were not
         available, the detail is the cause. Otherwise the detail is `reason`.
@@ -406,17 +408,17 @@ def _sibling(
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """Return the slug of the reason why a sibling's answer is not usable, such as `cut_off`. Return
-    None if the answer is usable, or if the sibling has no answer. (Without an answer, the cause is
-    in the record's field `error`.)"""
+    """Return the slug of the reason why a sibling (sampled answer) is not usable, such as
+    `cut_off`. Return None if the answer is usable, or if there is no answer. (Without an answer,
+    the cause is in the record's field `error`.)"""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)
 
 
 def failure_reason_of(lead: SiblingResult) -> str:
-    """Return the reason why a request got no answer, as a slug. `lead` is the result of the
-    request's lead (sibling 0)."""
+    """Return the reason why a request got no answer, as a slug. `lead` is the result of sampling
+    the request's first answer (sibling 0)."""
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:

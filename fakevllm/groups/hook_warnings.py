@@ -71,8 +71,8 @@ def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
     nothing to warn about.
 
     An arm decides which weights answer a group. If the group belongs to an arm that is not trained,
-    `group.reason` has two parts: the slug for such an arm, then the reason of the hook's failure.
-    Only the second part is returned.
+    `group.reason` has two parts: a slug that says so, then the reason of the hook's failure. Only
+    the second part is returned.
     """
     prefix, reason = f"{OTHER_ARM}: ", group.reason
     if reason is not None and reason.startswith(prefix):
@@ -122,9 +122,9 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
     """Return an error text if the engine has refused request fields that a hook set. Return None if
     no such field was refused.
 
-    `siblings` are all siblings of a group in which the hook set request fields. The fields count as
-    refused if the engine accepted the lead and answered another sibling with a client error. The
-    lead is sibling 0, the app's unchanged request.
+    `siblings` are all sampled answers of a group in which the hook set request fields. Sibling 0,
+    the lead, is the app's unchanged request. The fields count as refused if the engine accepted the
+    lead, but returned a client error (HTTP status 4xx, with exceptions) for another sibling.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")

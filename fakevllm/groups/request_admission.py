@@ -32,11 +32,11 @@ class TrafficGate:
         held_out: HeldOutRows | None = None,
         trains: bool = True,
     ) -> None:
-        """Create the object. `pause` is the kill switch. `key_names` is a function that takes an
-        API key, and returns the names by which an admission rule may refer to this key. `held_out`
-        are the dataset rows that are never trained. `trains` is False if the proxy has no hooks and
-        therefore trains no request. In this case, `ruling` does not look up the sessions of
-        requests."""
+        """Create the object. `pause` is the kill switch. While it is on, no request is trained.
+        `key_names` is a function that takes an API key, and returns the names by which an admission
+        rule may refer to this key. `held_out` are the dataset rows that are never trained. `trains`
+        is False if the proxy has no hooks and therefore trains no request. In this case, `ruling`
+        does not look up the sessions of requests."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -54,9 +54,9 @@ class TrafficGate:
     def ruling(
         self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
     ) -> Ruling:
-        """Decide whether a request is trained, and return the decision. If this proxy trains, and
-        the request is a main call (a request of the user or the agent), also add the request to the
-        summary of its session (conversation).
+        """Decide whether a request is trained, and return the decision. If this proxy trains, also
+        add each main call (a request of the user or the agent) to the summary of its session
+        (conversation).
 
         `key` is the app's API key. `texts` are the texts of the request that are searched for
         held-out rows.

@@ -39,8 +39,8 @@ tasks. Adding this number of groups takes some milliseconds."""
 
 
 class RequestArms:
-    """Assigns the requests of a proxy to arms, and measures how much more reward one arm gets than
-    another (the gain). An arm decides which weights answer a session."""
+    """Assigns the requests of a proxy to arms, and compares the rewards of the arms. An arm decides
+    which weights answer a session."""
 
     def __init__(
         self,
@@ -65,16 +65,19 @@ class RequestArms:
         """Groups that ended before the ledger was read; None after the ledger was read."""
 
     async def run(self) -> None:
-        """Read the groups of earlier proxy processes. Then, until this task is cancelled, see that
-        the engine holds the versions of the weights that the arms need. An arm decides which
-        version answers a session."""
+        """Read the groups of earlier proxy processes from the ledger. After that, keep each arm's
+        version of the weights loaded in the engine, until this task is cancelled. An arm decides
+        which version answers a session."""
         await self.read_earlier()
         await self.policies.run()
 
     def assign(self, draft: GroupDraft) -> None:
-        """Set the arm of the request in `draft`. Call this method before the app's response is
-        created, because answers of a policy (a set of weights beside the served weights) must show
-        the model name that the app sent."""
+        """Set the arm of the request in `draft`. An arm decides which weights answer a session.
+
+        Call this method before the app's response is created. If a policy (a set of weights beside
+        the served weights) answers the request, the response must show the model name that the app
+        sent.
+        """
         request = draft.request
         if request.exchange is None:
             return
@@ -138,8 +141,8 @@ class RequestArms:
             self._buffered.append(outcome)
 
     def summary(self) -> ArmSummary:
-        """Return the number of sessions of each arm, and the gains: how much more reward one arm
-        gets than another."""
+        """Return the number of sessions of each arm, and two gains in mean reward: the gain by
+        training, and the gain by choosing the best sibling (sampled answer) of a request."""
         # With the time 0, no idle session counts as ended. Before the earlier groups are read, it
         # is not known which sessions have ended.
         now = time.time() if self._buffered is None else 0.0

@@ -84,10 +84,10 @@ class Pipeline:
     ) -> None:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
-        request's id, the request's place in its session (conversation), and the question. The
-        question is the last user message. The callback `on_scored` is called with the rewards of
-        each group that ends. `arms` assigns requests to arms. An arm decides which weights answer a
-        session. `arms` is None if all sessions belong to the training arm."""
+        request's id, the request's place in its session (conversation), and the last user message.
+        The callback `on_scored` is called with the rewards of each group that ends. `arms` assigns
+        requests to arms, which decide the weights that answer a session. `arms` is None if the
+        newest weights answer all sessions."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._has_receipts = serve.receipts
@@ -126,8 +126,9 @@ class Pipeline:
         return len(self._request_tasks)
 
     async def wait_answered(self, timeout_s: float) -> int:
-        """Wait until the requests that are open now are answered and their groups are recorded, at
-        most `timeout_s` seconds. Return the number of requests for which this did not happen."""
+        """Wait for at most `timeout_s` seconds until all requests that are open now are answered,
+        and their groups are recorded. Return the number of requests that are not finished by
+        then."""
         deadline = time.monotonic() + timeout_s
         tasks, executors = set(self._request_tasks), set(self._executors)
         while tasks or executors:
@@ -310,8 +311,8 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Return a plan that fits the engine's capacity, and a reason. The number of siblings in
-        the plan is reduced if necessary.
+        """Return a pair (plan, reason). The returned plan is the given plan, with fewer siblings if
+        the engine has too little capacity for all of them.
 
         If there is capacity only for the lead (the app's own request), the request is not trained,
         and the reason is a slug. In all other cases, the reason is None.
@@ -379,8 +380,8 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord, *, is_stored: bool = True) -> None:
-        """Write the record of an untrained request to the ledger. If `is_stored` is False, only the
-        metrics count the request."""
+        """Write the record of an untrained request to the ledger, and count the request in the
+        metrics. If `is_stored` is False, only count the request."""
         self._metrics.group_ended(group)
         if is_stored:
             self._ledger.record(group)

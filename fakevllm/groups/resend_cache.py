@@ -1,7 +1,8 @@
 """A cache of answers, for requests that a client sends again (resends).
 
-A resend gets the answer to the first attempt. If the first attempt is still being answered, the
-resend waits for this answer. `resend_detection.py` decides which requests are resends.
+The first attempt is the request that the client sent first. A resend gets the answer to the first
+attempt. If the first attempt is still being answered, the resend waits for this answer.
+`resend_detection.py` decides which requests are resends.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """A place for the answer to one request. It is empty until the request has been answered."""
+    """The answer to one request, which may not exist yet, and what is known about its delivery."""
 
     group_id: str
     window_s: float
@@ -101,8 +102,8 @@ class ResendCache:
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
         delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, with which
-        the cache measures the age of answers. `unix_time` is a clock in Unix seconds. The ledger
-        stores Unix times, because a later proxy process must understand them."""
+        the cache measures the age of answers. `unix_time` is a clock in Unix seconds, for the times
+        that the ledger stores. A later proxy process could not use times of a monotonic clock."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -156,14 +157,14 @@ class ResendCache:
         return entry
 
     async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
-        """Wait until the first attempt to send the request is answered, and send this answer to the
-        app.
+        """Wait until the first attempt (the request as it was sent first) is answered. Send this
+        answer to the app that has sent the request again.
 
         Return False if the first attempt failed and nothing was sent to the app. The caller can
         then handle the request as a new one.
 
-        Return True if a response was sent to the app. This response is usually the answer. It is an
-        error if the first attempt failed after the response to the app had started.
+        Return True if a response was sent to the app. This response is usually the answer. If the
+        first attempt failed after the response to the app had started, an error was sent instead.
 
         Raises ClientDisconnected if the app disconnects while this method waits.
         """
@@ -197,15 +198,15 @@ class ResendCache:
         return True
 
     def client_disconnected(self, entry: ResendEntry | None) -> None:
-        """Record that the app disconnected during the first attempt, before the app had its
-        answer."""
+        """Record that the app closed the connection of the first attempt (the request as it was
+        sent first) before it had its answer."""
         if entry is not None and not entry.pending.has_left:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt of a request. `is_answered` is True if a model's
-        answer ended the first attempt, and False if an error ended it."""
+        """Record that the first attempt (the request as it was sent first) has ended. `is_answered`
+        is True if it ended with a model's answer, and False if it ended with an error."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
@@ -225,8 +226,8 @@ class ResendCache:
             pending.response.set_result(response)
 
     def forget(self, *group_ids: str) -> None:
-        """Remove the answers to the requests with these group ids, because they were deleted. A
-        resend of such a request is then handled as a new request."""
+        """Remove the answers to the requests with these group ids, because the requests were
+        deleted. If such a request is sent again, it is handled as a new request."""
         deleted = frozenset(group_ids)
         for pending in self._attempts.remove_matching(lambda one: one.group_id in deleted):
             # After this, a connection reset of the first attempt cannot store the answer again.
@@ -243,10 +244,10 @@ class ResendCache:
             self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        """Handle the loss of a connection on which an answer was sent. If the connection was reset
-        soon after the last byte, record that the answer was not delivered. When a client closes its
-        socket without reading the whole answer, the connection is reset. When the client has read
-        everything, the connection is closed normally.
+        """Handle the loss of a connection on which an answer was sent. A client that closes its
+        socket before it has read the whole answer causes a connection reset. A client that has read
+        everything closes the connection normally. Therefore, if the connection was reset soon after
+        the last byte was sent, record that the answer was not delivered.
 
         Streamed answers are not checked, because a client may stop reading a stream on purpose.
         """
@@ -262,9 +263,9 @@ class ResendCache:
 
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, unix_now: float) -> KeptAnswer | None:
-    """Return the answer to a request, if neither the first attempt nor a resend has got this
-    answer. Return None if the answer was delivered, or if there is no complete answer. `unix_now`
-    is the current time in Unix seconds."""
+    """Return the complete answer to a request if it was delivered neither to the first attempt nor
+    to a resend. Return None if the answer was delivered, or if there is no complete answer.
+    `unix_now` is the current time in Unix seconds."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
     return _kept_answer(entry, app.complete_answer, unix_now)
@@ -283,8 +284,8 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, unix_now: float) ->
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Register the callback `on_lost`. Uvicorn's HTTP protocol object calls this callback when the
-    connection of the ASGI scope `scope` is lost."""
+    """Register the callback `on_lost` for the connection of the ASGI scope `scope`. Uvicorn's HTTP
+    protocol object calls the callback when this connection is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

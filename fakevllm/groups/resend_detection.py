@@ -175,15 +175,15 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def delivery_failed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Undo an earlier call of `delivered`, because the connection did not get the whole
-        answer."""
+        """Undo an earlier call of `delivered`. Call this method if a connection that was recorded
+        as delivered did not get the whole answer."""
         attempts.num_delivered -= 1
         self._add_lost(attempts, 1)
         self._touch(attempts, now)
 
     def delivery_confirmed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Undo an earlier call of `connection_lost`, because the connection did get the whole
-        answer."""
+        """Undo an earlier call of `connection_lost`. Call this method if a connection that was
+        recorded as lost did get the whole answer."""
         self._add_lost(attempts, -1)
         attempts.num_delivered += 1
         self._touch(attempts, now)
@@ -194,8 +194,9 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def remove_matching(self, matches: Callable[[T], bool]) -> list[T]:
-        """Remove all requests for which `matches(request.pending)` is True. Return the `pending`
-        objects of the removed requests."""
+        """Remove all requests for which `matches(request.pending)` is True. `pending` is the
+        caller's object for the answer to the request. Return these objects for the removed
+        requests."""
         removed = [attempts for attempts in self._requests if matches(attempts.pending)]
         for attempts in removed:
             self._remove(attempts)

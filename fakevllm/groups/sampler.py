@@ -31,8 +31,8 @@ class Sampler:
     async def sample(
         self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
-        """Sample the sibling with this index, and return its complete answer or an error. No part
-        of the answer is sent to the app.
+        """Sample the sibling (one of the answers to the request) with this index. Return its
+        complete answer, or an error. No part of the answer is sent to the app.
 
         The engine may refuse a call because siblings overload the engine. If the refused call is
         the lead (the app's own request), this method waits and retries. If the refused call is
@@ -65,8 +65,9 @@ class Sampler:
     def calls(
         self, request: Request, plan: SiblingPlan, indices: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        """Divide the siblings `indices` into calls to the engine. The result has one tuple for each
-        call, with the indices of the siblings that this call samples."""
+        """Divide siblings (answers to sample) into calls to the engine. `indices` has the index of
+        each sibling. The result has one tuple for each call, with the indices of the siblings that
+        this call samples."""
         can_share = self._server_shares_calls and request.is_captured
         max_per_call = self.retry_handler.slots.max_per_call if can_share else 1
         return plan.calls(request, indices, self.temperature, max_per_call)
@@ -83,12 +84,11 @@ class Sampler:
         app: AppResponse,
         on_result: Callable[[SiblingResult], None],
     ) -> None:
-        """Sample several siblings with one call to the engine. Call `on_result` with each sibling's
-        result as soon as the result is known.
+        """Sample several siblings (answers to the same request) with one call to the engine. Call
+        `on_result` with each sibling's result as soon as the result is known.
 
-        If the call fails before any sibling is complete, the call is retried like a call for one
-        sibling. If the call fails later, the siblings without a complete answer fail at
-        once.
+        If the call fails before any sibling is complete, the call is retried, as `sample` does for
+        one sibling. If the call fails later, the siblings without a complete answer fail at once.
 
         Raises NotShared if each sibling needs a call of its own. In this case, `on_result` was not
         called.

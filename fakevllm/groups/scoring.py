@@ -23,13 +23,14 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Call the reward hook with the siblings that have an answer, and return the hook's result. The
-    rewards are in the order of `results`.
+    """Call the reward hook with the siblings (sampled answers) that are complete, and return the
+    hook's result. The rewards are in the order of `results`.
 
     An answer that the engine did not complete is not passed to the hook and has no reward. The
-    setting `failure_floor` is for answers that the model itself made unusable. Such an answer gets
-    the lower of two rewards: `failure_floor`, or the lowest reward of the usable answers. If
-    `failure_floor` is None, such an answer keeps the reward that the hook gave it.
+    setting `failure_floor` is for answers that the model itself made unusable, for example because
+    they reached the token limit. Such an answer gets the lower of two rewards: `failure_floor`, or
+    the lowest reward of the usable answers. If `failure_floor` is None, such an answer keeps the
+    reward that the hook gave it.
     """
     positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
     if not positions:
@@ -45,8 +46,8 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Extend the result of a hook call from the scored siblings to all `num` siblings, and return
-    the extended result.
+    """Extend the result of a hook call to all `num` siblings (sampled answers), and return the
+    extended result. The hook scored only some of them.
 
     `outcome` is the hook's result. `positions` has the position of each scored sibling in the list
     of all siblings. A sibling that was not scored gets the reward None.

@@ -52,15 +52,15 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Decision to cancel the sampling of the siblings with these indices."""
+    """Decision to cancel sampling for the siblings (answers to one request) with these indices."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Decision to call the reward hook (the user's function) for the siblings with these
-    indices."""
+    """Decision to call the reward hook (the user's function) for the siblings with these indices.
+    Siblings are the answers to one request."""
 
     indices: tuple[int, ...]
     """At least two sibling indices, in ascending order."""
@@ -68,7 +68,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Decision to send the answer of the sibling with this index to the app."""
+    """Decision to send the answer of the sibling with this index to the app. Siblings are sampled
+    for the same request."""
 
     index: int
 
@@ -117,8 +118,8 @@ class AppState(StrEnum):
 
 class GroupScheduler:
     """The state machine of one group (a request with its siblings, the answers that are sampled for
-    it). The attribute `selection` has the served and the best sibling. `selection` is final when
-    the group has ended normally."""
+    it). The attribute `selection` has the sibling that the app gets, and the sibling with the
+    highest reward. `selection` is final when the group has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
@@ -149,8 +150,8 @@ class GroupScheduler:
     # --- events
 
     def begin(self) -> list[Decision]:
-        """Return the first decisions. If the answer of the lead (sibling 0) is streamed to the app,
-        only the lead is started. Otherwise all siblings are started."""
+        """Return the first decisions. If the answer of the lead (sibling 0, the app's own request)
+        is streamed to the app, only the lead is started. Otherwise all siblings are started."""
         if self._is_relayed:
             self.app = AppState.RELAYED
             self._unstarted.discard(0)
@@ -168,7 +169,8 @@ class GroupScheduler:
         return self._start() if self._is_relayed and not self.is_over else []
 
     def sibling_finished(self, index: int, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of sampling for a sibling that was started and not cancelled."""
+        """Handle the end of sampling for a sibling (one answer to the request) that was started and
+        not cancelled."""
         if self.is_over or index not in self._running:
             return []
         self._running.remove(index)
@@ -183,8 +185,9 @@ class GroupScheduler:
         return self._advance()
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """Handle the result of the reward hook. `rewards` maps the index of each scored sibling to
-        the sibling's reward. A sibling that is not in `rewards` has no reward."""
+        """Handle the result of the reward hook. `rewards` maps the index of each scored sibling
+        (answer to the request) to the sibling's reward. A sibling that is not in `rewards` has no
+        reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -193,8 +196,8 @@ class GroupScheduler:
 
     def deadline_passed(self) -> list[Decision]:
         """Handle the deadline for the app's answer. After the deadline, the app no longer waits for
-        the quorum (the configured number of answers). The app gets an answer as soon as one
-        sibling has answered."""
+        the quorum (the configured number of answers). The app gets an answer as soon as one sibling
+        (a sampled answer) is complete."""
         self._quorum = 1
         return self._advance()
 

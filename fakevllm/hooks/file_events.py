@@ -1,4 +1,4 @@
-"""Events of the file system for a folder of hook files."""
+"""Watch a folder of hook files for file system events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _DEBOUNCE_MS = 100
 
 
 class FileEvents:
-    """The events of one folder. `run` receives the events, and `wait` waits for the next event."""
+    """The file system events of one folder. `run` receives the events, and `wait` waits for the
+    next event."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

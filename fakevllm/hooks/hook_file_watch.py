@@ -30,7 +30,8 @@ command such as `git checkout` may delete a file for a moment."""
 
 
 class HookFileWatch:
-    """Watches the hook files of one proxy for changes. `run` checks the files regularly."""
+    """A watch on the hook files of one proxy. `run` checks regularly whether the files have
+    changed."""
 
     def __init__(
         self,
@@ -39,9 +40,9 @@ class HookFileWatch:
         reload: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
-        the hooks that run. `reload` tries the files on disk, and returns their digest, or None if
-        the same files must be tried again later. If the argument `reload` is None, changed files
-        are not reloaded, and the change is only logged."""
+        the hooks that run. `reload` is a function that tries to load the files on disk. It returns
+        the digest of these files, or None if the same files must be tried again later. If `reload`
+        is None, changed files are not reloaded, and the change is only logged."""
         self._path = path.expanduser().absolute()  # a link may get another target
         self._running_hash = running_hash
         self._reload = reload
@@ -65,11 +66,11 @@ class HookFileWatch:
             await asyncio.gather(receiving, return_exceptions=True)
 
     async def check(self) -> str | None:
-        """Compare the hook files with the hooks that run. If the files differ from these hooks,
-        return a message, else None.
+        """Compare the hook files with the hooks that run. Return a message if they differ, else
+        None.
 
-        If this object never reloads the files itself, log the message of the first difference.
-        Further changes of the files are not logged until other hooks run.
+        If this object was created without `reload`, also log the message. It is logged only once
+        until other hooks run, even if the files change further.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

@@ -1,10 +1,9 @@
 """The proxy's side of the hook process: start the process, call hooks in it, and end it. The hook
-process runs the user's hooks.
+process runs the user's hooks. The code that runs inside the process is in process_main.py.
 
 The process runs async hooks on its event loop, and sync hooks on a second thread. If the process
-ends unexpectedly, one of two calls may be the cause: the async call whose code was running on the
-event loop, or the sync call that was running on the second thread. The code that runs inside the
-process is in process_main.py.
+ends unexpectedly, the cause is one of at most two hook calls. One is the async call whose code was
+running on the event loop. The other is the sync call that was running on the second thread.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class HookInfo:
 
 
 class InvalidReply(Exception):
-    """The exception for bytes from the hook process that are not a valid reply. A hook can cause
-    this exception by writing to the connection."""
+    """Raised if the hook process has sent bytes that are not a valid reply. A hook can cause this
+    error by writing to the socket between its process and the proxy."""
 
 
 @dataclass(frozen=True, slots=True)

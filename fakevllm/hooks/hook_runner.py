@@ -168,8 +168,8 @@ class HookWorker:
             await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
 
     async def _shielded(self, call: Json) -> Json:
-        """Run a hook call to its end, even if the caller is cancelled. Therefore the time limit of
-        the hook is enforced even after a cancellation."""
+        """Run a hook call to its end, even if the caller is cancelled. Otherwise a hook that hangs
+        would not be stopped at its time limit after the caller was cancelled."""
         task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)

@@ -1,5 +1,6 @@
-"""HookVersions, the running versions of the user's hooks. New groups use the newest version. Groups
-that began under an older version keep it, so that no group is scored by two versions."""
+"""The running versions of the user's hooks. New groups (requests with their answers) use the newest
+version. A group that began under an older version keeps this version, so that no group is scored by
+two versions."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ needs the memory of a process."""
 
 
 class HookVersions:
-    """Holds the hook processes of a proxy, one for each version of the hooks that is in use. A
-    process is closed when its version is no longer used."""
+    """The hook processes of a proxy, one for each version of the hooks that is in use. A process is
+    closed when its version is no longer used."""
 
     def __init__(self, worker: HookWorker, now: float | None = None) -> None:
-        """Create the object. `worker` is the hook process of the first version, and has started
-        already. `now` is the Unix time."""
+        """Create the object. `worker` is the hook process of the first version, which must have
+        started already. `now` is the Unix time."""
         self._leases = VersionLeases()
         self._workers = {self._leases.current: worker}
         self._closing = TaskSet(log, "an old hook process could not be closed")
@@ -42,7 +43,7 @@ class HookVersions:
 
     @property
     def info(self) -> HookInfo:
-        """The description of the hooks in their newest version."""
+        """The description of the newest version of the hooks."""
         return self.current.info
 
     @property
@@ -51,18 +52,18 @@ class HookVersions:
         return self._leases.num_open
 
     def of_group(self, group_id: str | None) -> HookWorker:
-        """Return the hook process that a group uses, or the newest process if the group uses
-        none."""
+        """Return the hook process that a group (a request with its answers) uses. If the group uses
+        no process, return the process of the newest version."""
         return self._workers[self._leases.version_of(group_id)]
 
     def begin(self, group_id: str, use: Use) -> HookWorker:
-        """Return the hook process for a group. The process stays open at least until `end` is
-        called with the same arguments."""
+        """Return the hook process for a group, and record that the group uses this process. The
+        process stays open at least until `end` is called with the same arguments."""
         return self._workers[self._leases.begin(group_id, use)]
 
     def end(self, group_id: str, use: Use) -> None:
-        """End a use that `begin` has recorded. Close the processes of old versions that no group
-        uses any more."""
+        """Record that a group no longer uses its hook process for `use`, the purpose that was
+        passed to `begin`. Close the processes of old versions that no group uses any more."""
         self._close(self._leases.end(group_id, use))
 
     @contextlib.contextmanager
@@ -75,8 +76,8 @@ class HookVersions:
             self.end(group_id, use)
 
     def take_over(self, worker: HookWorker, now: float) -> None:
-        """Use `worker`, a hook process that has started, for all new groups. From now on, this
-        object closes the process. `now` is the Unix time in seconds."""
+        """Use `worker`, a hook process that has started, for all new groups. This object then owns
+        the process, and will close it. `now` is the Unix time in seconds."""
         assert not self._is_closed, "the reloader is closed before the versions"
         ended = self._leases.switch()
         self._workers[self._leases.current] = worker

@@ -153,8 +153,8 @@ def error_location(error: BaseException, folder: Path) -> str:
 
 
 class _HookSource(importlib.machinery.SourceFileLoader):
-    """Imports a hook file from the text that the proxy has read. It neither reads nor writes
-    bytecode files, because these belong to the text on disk, which may differ."""
+    """Loader that imports a hook file from the text that the proxy has read. It neither reads nor
+    writes bytecode files, because a bytecode file belongs to the text on disk, which may differ."""
 
     def __init__(self, name: str, file: Path, text: bytes) -> None:
         super().__init__(name, str(file))
@@ -219,9 +219,9 @@ def _read(file: Path) -> bytes:
 
 @contextmanager
 def importable(files: HookFiles) -> Generator[None]:
-    """Let `import` find the hook files `files` by their names within a `with` block. The imported
-    text is the one in `files`, even if the file on disk has another text. Other modules of the
-    folder are imported from disk."""
+    """Let `import` find the hook files `files` by their names within a `with` block. The text in
+    `files` is imported, even if the file on disk has another text. Other modules of the folder are
+    imported from disk."""
     finder, folder = _HookFinder(files), str(files.folder)
     sys.meta_path.insert(_index_of_path_finder(), finder)
     sys.path.insert(0, folder)

@@ -3,8 +3,8 @@ hooks, and checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
 second thread. Therefore sync hooks need no lock for data that they share. A third thread reads the
-socket to the proxy. This thread detects the end of the proxy, even while user code blocks the other
-two threads.
+socket to the proxy. It notices when the proxy ends, even while user code blocks the other two
+threads.
 
 Each message on the socket is a frame: a length, followed by JSON. Only the first frame is not JSON:
 it has the hook files, which the proxy has read. Python objects of the user's code are never sent.
@@ -71,8 +71,8 @@ def frame(message: Json) -> bytes:
 
 
 def files_frame(files: HookFiles, privacy: Json) -> bytes:
-    """Return the bytes of the first frame. It contains the hook files, and the redaction settings
-    that are known so far. If `privacy` is {}, nothing is redacted."""
+    """Return the bytes of the first frame (message) that the proxy sends to the hook process. It
+    contains the hook files and the redaction settings. If `privacy` is {}, nothing is redacted."""
     body = pickle.dumps((files, privacy))
     return HEADER.pack(len(body)) + body
 
@@ -297,8 +297,9 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Create the reply to the proxy without rewards. `reason` says why the hook failed. If the
-        hook succeeded, `reason` is None, and the caller adds the result to the reply."""
+        """Create the reply to the proxy for a hook that failed. `reason` says why the hook failed.
+        The reply has no rewards. For a hook that succeeded, the caller passes None as `reason`, and
+        adds the hook's result to the reply."""
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],

@@ -1,5 +1,5 @@
-"""Decide when edited hook files are tried. This module does no I/O, and gets the time as an
-argument."""
+"""Decide when edited hook files are tried (loaded in place of the running hooks). This module does
+no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ such as `git pull`, may write several files one after the other."""
 
 
 class ReloadSchedule:
-    """Decides when edited hook files are tried. Each version of the files is tried once.
+    """Decides when edited hook files are tried (loaded in place of the running hooks). Each version
+    of the files is tried once.
 
     >>> schedule = ReloadSchedule()
     >>> [schedule.is_due("new", "old", now_s) for now_s in (0.0, 0.1, 0.3, 0.6)]
@@ -25,7 +26,7 @@ class ReloadSchedule:
         """Digest of the files that were tried last, if they differ from the running hooks."""
 
     def is_due(self, files: str | None, running: str, now_s: float) -> bool:
-        """Return True if the files must be tried now.
+        """Return True if the hook files must be tried now.
 
         `files` is the digest of the files, or None if they cannot be read. `running` is the digest
         of the running hooks. `now_s` is in seconds on a monotonic clock.
@@ -42,12 +43,13 @@ class ReloadSchedule:
         return True
 
     def tried(self, files: str | None) -> None:
-        """Record a trial. `files` is the digest of the files that the trial read, because the files
-        may have been edited since `is_due` was called. Pass None if the trial failed for a
-        temporary reason. The same files are then tried again."""
+        """Record that the hook files were tried. `files` is the digest of the files that were read.
+        It may differ from the digest that `is_due` got, because the files may have been edited
+        meanwhile. Pass None if the files could not be tried for a temporary reason. The same files
+        are then tried again."""
         self._tried = files
 
     @property
     def is_settling(self) -> bool:
-        """Whether the files have changed and wait to be tried."""
+        """Whether the hook files have changed and have not been tried since."""
         return self._seen is not None and self._seen != self._tried

@@ -49,8 +49,8 @@ _HOOK_REASONS = frozenset(HookReason)
 
 
 def hook_reason(recorded: str | None) -> HookReason | None:
-    """Return the slug of a reason from the ledger, if the reason describes the failure of a hook.
-    Return None for any other reason.
+    """Return the kind of hook failure that `recorded` describes. `recorded` is a reason from the
+    ledger, the proxy's database. Return None if the reason does not describe the failure of a hook.
 
     >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
     (<HookReason.NAN: 'hook_nan'>, None)
@@ -211,8 +211,8 @@ def changed_keys(before: Json, after: Json) -> Json:
 
 
 def valid_utf8(text: str) -> str:
-    """Return the text with surrogate characters replaced by escape sequences. JSON and the ledger
-    cannot store surrogates.
+    """Return the text with surrogate characters replaced by escape sequences. Neither JSON nor the
+    ledger (the proxy's database) can store surrogates.
 
     >>> valid_utf8("a" + chr(0xD800))
     'a\\\\ud800'

@@ -5,9 +5,9 @@ A hook is a function of the user that the proxy calls. A hook has one of three n
 async. The flag `--hooks` of `fakevllm serve` names a folder with hook files, or one .py file. Hooks
 run in a separate process, with a time limit. The output of a hook goes to the proxy's stderr.
 
-If a hook fails, the app still gets its answer, and the ledger records the reason. If one of the
-first two hooks fails, the request's answers are not trained. If `on_feedback` fails, the feedback
-has no effect. Test your hooks with `fakevllm check-hook PATH`.
+If a hook fails, the app still gets its answer, and the ledger (the proxy's database) records the
+reason. If one of the first two hooks fails, the request's answers are not trained. If `on_feedback`
+fails, the feedback has no effect. Test your hooks with `fakevllm check-hook PATH`.
 """
 
 from __future__ import annotations
@@ -109,12 +109,13 @@ def on_compute_relative_reward(
 
     `valid_results` has the siblings that did not fail. Siblings are the answers that were sampled
     for one request. `all_answers[i]` is the assistant message of `valid_results[i]`, with the
-    additional key `finish_reason`. If the hook adds keys to this dict, the ledger stores the keys.
-    `question` is the text of the last user message. A hook may be defined without the parameter
-    `question`.
+    additional key `finish_reason`. If the hook adds keys to this dict, the ledger (the proxy's
+    database) stores the keys. `question` is the text of the last user message. A hook may be
+    defined without the parameter `question`.
 
-    A sibling with the reward None is not trained. Only the differences between the rewards of one
-    request's siblings matter. If all rewards are equal, nothing is learned.
+    A sibling with the reward None is not trained. With the default algorithm (`grpo`), only the
+    differences between the rewards of one request's siblings matter. If all these rewards are
+    equal, nothing is learned.
     """
     ...
 

@@ -1,8 +1,8 @@
 """The versions of the hooks that are in use, and the groups that use them. This module does no I/O.
 
-A group (a request with its siblings) takes the version that is current when the group begins. The
-group keeps this version until the group's reward is final. An older version ends when no group uses
-it any more.
+A group (a request with its sampled answers) takes the version of the hooks that is current when the
+group begins. The group keeps this version until the group's reward is final. An older version is
+dropped when no group uses it any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from enum import Enum
 
 
 class Use(Enum):
-    """One use of the hooks by a group (a request with its siblings)."""
+    """The purpose for which a group (a request with its sampled answers) uses the hooks. A group
+    keeps its version of the hooks until all its uses have ended."""
 
     REQUEST = "request"
     """The request is planned, sampled and answered."""
@@ -53,12 +54,12 @@ class VersionLeases:
 
     @property
     def num_open(self) -> int:
-        """Number of versions that are in use, including the current one."""
+        """Number of versions of the hooks that are in use, including the current version."""
         return len(self._num_groups)
 
     def begin(self, group_id: str, use: Use) -> int:
-        """Record that the group uses the hooks. Return the version that the group uses. This is the
-        current version if the group did not use the hooks before."""
+        """Record that the group uses the hooks for the purpose `use`. Return the group's version of
+        the hooks. A group that does not use the hooks yet gets the current version."""
         lease = self._leases.get(group_id)
         if lease is None:
             lease = self._leases[group_id] = _Lease(self.current)
@@ -67,14 +68,14 @@ class VersionLeases:
         return lease.version
 
     def version_of(self, group_id: str | None) -> int:
-        """Return the version that the group uses. If the group uses none, return the current
-        version."""
+        """Return the version of the hooks that the group uses. If the group does not use the hooks,
+        return the current version."""
         lease = self._leases.get(group_id or "")
         return self.current if lease is None else lease.version
 
     def end(self, group_id: str, use: Use) -> list[int]:
-        """Record that this use by the group is over. If the use was not recorded, nothing changes.
-        Return the versions that no group uses any more because of this call."""
+        """Record that one use of the hooks by the group has ended. If no such use was recorded,
+        change nothing. Return the versions that no group uses any more because of this call."""
         lease = self._leases.get(group_id)
         if lease is None:
             return []

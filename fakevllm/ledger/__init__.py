@@ -7,7 +7,8 @@ raises. A separate thread writes the changes. A change that cannot be written is
 and logged. The ledger does not decide what is trained. It only records what the server has trained,
 according to the server's run log.
 
-Rows are never deleted, with one exception: an answer that was kept for a retry of its request. If
-an app sends a DELETE request for a stored response, the response's row stays, and the row's column
-`body` is emptied.
+What an app sent or got is deleted only in three cases. An answer that was kept for a retry of its
+request is deleted when it is no longer needed. If an app sends a DELETE request for a stored
+response, the column `body` of the response's row is emptied. `fakevllm forget` and the retention
+delete the texts and token ids of groups (requests with their siblings).
 """

@@ -1,5 +1,5 @@
-"""Queries for the scored groups of sessions that were assigned to arms. An arm decides which
-version of the weights answers a session (release/arms.py).
+"""Queries for the scored groups (requests with their sampled answers) of sessions that were
+assigned to arms. An arm decides which version of the weights answers a session (release/arms.py).
 
 The methods block the thread, so do not call them on the event loop.
 """
@@ -46,8 +46,9 @@ class ArmReads:
             return db.exec_driver_sql(_NEWEST).scalar_one()
 
     def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
-        """Yield the scored groups of all sessions that belong to an arm, in the order in which the
-        groups' requests arrived. `newest_row` is the row number of the last group to read."""
+        """Yield the outcome of each scored group whose session was assigned to an arm, in the order
+        in which the groups' requests arrived. Only groups with at least two rewards count.
+        `newest_row` is the row number of the last group to read."""
         with self._read_engine.connect() as db:
             # Sessions without a scored group are read too: they may be ancestors of other sessions.
             rows = db.exec_driver_sql(_PARENTS, (newest_row,))

@@ -30,7 +30,7 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
     Return None in three cases:
 
     * `body` has no field `previous_response_id`.
-    * One of these fields names an answer that this app never got.
+    * The `previous_response_id` of a request names an answer that this app never got.
     * The conversation has more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
@@ -49,8 +49,8 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
 
 def recorded_chat(route: str, request_json: str, find_request: FindRequest) -> Json | None:
     """Return the body of a recorded request in the format of chat completions, including the
-    earlier conversation. Return None for a text completion, and if the request cannot be
-    translated."""
+    earlier conversation. Return None if the request is a text completion or cannot be translated.
+    """
     opened = _open(route, request_json, find_request)
     if opened is None or opened[0].upstream_path != ADAPTERS["chat"].path:
         return None
@@ -66,7 +66,8 @@ def recorded_messages(route: str, request_json: str, find_request: FindRequest) 
 
 def recorded_user_texts(route: str, request_json: str, find_request: FindRequest) -> list[str]:
     """Return the texts of the first and the last user message of a recorded request, including the
-    earlier conversation. The list is empty if the request cannot be translated."""
+    earlier conversation. The list is empty if the request cannot be translated to the engine's
+    format."""
     opened = _open(route, request_json, find_request)
     if opened is None:
         return []

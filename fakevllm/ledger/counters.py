@@ -125,15 +125,15 @@ class Contribution(NamedTuple):
 
     @property
     def run_position(self) -> tuple[str, float] | None:
-        """The group's run, and the time at which the group arrived. None if the group has no
-        training step."""
+        """The id of the group's run, and the time at which the group arrived. None if the group has
+        no training step."""
         return None if self.step is None else (self.run_id, self.received_at)
 
     @property
     def session_facts(self) -> tuple[Any, ...]:
-        """The values of the group from which facts about its session are computed, such as the
-        number of the session's last turn. If these values change, the facts must be computed again
-        from all groups of the session."""
+        """The values of this group that affect facts about its session, such as the number of the
+        session's last turn. If one of these values changes, the facts must be computed again from
+        all groups of the session."""
         return (*self[7:13],)
 
 
@@ -165,7 +165,8 @@ class StepSums:
         self.random_sum = _plus(self.random_sum, sign * other.random_sum)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the values in the order of the table's columns."""
+        """Return the values in the order of the columns of the table `step_counters`. The columns
+        `run_id` and `step` are left out."""
         return (
             *(self.num_groups, self.num_samples, self.reward_sum, self.num_best, self.best_sum),
             *(self.num_flat, self.num_random, self.random_sum),
@@ -224,7 +225,7 @@ class SessionTotals:
         self.reward_sum = _plus(self.reward_sum, sign * group.served_sum)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the values in the order of the table's columns."""
+        """Return the values in the order of the columns of the table `session_counters`."""
         return (
             *(self.session_id, self.parent_session_id, self.app_key, self.turns, self.num_groups),
             *(self.seen_at, self.num_rewards, self.reward_sum, self.first_group_id),
@@ -340,8 +341,9 @@ def add(db: Connection, subject: str, name: str, num: int) -> None:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Remember the amounts that these groups add to the counters. Call this function before the
-    groups are changed, so that `counted` can later correct the counters by the difference."""
+    """Remember the amounts that these groups now add to the counters. Call this function before the
+    groups are changed. At the end of its block, `counted` reads the amounts again, and adds the
+    differences to the counters."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:

@@ -1,9 +1,10 @@
-"""Reads of the learning curve from the ledger's counters: the whole curve, or its two ends.
+"""Read a run's learning curve from the ledger, the proxy's database. The functions return the whole
+curve, or only its two ends (the first and the last steps).
 
-A curve has a row per step, so a large ledger has long curves. Usually, only the two ends of a curve
-are compared. Reading the ends takes the same time in every ledger. There is one exception: if the
-hooks or the job changed during the run, the digests of all steps are read too, to find the last
-change.
+A curve has one row for each training step, so the curve of a long run is large. Usually, only the
+two ends of a curve are compared. The time to read the ends does not depend on the length of the
+curve. There is one exception: if the reward hooks or the job changed during the run, the digests of
+all steps are read too, to find the last change.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _Digests = defaultdict[int, dict[str, list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class CurveEnds:
-    """The first and the last steps of a learning curve since the last change of the hooks or the
-    job."""
+    """The first and the last steps of a learning curve. Steps before the last change of the reward
+    hooks or the job are left out."""
 
     steps: list[StepRow]
     num_before: int = 0
@@ -50,13 +51,17 @@ def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
 
 
 def curve_ends(db: Connection, run_id: str) -> CurveEnds:
-    """Return the first and the last steps of a run's curve, since the last change of the hooks or
-    the job. Each of these two parts has enough steps for two conditions:
+    """Return the two ends of a run's learning curve: the first and the last steps. Steps before the
+    last change of the reward hooks or the job are left out.
 
-    * The steps that have a `policy_mean` have at least MIN_END_GROUPS groups in total.
-    * The steps that have a `returned_best` have at least MIN_END_GROUPS groups in total.
+    Each end has as many steps as these two conditions need, but at most MAX_END_STEPS:
 
-    The parts are smaller in a short run, or if a part would have more than MAX_END_STEPS steps.
+    * The steps of the end that have a `policy_mean` (mean reward of the policy's answers) have at
+      least MIN_END_GROUPS groups in total.
+    * The steps of the end that have a `returned_best` (mean reward of the answers that apps got)
+      have at least MIN_END_GROUPS groups in total.
+
+    In a short run, the two ends may overlap, and may have fewer groups.
     """
     num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
     start, changed = _last_change(db, run_id)
@@ -76,7 +81,7 @@ def curve_ends(db: Connection, run_id: str) -> CurveEnds:
 
 
 def _last_change(db: Connection, run_id: str) -> tuple[int, str]:
-    """Return the last step at which the meaning of the rewards changed, and a text that names the
+    """Return the last step at which the reward hooks or the job changed, and a text that names the
     change. Without a change, the step is 0 and the text is empty."""
     last = (0, "")
     if db.exec_driver_sql(reads.IS_CHANGED, (run_id,)).first() is None:
@@ -95,8 +100,8 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return rows from the beginning of `rows`, until they have enough groups (see `curve_ends`) or
-    MAX_END_STEPS rows are reached."""
+    """Return as many of the first `rows` (training steps) as an end of a curve needs, but at most
+    MAX_END_STEPS. The docstring of `curve_ends` says how many rows an end needs."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -1,5 +1,5 @@
-"""Redaction of everything that is written to the ledger. The writer's thread redacts, so that no
-request waits for it."""
+"""Redaction of everything that is written to the ledger (the proxy's database). The thread that
+writes the ledger also redacts, so that no request waits for the redaction."""
 
 from __future__ import annotations
 
@@ -58,19 +58,20 @@ class PartsToRedact(NamedTuple):
 
 
 class RecordRedactor:
-    """The redaction of the ledger's rows."""
+    """Redacts records before they are written to the ledger (the proxy's database)."""
 
     def __init__(self, redaction: RedactionInUse, id_secret: bytes = b"") -> None:
-        """Create the redaction. An id that matches a redaction pattern is replaced by its hash, and
-        `id_secret` is the key of this hash."""
+        """Create the redactor. An id that matches a redaction pattern is replaced by its keyed
+        hash. `id_secret` is the key of this hash."""
         self._redaction = redaction
         self._id_secret = id_secret
 
     def group(self, record: GroupRecord) -> GroupRecord:
         """Return the record of a group without the texts that are redacted.
 
-        If the request is redacted, the record has no hash of the conversation. If the request or an
-        answer is redacted, the record has no answer that is kept for a retry.
+        If the request is redacted, the returned record has no hash of the conversation. If the
+        request or an answer is redacted, the returned record does not keep an answer for a retry of
+        the request.
         """
         if not self._redaction.redactor:
             return record
@@ -85,8 +86,8 @@ class RecordRedactor:
         return replace(record, **changed, siblings=siblings, kept_answer=None)
 
     def parts_to_redact(self, record: GroupRecord) -> PartsToRedact:
-        """Return the parts of a stored group that would be redacted today. The group may have been
-        stored before redaction was turned on."""
+        """Return the parts of a stored group that would be redacted if the group were stored now.
+        For example, the group may have been stored before redaction was turned on."""
         new = self.group(record)
         pairs = zip(new.siblings, record.siblings, strict=True)
         return PartsToRedact(
@@ -102,8 +103,8 @@ class RecordRedactor:
         return new
 
     def _continued(self, sibling: SiblingRecord, end: str) -> SiblingRecord:
-        """Redact the beginning of an answer if it completes a match that begins in `end`, the end
-        of the prompt."""
+        """Redact the beginning of an answer if text to redact begins in the prompt and continues in
+        the answer. `end` is the end of the prompt."""
         redactor = self._redaction.redactor
         text = None if sibling.text is None else redactor.continued(end, sibling.text)
         parsed = None if sibling.message_json is None else _parsed(sibling.message_json)
@@ -119,7 +120,8 @@ class RecordRedactor:
         return replace(sibling, text=text, message_json=message_json)
 
     def _columns(self, record: Any) -> dict[str, Any]:
-        """Return the columns of a record that are redacted, with their new values."""
+        """Return the columns of a record that redaction changes, by name, with their redacted
+        values."""
         redactor = self._redaction.redactor
         changed: dict[str, Any] = {}
         for field in fields(record):
@@ -137,8 +139,8 @@ class RecordRedactor:
         return changed
 
     def _document(self, text: str, id_field: str) -> str:
-        """Return a JSON object, redacted. The app's id in the field `id_field` is redacted by the
-        method `id`, so that the app can still use the id."""
+        """Return the text of a JSON object, redacted. The app's id in the field `id_field` is
+        redacted by the method `id`, so that the app can still use this id."""
         redacted = self._redaction.redactor.json_text(text)
         if redacted == text:
             return text
@@ -152,9 +154,9 @@ class RecordRedactor:
         return orjson.dumps(document).decode()
 
     def id(self, value: str) -> str:
-        """Return an id that an app has chosen. If the id matches a redaction pattern, return its
-        keyed hash instead. The same id always gets the same hash, so that the app can use the id
-        later."""
+        """Return an id that an app has chosen, unchanged or redacted. An id that matches a
+        redaction pattern is replaced by its keyed hash. Random ids such as UUIDs are never
+        replaced. The same id always gets the same hash, so that the app can use the id later."""
         redactor = self._redaction.redactor
         if not redactor or _WELL_FORMED.fullmatch(value) or not redactor.finds(value):
             return value
@@ -163,9 +165,12 @@ class RecordRedactor:
     def calls(
         self, db: Connection, group_id: str, calls: Sequence[Sequence[CapturedCall]]
     ) -> Sequence[Sequence[CapturedCall]]:
-        """Return the calls of a group, without the tokens of siblings that have redacted text in
-        the ledger, in the request or in the answer. The server itself removes the tokens of calls
-        in which it finds text to redact. This method also covers text that only the proxy redacts.
+        """Return the captured model calls of a group, without the tokens of redacted texts. If the
+        request has redacted text in the ledger, all calls lose their tokens. If an answer has
+        redacted text, the calls of this answer lose their tokens.
+
+        The server itself removes the tokens of calls in which it finds text to redact. This method
+        also covers text that only the proxy redacts.
         """
         if not self._redaction.redactor or not calls:
             return calls
@@ -231,7 +236,7 @@ class RecordRedactor:
 
 
 def hashed_id(secret: bytes, value: str) -> str:
-    """Return the keyed hash that replaces an id with redacted text."""
+    """Return the keyed hash that replaces an id with text to redact."""
     return f"{REDACTED}-{hmac.digest(secret, value.encode(), 'sha256').hex()[:32]}"
 
 
@@ -243,7 +248,7 @@ def _parsed(text: str) -> Any:
 
 
 def has_marker(values: Sequence[object]) -> bool:
-    """Return True if one of the values is a text in which something was redacted."""
+    """Return True if one of the values is a text with the marker of a redaction."""
     return any(isinstance(value, str) and MARKER.search(value) for value in values)
 
 

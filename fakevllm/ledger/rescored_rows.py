@@ -1,8 +1,8 @@
-"""Reader and writer of the table `rescored`: the rewards of logged answers under other hooks than
-the hooks that scored the answers first.
+"""Read and write the table `rescored`. The table has the new rewards of logged answers that were
+scored again by other hooks (the user's reward functions).
 
 The content hash of the hook files is part of the table's key. Therefore the table can have the
-results of several versions of the hooks. The first rewards stay in the table `siblings`.
+results of several versions of the hooks. The original rewards stay in the table `siblings`.
 """
 
 from __future__ import annotations
@@ -71,22 +71,23 @@ class RescoredRows:
         self._redactor = redactor
 
     def find(self, group_id: str, hook_hash: str) -> tuple[dict[int, float | None], str | None]:
-        """Return a pair: the rewards that the hooks with this hash gave to a group, by sibling
-        index, and the reason if the hooks failed. If the table has no result of these hooks for the
-        group, return ({}, None). This method blocks the thread."""
+        """Return the rewards of a group by sibling index, and the reason why the hooks failed, or
+        None. The rewards are those from the hooks with the hash `hook_hash`. If the table has no
+        result of these hooks for the group, return ({}, None). This method blocks the thread."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_READ, (group_id, hook_hash)).all()
         return {row[0]: row[1] for row in rows}, rows[0][2] if rows else None
 
     def put(self, row: RescoredRow) -> WriteReceipt:
-        """Queue the result for one group to be written. It replaces an earlier result of the same
-        hooks."""
+        """Queue the new result for one group to be written. It replaces an earlier result for this
+        group from hooks with the same hash."""
         return self._put(partial(_write, row=row, redactor=self._redactor))
 
 
 def _write(db: Connection, row: RescoredRow, redactor: RecordRedactor) -> None:
-    """Write the result for one group, redacted. For a forgotten group, write only the rewards and
-    the slug of the reason. Annotations and the rest of the reason may quote the group's texts."""
+    """Write the result for one group, redacted. If the group was forgotten (its texts were
+    deleted), write only the rewards and the short name of the reason why the hooks failed. The
+    annotations and the rest of the reason may quote the group's texts."""
     is_kept = not is_forgotten(db, row.group_id)
     reason = row.reason
     if reason is not None:

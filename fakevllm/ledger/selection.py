@@ -1,8 +1,8 @@
 """The groups of a ledger file that a command selects, with the options --where and --last. A group
 is a request with the answers (siblings) that were sampled for it.
 
-The user's condition is SQL. It runs on a connection that can only read, and an authorizer refuses
-everything but queries. Rows of evaluations are never selected.
+The option --where takes an SQL condition. The SQL runs on a connection that can only read, and
+refuses every statement except queries. Rows of evaluations are never selected.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _check(db: sqlite3.Connection, where: str) -> None:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Allow queries and functions. Refuse everything that writes, attaches files or loads
-    libraries."""
+    """Callback of SQLite's authorizer: allow queries and functions, and refuse every other action.
+    Examples are writing, attaching a file and loading a library."""
     is_function = action == sqlite3.SQLITE_FUNCTION and second != "load_extension"
     return sqlite3.SQLITE_OK if action in _ALLOWED or is_function else sqlite3.SQLITE_DENY

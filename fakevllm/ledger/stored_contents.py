@@ -81,8 +81,8 @@ def put_request(
 
 
 def _request_of(db: Connection, group_id: str | None) -> Content | None:
-    """Return the request of a group, from memory or from the file. Return None if there is no such
-    request, or if it is stored whole in its row."""
+    """Return the request of a group, from memory or from the ledger file. Return None if there is
+    no such request, or if the request is stored whole in the group's row."""
     if group_id is None:
         return None
     store = content_store(db)
@@ -94,8 +94,8 @@ def _request_of(db: Connection, group_id: str | None) -> Content | None:
 
 
 class CallContents:
-    """Stores the prompts of a group's calls, and the responses that the app got, in the order of
-    the calls. Store the group's row before you create this object."""
+    """Stores the prompts of a group's calls, and the responses that the app got. Store the group's
+    row before you create this object. Then call `put` for each call, in the order of the calls."""
 
     def __init__(self, db: Connection, group_id: str) -> None:
         self._db = db
@@ -142,8 +142,8 @@ class CallContents:
 
     def _bases(self) -> list[Content]:
         """Return the earlier contents with which a new prompt is compared. The first is the app's
-        latest prompt. The second is the prompt and the response of the request that this group's
-        request continues. Contents that are not found are left out."""
+        latest prompt. The second is the prompt and the response of the parent (the request whose
+        answer this group's request continues). Contents that are not found are left out."""
         bases = [self._store.find(self._of_app), self._parent()]
         return [base for base in bases if base is not None]
 

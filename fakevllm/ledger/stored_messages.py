@@ -1,5 +1,6 @@
-"""Store the message of a sibling without its text and its tool calls. These two parts have columns
-of their own. The view `siblings` adds both parts to the message again with SQL.
+"""Store the message of a sibling (sampled answer) without its text and its tool calls. These two
+parts have columns of their own. The SQL view `siblings` puts the text and the tool calls back into
+the message.
 
 A part is left out only if SQL can restore the part byte by byte. The text is left out only if the
 message encodes it as SQLite's `json_quote` does. The tool calls are left out only if the message
@@ -37,9 +38,9 @@ def stored_message(
 ) -> StoredMessage:
     r"""Return the values of the columns in which a message is stored.
 
-    The values are the message's JSON without the text and the tool calls, and the positions in this
-    JSON at which SQL inserts the text and the tool calls again. A position is None if the part was
-    not left out.
+    The first value is the message's JSON without the text and the tool calls. The other two values
+    are positions in this JSON. SQL inserts the text at the first position, and the tool calls at
+    the second one. A position is None if the part was not left out.
 
     >>> text = "a line\n" * 9
     >>> stored_message(orjson.dumps({"content": text}).decode(), text, None)

@@ -145,8 +145,8 @@ class OverwatchApp(App[None]):
 
     def action_leave(self) -> None:
         """Quit the application. If a drain is running, first ask the user to confirm, because
-        quitting ends the drain. If the user quits a second time while this question is open, quit
-        at once."""
+        quitting ends the drain. (A drain stops the engine after the last running episode.) If the
+        user quits a second time while this question is open, quit at once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

@@ -53,8 +53,9 @@ class WatchedServer(Protocol):
 
 
 class ServerPoller:
-    """A WatchedServer that is polled over HTTP. It keeps the run's history, so that each poll reads
-    only the new entries of the run log."""
+    """A WatchedServer that is polled over HTTP. It keeps the history of the run. Each poll
+    therefore reads only the new entries of the run log, which is the server's record of its steps.
+    """
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = bare_url(url)
@@ -99,7 +100,8 @@ class ServerPoller:
         return build_snapshot(self._url, time.time(), status, pool, self._history, notices)
 
     def _read_run_log(self, run_id: str) -> ServerCall[None]:
-        """Read the new entries of the server's run log, page by page, and add them to the history.
+        """Read the new entries of the server's run log (its record of steps), page by page, and add
+        them to the history.
 
         The first read of a long run takes many pages.
         """

@@ -307,8 +307,9 @@ def _clients(
 
 
 def _curve(steps: Iterable[Step]) -> Iterator[CurvePoint]:
-    """Yield one point of the reward curve for each step that has a mean reward. If something
-    changed at a step without a mean reward, the next point has the description of the change."""
+    """Yield one point of the reward curve for each step that has a mean reward. A step may record a
+    change, for example of the reward hooks. If such a step has no mean reward, the next point has
+    the description of the change."""
     changed = ""
     for step in steps:
         changed = step.changed or changed
@@ -324,7 +325,7 @@ def _evaluations(evaluations: Iterable[EvaluationRewards]) -> Iterator[Evaluatio
 
 
 def _speed(steps: Sequence[Step]) -> Speed | None:
-    """Return the mean speed over those steps whose duration is known. Return None if no duration is
+    """Return the mean speed over the steps whose duration is known. Return None if no duration is
     known.
 
     The duration of the first step after a start of the server is unknown.

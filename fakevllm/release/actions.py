@@ -16,7 +16,7 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """A decision that must be sent to the server."""
+    """The action to send a decision about a version to the server."""
 
     id: str
     """Id of the request that sends the decision. The id changes only when the server's history of
@@ -30,14 +30,14 @@ class Decide:
 
     @property
     def source(self) -> str | None:
-        """The test that led to the decision: LIVE or HELD_OUT. None if the decision makes a version
-        the candidate."""
+        """The test that led to the decision: LIVE or HELD_OUT. None if the decision only makes a
+        version the candidate, because no test is needed for this."""
         return self.evidence.get("source")
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Held-out rows that must be sampled for an evaluation. The candidate and the released version
+    """The action to sample held-out rows for an evaluation. The candidate and the released version
     answer the rows. If there is a reference (stored answers of the released version), only the
     candidate answers the rows."""
 
@@ -51,8 +51,8 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SampleReference:
-    """Held-out rows that the served version must answer. The served version has the released
-    weights. The answers become the reference, with which candidates are compared."""
+    """The action to let the served version answer held-out rows, while it has the released weights.
+    The answers become the reference, with which candidates are compared later."""
 
     reference: str
     """Name of the reference."""
@@ -64,7 +64,7 @@ class SampleReference:
 
 @dataclass(frozen=True, slots=True)
 class LimitTraining:
-    """A limit on training that must be sent to the server. `version` is the newest version that
+    """The action to send a limit on training to the server. `version` is the newest version that
     training may make."""
 
     version: int
@@ -72,7 +72,7 @@ class LimitTraining:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No action is due before the next event."""
+    """The action to do nothing until the next event."""
 
 
 Action = Decide | Evaluate | SampleReference | LimitTraining | Wait

@@ -1,5 +1,6 @@
-"""Estimate two gains in reward from live sessions: the policy's gain by training, and the choice's
-gain by serving the best sibling. Siblings are the answers that are sampled for one request.
+"""Estimate two gains in reward from live sessions. The policy's gain is the gain by training. The
+choice's gain is the gain by serving the best sibling of each request. Siblings are the answers that
+are sampled for one request.
 
 * The policy's gain is the mean reward of the siblings in the training arm (sessions that the newest
   weights answer), minus the mean reward of the siblings in the baseline arm (sessions that one
@@ -51,7 +52,8 @@ remembered session are not counted."""
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The figures of one group (a request whose siblings were scored)."""
+    """The rewards of one group (a request whose sampled answers were scored). The object also has
+    the group's time and its arm, which decides which weights answer the request."""
 
     root: str
     """Root of the session's tree."""
@@ -81,7 +83,8 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The sessions of each arm, the gain by training, and the gain by choosing the best sibling.
+    """The sessions of each arm, the gain in reward by training, and the gain in reward by choosing
+    the best sibling (sampled answer) of a request.
 
     An arm decides which weights answer a session.
     """
@@ -126,8 +129,8 @@ class _ArmTotals:
 
 class ArmGains:
     """Estimates two gains in reward from the groups of one proxy: the gain by training, and the
-    gain by choosing the best sibling. A group is a request with its siblings. Add groups in the
-    order in which the proxy received their requests, as far as this order is known."""
+    gain by choosing the best sibling. A group is a request with its siblings (sampled answers). If
+    the order in which the proxy received the requests is known, add their groups in this order."""
 
     def __init__(
         self,
@@ -152,11 +155,8 @@ class ArmGains:
         self._outside: float | None = None
 
     def add(self, group: GroupOutcome) -> None:
-        """Add a group to its session.
-
-        Leave the group out if the session was counted already, or belongs to another arm than the
-        group.
-        """
+        """Add a group to its session. Leave the group out if the session was counted already. Also
+        leave the group out if the earlier groups of the session belong to another arm."""
         self._count_idle(group.received_at)
         for reward in (group.lowest, group.highest):
             if not self._rewards.low <= reward <= self._rewards.high:

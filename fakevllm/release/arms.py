@@ -1,7 +1,8 @@
 """Assign each session to an arm. The arm decides which version of the weights answers the session.
 
-The arm follows from a hash of a salt and the session's root (the first session of its tree), so no
-assignment is stored. A session therefore has the same arm in each process, also after a restart.
+A session may be started by another session, so sessions form trees. The arm follows from a hash of
+a salt and the id of the first session of the tree (the root), so no assignment is stored. A session
+therefore has the same arm in each process, also after a restart.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class ArmAssigner:
     shares: Shares
 
     def assign(self, root: str) -> Assignment:
-        """Return the arm of the session whose tree has the root `root`."""
+        """Return the arm of a session, and the probability of this arm. `root` is the id of the
+        first session of the session's tree."""
         point = position(self.salt, root)
         if point < self.shares.baseline:
             arm = Arm.BASELINE
@@ -118,7 +120,7 @@ class ArmAssigner:
 
 
 def position(salt: bytes, root: str) -> float:
-    """Return the hash of a session's root (the first session of its tree) as a number from 0
-    (included) to 1 (excluded)."""
+    """Return a hash as a number from 0 (included) to 1 (excluded). The hash is computed from
+    `root`, the id of the first session of a tree, with `salt` as its key."""
     digest = hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=8, key=salt[:64])
     return (int.from_bytes(digest.digest()) >> (64 - _NUM_BITS)) / 2**_NUM_BITS

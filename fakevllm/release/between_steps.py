@@ -13,9 +13,9 @@ therefore waits while a version is evaluated:
    weights make a new reference.
 
 The reference has no influence on the training of a candidate. Therefore the error bounds of
-`controller` hold for each candidate. (The bounds hold on average over all references. Candidates
-that are compared with one reference share its chance errors, so the errors of their tests are not
-independent.)
+`controller`, such as the maximum probability of a wrong rejection, hold for each candidate. (The
+bounds hold on average over all references. Candidates that are compared with the same reference
+share its random errors, so the errors of their tests are not independent.)
 
 To keep candidates independent of the reference, a new reference is made after each release and
 after each rejection. After a release, the candidate's answers cannot become the reference. These
@@ -49,8 +49,8 @@ the whole engine."""
 
 
 class BetweenStepsController(GateController):
-    """Makes the decisions of one proxy's release gate about the versions of one training run, if
-    the engine holds one set of weights."""
+    """Makes the release gate's decisions about the versions of one training run, for an engine that
+    holds only one set of weights."""
 
     def __init__(self, rules: GateRules) -> None:
         super().__init__(rules)
@@ -90,25 +90,26 @@ class BetweenStepsController(GateController):
 
     @property
     def released_copies(self) -> list[int]:
-        """All versions with the released weights. Their answers to the held-out rows form the
-        reference, with which candidates are compared."""
+        """All versions with the released weights. The answers of these versions to the held-out
+        rows form the reference. Candidates (versions under evaluation) are compared with the
+        reference."""
         return [] if self._history is None else self._history.released_copies
 
     @property
     def newest_copies(self) -> list[int]:
         """All versions with the same weights as the newest version. The server serves the last of
-        them."""
+        these versions."""
         return [] if self._history is None else self._history.newest_copies
 
     @property
     def _base(self) -> int:
-        """The version after which training makes `evaluate_every` versions before the next
+        """The version from which training counts `evaluate_every` new versions until the next
         evaluation. It is the newest of the versions in this list. A copy of a version is a version
         with the same weights.
 
         * the newest version with a verdict (released, rejected or undecided)
         * the copies of the released version
-        * the copies of the newest version, but only if one of these copies is not newer than the
+        * the copies of the newest version, if the oldest of these copies is not newer than the
           newest version with a verdict
         """
         base = super()._base
@@ -122,16 +123,16 @@ class BetweenStepsController(GateController):
         return self._history is not None and self._num_reference_draws is None
 
     def reference_answered(self, reference: str, num_draws: int) -> None:
-        """Record that the reference (the released version's answers) contains answers to the first
-        `num_draws` rows that the evaluation draws. Do nothing if `reference` is not the name of the
-        present reference."""
+        """Record that the reference (the released version's answers) has answers to the first
+        `num_draws` rows that an evaluation draws. If `reference` is not the name of the present
+        reference, do nothing."""
         if reference == self.reference:
             self._num_reference_draws = num_draws
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the rewards of the candidate and of the reference (the released version's answers)
-        for the next row of an evaluation. If the reference has no reward, because the hook failed,
-        the row is not compared, and is only counted as drawn."""
+        """Add the rewards of the candidate (the version under evaluation) and of the reference (the
+        released version's answers) for one held-out row. If the hook failed, and the reference has
+        no reward, the row is counted as drawn but not compared."""
         pair = pair if pair.released else ScoredPair([], [])
         super().pair_scored(candidate, released, draw, pair)
 
@@ -172,7 +173,7 @@ class BetweenStepsController(GateController):
     @property
     def _unserved(self) -> str | None:
         """Reason why the reference (the released version's answers to the held-out rows) cannot be
-        completed, and the remedy. None if it can be completed."""
+        completed, with the remedy. None if the reference can be completed."""
         history, num_draws = self._history, self._num_reference_draws
         if history is None or num_draws is None:
             return None

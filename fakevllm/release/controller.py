@@ -11,7 +11,7 @@ The decisions depend only on this input:
 * the sessions that were scored since the latest verdict
 
 `next_action` returns the action that is due. A decision stays due until the history contains the
-decision. It therefore does no harm if the process dies at any time, or if a decision is sent twice.
+decision. Therefore the process may die at any time, and a decision may be sent twice, without harm.
 
 A verdict is the decision that a version is released, rejected or left undecided. Each verdict ends
 a cycle. Two tests run during each cycle.
@@ -50,7 +50,7 @@ _VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """The settings of the release gate, which decides the version that apps get."""
+    """The settings of the release gate, which decides the version of the weights that apps get."""
 
     rewards: RewardRange
     """Range of a single reward. A reward outside of the range counts as the nearest end of the
@@ -74,13 +74,13 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """The rewards of the two versions for one drawn held-out row. A version's list has one reward
-    per sample. If some samples got no reward, the list is shorter.
+    """The rewards of the candidate (the version that is evaluated) and of the released version for
+    one held-out row. Each list has one reward per sample, without the samples that got no reward.
 
     If one list is shorter than the other list, its missing rewards count against the candidate. A
     missing reward of the candidate counts as the lowest possible reward. A missing reward of the
     released version counts as the highest possible reward. If neither version has a reward, the row
-    is not compared, and is only counted as drawn.
+    is counted as drawn, but is not compared.
     """
 
     released: Sequence[float]
@@ -89,8 +89,9 @@ class ScoredPair:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSession:
-    """The outcome of one session of an app. Each session is passed to the controller once, because
-    the turns of a session are not independent."""
+    """The outcome of one session (a conversation of an app): the mean reward of one of its
+    requests. The session's other requests are not used, because they are not independent of this
+    request."""
 
     version: int | None
     """Version that answered a session of the training arm; None for the released arm."""
@@ -99,7 +100,8 @@ class ScoredSession:
 
 
 class GateController:
-    """Makes the decisions of one proxy's release gate about the versions of one training run."""
+    """The decision maker of one proxy's release gate. It makes the decisions about the versions of
+    one training run."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
@@ -112,7 +114,7 @@ class GateController:
         self._unusable: str | None = None
 
     def history_read(self, history: ReleasesReply) -> None:
-        """Replace the known history of releases by the server's present history."""
+        """Replace the known history of releases by `history`, the server's present history."""
         if self._verdict_number(history) != self._verdict_number(self._history):
             self._live = _LiveTest(self._rules)
         self._history = history
@@ -130,10 +132,10 @@ class GateController:
         self._newest = version
 
     def scorer_changed(self, scorer: str) -> None:
-        """Record which hook scores the rows. If the hook has changed, the evaluation begins again
-        with its first row, and the comparison of live sessions begins again too. The reason is that
-        the rewards of two hooks cannot be compared. An earlier reward outside of the range does not
-        count any more."""
+        """Record which hook scores the rows. After a change of the hook, the evaluation begins
+        again with its first row, and the comparison of live sessions also begins again. The reason
+        is that rewards of two hooks cannot be compared. Evaluations and releases that were stopped
+        by a reward outside of the declared range can then continue."""
         if scorer != self._scorer and self._evaluation is not None:
             self._evaluation = _Evaluation(*self._evaluation.versions, self._rules)
         if self._scorer and scorer != self._scorer:
@@ -150,8 +152,8 @@ class GateController:
                 self._outside = reward
 
     def rows_unusable(self, reason: str) -> None:
-        """Record that the held-out rows cannot be used for an evaluation, and the reason. From then
-        on, no version is evaluated or released. Live sessions can still reject a version."""
+        """Record `reason`, the reason why the held-out rows cannot be used for an evaluation. From
+        then on, no version is evaluated or released. Live sessions can still reject a version."""
         self._unusable = reason
 
     def give_up(self, candidate: int, reason: str) -> None:
@@ -162,9 +164,9 @@ class GateController:
             evaluation.give_up(reason)
 
     def pair_scored(self, candidate: int, released: int, draw: int, pair: ScoredPair) -> None:
-        """Add the rewards of the evaluation's next row, which both versions have answered. `draw`
-        is the number of the row in the random order. Rows of another evaluation, and rows that are
-        not next in this order, are ignored."""
+        """Add the rewards of the evaluation's next row, which both the candidate and the released
+        version have answered. `draw` is the number of the row in the random order. The call is
+        ignored if the row belongs to another evaluation, or is not the next one in this order."""
         evaluation = self._evaluation
         if evaluation is None or evaluation.versions != (candidate, released):
             return
@@ -173,15 +175,16 @@ class GateController:
             evaluation.add(pair)
 
     def decision_refused(self, decision: Decide) -> None:
-        """Record that the server has refused a decision. If the decision was a rejection by live
-        sessions, the comparison of live sessions begins again. All other decisions stay due."""
+        """Record that the server has refused a decision. If the decision rejected a version because
+        of live sessions, the comparison of live sessions begins again. Any other decision stays
+        due, so it is sent again."""
         if decision.source == LIVE:
             self._begin_live_again()
 
     def session_scored(self, session: ScoredSession) -> None:
-        """Add a session that an app had since the latest verdict (release, rejection or undecided).
-        A session of the training arm (the sessions that the newest version answers) counts only if
-        the session's version is newer than all versions that had a verdict."""
+        """Add a session that an app had since the latest verdict (the decision that a version is
+        released, rejected or left undecided). A session that the newest version answered counts
+        only if this version is newer than every version that had a verdict."""
         if session.version is None or session.version > self._base:
             self._live.add(session)
 
@@ -222,16 +225,17 @@ class GateController:
 
     @property
     def latest_verdict(self) -> int:
-        """Number of the latest decision that released or rejected a version, or left it undecided.
-        The present comparison of live sessions began with this decision. The number is 0 if there
-        was no such decision."""
+        """Number of the latest verdict in the history; 0 if there is none. A verdict is the
+        decision that a version is released, rejected or left undecided. A new comparison of live
+        sessions begins with each verdict."""
         return self._verdict_number(self._history)
 
     @property
     def next_candidate(self) -> int | None:
-        """The oldest version that can become the next candidate (the version to evaluate). If
-        training goes on in the meantime, a newer version may become the candidate. The value is
-        None while another version is being evaluated, or if no evaluation is planned."""
+        """Lowest version number that the next candidate (the version to evaluate) can have. If
+        training has made newer versions by then, the newest of them becomes the candidate. The
+        value is None while a version is being evaluated, while releases are on hold or stopped, and
+        before the history is known."""
         is_held = self._history is None or self._history.is_held
         if is_held or self._evaluation is not None or self._is_stopped:
             return None
@@ -246,7 +250,7 @@ class GateController:
     @property
     def progress(self) -> dict[str, Any]:
         """The figures of the current evaluation; {} if no version is being evaluated. The first
-        read after a new row was scored computes the confidence interval, which may take 50 ms."""
+        access after a new row was scored computes the confidence interval, which may take 50 ms."""
         return {} if self._evaluation is None else self._evaluation.evidence()
 
     def _begin_live_again(self) -> None:
@@ -255,7 +259,8 @@ class GateController:
         self._live.candidate = candidate
 
     def _next_of(self, evaluation: _Evaluation, history: ReleasesReply) -> Action:
-        """Return the action that is due for the candidate."""
+        """Return the action that `evaluation`, the evaluation of the present candidate, requires
+        now."""
         candidate, released = evaluation.versions
         verdict = evaluation.verdict
         if verdict is None:
@@ -278,8 +283,8 @@ class GateController:
 
     @property
     def _base(self) -> int:
-        """The newest version that was released, rejected or left undecided. A version that was
-        rejected only as a descendant of a rejected version counts, too."""
+        """The newest version that had a verdict: it was released, rejected or left undecided.
+        Versions that descend from a rejected version were rejected with it, and count too."""
         history = self._history
         if history is None:
             return 0
@@ -299,7 +304,8 @@ class GateController:
 
 
 class _Difference:
-    """A difference between mean rewards, with the confidence sequence of the difference."""
+    """The difference between two mean rewards (second minus first). It is estimated from pairs of
+    observations, with a confidence sequence."""
 
     def __init__(self, rules: GateRules) -> None:
         self._rules = rules
@@ -314,8 +320,8 @@ class _Difference:
             self._test = BettingTest(differences, -rules.margin, rules.alpha)
 
     def add(self, first: float, second: float) -> None:
-        """Add a pair of two mean rewards. Both rewards must be in the declared range. The
-        difference is `second - first`."""
+        """Add one pair of mean rewards, whose difference is `second - first`. Both must be in the
+        declared range of rewards."""
         difference = max(-self._width, min(self._width, second - first))
         self._sequence.add(difference)
         if self._test is not None:
@@ -327,14 +333,14 @@ class _Difference:
 
     @property
     def is_acceptable(self) -> bool:
-        """Whether the test has shown that the second mean reward is above the first one minus the
-        margin."""
+        """Whether the test has shown that the second mean reward is above the first mean reward
+        minus the margin."""
         return self._test is not None and self._test.is_above
 
     @property
     def is_worse(self) -> bool:
-        """Whether the test has shown that the second mean reward is below the first one minus the
-        margin."""
+        """Whether the test has shown that the second mean reward is below the first mean reward
+        minus the margin."""
         return self._test is not None and self._test.is_below
 
     def evidence(self, source: str) -> dict[str, Any]:
@@ -391,8 +397,9 @@ class _Evaluation:
             self.verdict, self._trouble = Decision.UNDECIDED, reason
 
     def _mean(self, rewards: Sequence[float], num: int, missing: float) -> float:
-        """Return the mean of `num` rewards. If the list has fewer rewards, each missing reward
-        counts as `missing`."""
+        """Return the mean of `num` rewards. If `rewards` has fewer than `num` items, each missing
+        reward counts as `missing`. A reward outside of the declared range counts as the end of the
+        range."""
         known = sum(_clipped(reward, self._rules) for reward in rewards)
         return (known + (num - len(rewards)) * missing) / num
 
@@ -422,13 +429,13 @@ class _LiveTest:
     """The comparison of live sessions between the training arm (the sessions that the newest
     version answers) and the released arm (the sessions that the released version answers).
 
-    Sessions do not come in pairs, so the sessions are paired here. As soon as both arms have
-    sessions without a pair, all these sessions form one pair. One part of the pair is a single
-    session of one arm. The other part consists of the other arm's sessions since the last pair.
+    Sessions do not come in pairs. Therefore sessions are collected until each arm has at least one.
+    The mean rewards of the two arms' collected sessions then form one pair, and a new collection
+    begins. One of the two arms always has exactly one session in a pair.
 
     Sessions are added in the order in which their first groups end. The arm of a session is drawn
-    without regard to rewards. However, a long answer ends late, so the pairs are not quite
-    independent of rewards.
+    without regard to rewards. However, a session with a long answer is added late. Its pair may
+    therefore depend on its reward, so the pairs are not quite independent of rewards.
     """
 
     def __init__(self, rules: GateRules) -> None:
@@ -478,8 +485,9 @@ class _LiveTest:
 
     def _first_worse(self) -> int | None:
         """Return the version to reject. This is the oldest version in the comparison, with one
-        exception. If the mean loss of the candidate and the older versions is at most the margin,
-        the result is the oldest version that is newer than the candidate, if there is one."""
+        exception. The exception applies if the mean loss of the candidate and the older versions is
+        at most the margin. The result is then the oldest version that is newer than the candidate,
+        if there is one."""
         differences = self._older_differences
         if differences.num and differences.mean >= -self._rules.margin:
             return self._oldest if self._oldest_newer is None else self._oldest_newer

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def difference(evidence: dict[str, Any]) -> str:
-    """Return the difference of mean rewards with its interval. Return a dash if a figure is
-    missing.
+    """Return a text with the difference of two mean rewards and its confidence interval. Return a
+    dash if `evidence` lacks one of these figures.
 
     >>> difference({"difference": -0.1, "low": -0.14, "high": -0.06})
     '-0.100 (-0.140 to -0.060)'

@@ -1,5 +1,5 @@
 """Draw the held-out rows of an evaluation of the release gate. This module does no I/O. The
-evaluation's id determines the draws.
+evaluation's id seeds the draws, so they can be repeated.
 
 Each draw chooses a row of the held-out file, uniformly at random and with replacement. The
 difference between the two versions on a drawn row therefore has the same expectation in each draw:
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One held-out row that an evaluation draws."""
+    """One held-out row that is drawn for an evaluation."""
 
     row: int
     """Position of the row in the file, from 0."""
@@ -26,7 +26,8 @@ class Draw:
 
 
 class HeldOutDraws:
-    """The draws of one evaluation, in order. Each draw is a held-out row.
+    """The draws of one evaluation, in order. A draw has a held-out row, and the number of earlier
+    draws of the same row.
 
     >>> draws = HeldOutDraws("gate-20", num_rows=3)
     >>> draws.get(0), draws.get(5)

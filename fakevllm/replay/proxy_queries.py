@@ -1,6 +1,7 @@
-"""Requests that a replay sends to the proxy before the first row. They register the tasks and
-return an API key for each task. They also ask for the model's name, whether the proxy trains all
-rows, and whether the proxy runs in lockstep (the mode for reproducible runs)."""
+"""Requests that a replay sends to the proxy before the first dataset row. Some requests register
+the dataset's tasks, and get an API key for each task. Other requests ask for the model's name,
+whether the proxy trains all rows, and whether the proxy runs in lockstep (the mode for reproducible
+runs)."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class TrainingNotice:
-    """A notice that the proxy does not train all rows that are sent now."""
+    """A notice that the proxy, in its present state, does not train all rows of a replay."""
 
     text: str
     reason: str
@@ -74,9 +75,9 @@ class TrainingNotice:
 
 
 async def training_notice(url: str, key: str | None = None) -> TrainingNotice | None:
-    """Return a notice if the proxy does not train all rows that are sent now. Return None if the
-    proxy trains all of these rows. Raises ConfigError if the proxy does not answer or refuses the
-    request."""
+    """Return a notice if the proxy, in its present state, would not train all rows of a replay.
+    Return None if the proxy would train all rows. Raises ConfigError if the proxy does not answer
+    or refuses the request."""
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
         reason = f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"

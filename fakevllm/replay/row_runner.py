@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The result of one row."""
+    """The result of one dataset row that was replayed."""
 
     epoch: int
     task: Task

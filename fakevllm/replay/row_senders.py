@@ -22,21 +22,22 @@ QUESTION = "{question}"
 
 
 class RowFailed(Exception):
-    """Raised if a row got no answer and must not be retried. The message gives the reason."""
+    """Raised if a dataset row got no answer and must not be retried. The message gives the
+    reason."""
 
 
 class RowInterrupted(Exception):
-    """Raised if a row got no answer, because the connection broke, or because the server was
-    overloaded or unavailable. The row may be retried."""
+    """Raised if a dataset row got no answer, because the connection broke, or because the server
+    was overloaded or unavailable. The row may be retried."""
 
 
 class Player(Protocol):
-    """An object that sends one row to a model and returns the answer."""
+    """An object that sends one row of a dataset to a model and returns the answer."""
 
     async def play(self, task: Task, key: str) -> str:
-        """Send the row with the API key `key`, and return the text of the answer. Raises
-        RowInterrupted if the row may be retried after the error. Raises RowFailed if the row must
-        not be retried."""
+        """Send the dataset row `task` with the API key `key`, and return the text of the answer.
+        Raises RowInterrupted if the row may be retried after the error. Raises RowFailed if the row
+        must not be retried."""
         ...
 
 

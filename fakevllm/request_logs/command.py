@@ -23,7 +23,7 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class ImportCounts:
-    """How many log entries became rows of the dataset, and how many were skipped."""
+    """The number of log entries that became dataset rows, and the number of skipped entries."""
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])

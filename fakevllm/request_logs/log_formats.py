@@ -51,7 +51,7 @@ not copied to the row."""
 
 
 class NotImported(Exception):
-    """Raised if no row can be made from a log entry. The message is the slug of the reason."""
+    """Raised if no row can be made from a log entry. The message is a short name of the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def _body_of(fields: Json) -> Json:
 
 def _is_anthropic(body: Json, response: Json) -> bool:
     """Return True for a request to Anthropic's Messages API. Such a request is recognized by its
-    response, or by fields that only Anthropic has. Without these, the body has the same meaning in
-    OpenAI's format."""
+    response, or by fields that only Anthropic's API has. A body without such fields means the same
+    in OpenAI's chat format, and counts as a request to OpenAI's API."""
     tools = _items(body.get("tools"))
     blocks = [
         block for message in _items(body["messages"]) for block in _items(message.get("content"))

@@ -7,7 +7,8 @@ from fakevllm.runtime.plurals import counted
 
 
 def change_lines(comparison: HookComparison) -> list[str]:
-    """Return text lines that describe what the new hooks change in the compared groups."""
+    """Return text lines that describe how the rewards of new hooks differ from the old rewards.
+    `comparison` has compared the rewards of many groups (requests with their sampled answers)."""
     num = comparison.num_compared
     return [
         f"correlation of old and new rewards: {_number(comparison.correlation)}, within groups "

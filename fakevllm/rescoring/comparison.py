@@ -1,9 +1,11 @@
 """Compare the rewards of two versions of the hooks for the same answers. This module does no I/O.
 
-Only the differences between the rewards of one group train the model. Therefore most figures count
-groups: the groups with a signal (two different rewards), the groups in which the order of the
-answers by reward changes, and the groups in which another answer would have been served. A group is
-a request with the answers (siblings) that were sampled for it.
+A group is a request with the answers (siblings) that were sampled for it. Only the differences
+between the rewards of one group train the model. Therefore most figures count groups:
+
+* groups with a signal (two different rewards)
+* groups in which the order of the answers by reward changes
+* groups in which another answer would have been served
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Correlation:
 
     @property
     def value(self) -> float | None:
-        """The correlation; None if one of the two quantities is the same in all pairs."""
+        """The correlation. None if all first numbers of the pairs, or all second numbers, are
+        equal."""
         if self._xx <= 0 or self._yy <= 0:
             return None
         return max(-1.0, min(1.0, self._xy / math.sqrt(self._xx * self._yy)))
@@ -132,7 +135,8 @@ class HookMeans:
 
 
 class HookComparison:
-    """The comparison of new hooks with the rewards in the ledger.
+    """The comparison of new hooks with the rewards in the ledger (the proxy's database). The
+    rewards of a group are the rewards of the answers that were sampled for one request.
 
     The means, the correlations and the counts of changed groups cover the groups that have both old
     rewards (from the ledger) and new rewards. Groups without an old reward are only counted.
@@ -181,27 +185,29 @@ class HookComparison:
 
     @property
     def correlation(self) -> float | None:
-        """Correlation of the old and the new rewards of all siblings. None if all old or all new
-        rewards are equal."""
+        """Correlation of the old and the new rewards over all siblings (the answers sampled for
+        each request). None if all old rewards or all new rewards are equal."""
         return self._overall.value
 
     @property
     def correlation_within(self) -> float | None:
-        """Correlation of the old and the new rewards, after the mean of the group was subtracted
-        from each reward. Only these differences from the mean train the model."""
+        """Correlation of the old and the new rewards within groups. The mean reward of each group
+        is first subtracted from the rewards of the group. Only these differences from the mean
+        train the model."""
         return self._within.value
 
     @property
     def noise_share(self) -> float | None:
         """Share of the variance of the new rewards within groups that is noise. Rewards are noisy
-        if equal answers get different rewards. None if no group has two equal answers."""
+        if equal answers get different rewards. None if no group has two equal answers, or if all
+        rewards of each group are equal."""
         return self._noise.share
 
     @property
     def correlation_without_noise(self) -> float | None:
-        """Estimate of `correlation_within` for new rewards without noise. `correlation_within`
-        compares the old and the new rewards inside each group. Rewards are noisy if equal answers
-        get different rewards. Training averages this noise out. None if no estimate is possible."""
+        """Estimate of the value that `correlation_within` would have if the new rewards had no
+        noise. Rewards are noisy if equal answers of a group get different rewards. Training
+        averages this noise out. None if no estimate is possible."""
         return self._noise.without_noise(self.correlation_within)
 
     def add(self, group: RescoredGroup) -> None:

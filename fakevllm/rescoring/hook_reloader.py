@@ -1,7 +1,8 @@
 """HookReloader, which replaces the hooks of a running proxy with edited ones.
 
-The new hooks are loaded in a process of their own and tried on logged groups. They take over only
-if the limits of `[hooks.reload]` allow it. Apps do not notice the trial, whatever the new hooks do.
+The new hooks are loaded in a process of their own, and tried on requests and answers in the ledger
+(the proxy's database). They take over only if the limits of `[hooks.reload]` allow it. Apps do not
+notice the trial, even if the new hooks fail.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ReloadsStopped(Exception):
 
 
 class ReloadState(Enum):
-    """The result of a reload."""
+    """The kind of result that a reload of the hooks had."""
 
     TAKEN_OVER = "taken_over"
     UNCHANGED = "unchanged"
@@ -42,7 +43,7 @@ class ReloadState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReloadOutcome:
-    """The outcome of one reload."""
+    """The result of one reload of the hooks, with a message and figures about the new rewards."""
 
     state: ReloadState
     message: str
@@ -59,7 +60,8 @@ class ReloadOutcome:
 
 
 class HookReloader:
-    """Runs the reloads of one proxy, one after the other."""
+    """Reloads the hooks of one proxy. If several reloads are requested, they run one after the
+    other."""
 
     def __init__(
         self,
@@ -69,9 +71,9 @@ class HookReloader:
         max_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the reloader. `new_worker` returns a worker for the hook files. This worker is not
-        started yet. `max_s` is the number of seconds that loading and trying may take. `clock`
-        returns the Unix time."""
+        """Create the reloader. `new_worker` returns a hook process for the hook files on disk. This
+        process is not started yet. `max_s` is the maximum number of seconds in which new hooks are
+        loaded and tried. `clock` returns the Unix time."""
         self._versions = versions
         self._new_worker = new_worker
         self._trial = trial
@@ -84,9 +86,10 @@ class HookReloader:
         """Outcome of the last reload that found edited files; None if no reload has found any."""
 
     async def reload(self) -> ReloadOutcome:
-        """Load the hook files on disk, and try the new hooks on logged groups. The new hooks
-        replace the old hooks if the limits of `[hooks.reload]` allow it. If the caller is
-        cancelled, the reload still goes on. Raises ReloadsStopped if the proxy is stopping."""
+        """Load the hook files from disk, and try the new hooks on groups of the ledger (requests
+        with their sampled answers). The new hooks replace the old hooks if the limits of
+        `[hooks.reload]` allow it. If the caller is cancelled, the reload still goes on. Raises
+        ReloadsStopped if the proxy is stopping."""
         if self._is_stopped:
             raise ReloadsStopped
         task = asyncio.create_task(self._reload())
@@ -100,8 +103,8 @@ class HookReloader:
             raise
 
     async def reload_edited(self) -> str | None:
-        """Run `reload` for edited files. Return the digest of the files that were tried. Return
-        None if the same files must be tried again later."""
+        """Run `reload` after the hook files were edited. Return the digest of the files that were
+        read. Return None if the reload must be repeated later."""
         try:
             outcome = await self.reload()
         except ReloadsStopped:
@@ -221,8 +224,8 @@ class HookReloader:
 
 def _same_verdict(first: ReloadOutcome, second: ReloadOutcome) -> bool:
     """Return True if both reloads had the same result for the same files. The messages of the two
-    reloads may still differ, because groups end in any order, and each message names the first
-    group that failed."""
+    reloads may still differ. A message names the first group that failed, and the groups of a trial
+    end in any order."""
     files = [one.digest or one.message for one in (first, second)]
     return first.state is second.state and files[0] == files[1]
 

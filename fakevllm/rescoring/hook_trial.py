@@ -1,4 +1,4 @@
-"""Run new hooks on the latest logged groups, in a hook process of their own."""
+"""Run new hooks on the latest logged groups, in a separate hook process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ the same time."""
 
 @dataclass(slots=True)
 class Trial:
-    """The results of a trial so far. They can be read while the trial runs."""
+    """The results so far of a trial, which runs new hooks on logged groups. The results can be read
+    while the trial runs."""
 
     num_groups: int = 0
     """Number of groups that the trial has found in the ledger."""
@@ -38,7 +39,8 @@ class Trial:
 
 
 class HookTrial:
-    """Tries hooks on the groups of one ledger."""
+    """Runs new hooks on the latest groups of one ledger (the proxy's database), and compares the
+    new rewards with the recorded rewards."""
 
     def __init__(
         self,
@@ -48,8 +50,9 @@ class HookTrial:
         limits: ReloadSection,
         failure_floor: float | None = None,
     ) -> None:
-        """Create the trial. `file` is the file of `ledger`. `find_task` takes a task id, and
-        returns the dataset task or None. `failure_floor` is the setting `reward.failure_floor`."""
+        """Create the trial. `file` is the path of `ledger`, the proxy's database. `find_task` takes
+        a task id, and returns the dataset task or None. `failure_floor` is the setting
+        `reward.failure_floor`."""
         self._ledger = ledger
         self._file = file
         self._find_task = find_task
@@ -58,11 +61,12 @@ class HookTrial:
         self._failure_floor = failure_floor
 
     async def run(self, worker: HookWorker, trial: Trial) -> str | None:
-        """Run the hooks of `worker`, which is already started, on the latest groups. Add the
-        results to `trial`. Return the reason why the hooks must not take over, or None if they may.
-        The trial ends early as soon as it is certain that the hooks must not take over.
+        """Run the hooks of `worker`, which is already started, on the latest groups (requests with
+        their answers). Add the results to `trial`. Return None if these hooks may replace the
+        proxy's present hooks. Otherwise return the reason why not. The trial ends early if the
+        reason is certain before all groups are tried.
 
-        Raises UserError if the ledger cannot be read.
+        Raises UserError if the ledger (the proxy's database) cannot be read.
         """
         if self._limits.groups == 0:
             return None

@@ -1,5 +1,6 @@
-"""The groups in a ledger that hooks can score, in the form in which hooks get them. A group is a
-request with the answers (siblings) that were sampled for it."""
+"""Logged groups, in the form in which hooks can score them again. A group is a request with the
+answers (siblings) that were sampled for it. The groups are read from the ledger, the proxy's
+database."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ any other."""
 
 @dataclass(frozen=True, slots=True)
 class LoggedGroup:
-    """A logged group with its rewards. All lists have the order of the siblings that hooks get."""
+    """A group (a request with its answers) from the ledger, with its recorded rewards. All lists
+    are in the order in which hooks get the answers."""
 
     recorded: RecordedGroup
     rewards: Sequence[float | None]
@@ -47,9 +49,9 @@ class LoggedGroup:
 
     @staticmethod
     def of(group: GroupRecord, recorded: RecordedGroup, task: Task | None) -> LoggedGroup:
-        """Create the object for a group. `group` is what the ledger has of the group. `recorded` is
-        the same group in the form in which a hook receives it. `task` is the group's dataset task.
-        It is None if the group has no task, or if the task is unknown."""
+        """Create a LoggedGroup. `group` is the group's record in the ledger (the proxy's database).
+        `recorded` is the same group in the form in which hooks get it. `task` is the group's
+        dataset task. `task` is None if the group has no task, or if the task is unknown."""
         by_index = {sibling.index: sibling for sibling in group.siblings}
         siblings = [by_index[index] for index in recorded.indices]
         served = (i for i, sibling in enumerate(siblings) if sibling.served)
@@ -83,9 +85,9 @@ class LoggedGroup:
         *,
         is_known: bool = False,
     ) -> RescoredGroup:
-        """Combine the group with the rewards that other hooks gave, and return the result. If these
-        hooks failed, `rewards` is None and `reason` is the reason of the failure. `failure_floor`
-        is the setting `reward.failure_floor`."""
+        """Combine the group with the rewards that other hooks gave to its answers, and return the
+        result. If these hooks failed, `rewards` is None and `reason` says why. `failure_floor` is
+        the setting `reward.failure_floor`."""
         if rewards is not None:
             rewards = with_floor(rewards, self.failures, failure_floor)
         return RescoredGroup(

@@ -67,8 +67,8 @@ class Scorer:
 
 
 class Rescorer:
-    """Scores groups of one ledger with one version of the hooks. Use it as a context manager, which
-    starts the hook processes and ends them."""
+    """The scorer of logged groups, with one version of the hooks. Use it as a context manager,
+    which starts the hook processes and ends them."""
 
     def __init__(self, ledger: Ledger, scorer: Scorer, *, again: bool = False) -> None:
         """Create the rescorer. With `again`, groups that the same hooks have already scored are
@@ -152,7 +152,8 @@ class Rescorer:
         return group, [known[index] for index in indices]
 
     async def _write(self, group: LoggedGroup, outcome: RewardOutcome) -> None:
-        """Store the result of the hooks. Raises LedgerError if results cannot be written."""
+        """Store the rewards that the hooks have returned for a group. Raises LedgerError if results
+        cannot be written."""
         indices = group.recorded.indices
         rewards = outcome.rewards or [None] * len(indices)
         annotations = outcome.annotations or [{} for _ in indices]

@@ -2,9 +2,9 @@
 This module does no I/O.
 
 A judge that is a model may give the same answer a high reward once and a low reward later. Such
-noise lowers the correlation with other rewards. Training averages the noise out, but the model
-learns each systematic error of the hook. Therefore two hooks whose rewards have the same
-correlation may train a model very differently.
+noise lowers the correlation with other rewards, and systematic errors of the hook lower this
+correlation too. Training averages the noise out, but the model learns each systematic error.
+Therefore two hooks whose rewards have the same correlation may train a model very differently.
 
 The correlation without noise is Spearman's correction for attenuation: the correlation divided by
 the square root of the rewards' reliability (C. Spearman, "The proof and measurement of association
@@ -79,8 +79,8 @@ class RewardNoise:
         return min(1.0, noise / total)
 
     def without_noise(self, correlation: float | None) -> float | None:
-        """Return the value that `correlation`, a correlation within groups, would have without the
-        noise. Return None if this value cannot be estimated."""
+        """Return the estimated value that `correlation`, a correlation of rewards within groups,
+        would have if the hook's rewards had no noise. Return None if no estimate is possible."""
         share = self.share
         if correlation is None or share is None or 1 - share < LEAST_RELIABILITY:
             return None

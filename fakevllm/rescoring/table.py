@@ -1,4 +1,4 @@
-"""The comparison of new hooks with the old rewards, as a table for the terminal."""
+"""A table for the terminal that compares the rewards of new hooks with the old, logged rewards."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ class RetrainSettings:
         ]
 
     def fill_a_step(self, num_groups: int) -> bool:
-        """Return True if so many groups are enough for a training step."""
+        """Return True if `num_groups` groups, sent once per epoch, are enough for one training
+        step."""
         return num_groups * self.epochs >= self.job.batch_size
 
     def redaction(self) -> RedactionInUse:
@@ -127,7 +128,7 @@ class RetrainSettings:
 def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
     """Train logged groups (requests with their answers) in a new run, print the figures of the run
     as a table, and return them. Raises UserError if nothing can be trained, or if training stops.
-    If the groups are refused or the command is interrupted before the first update, the new run
+    If the command ends before the first update, because of a UserError or an interrupt, the new run
     directory is removed."""
     console = console or Console()
     if settings.version is not None and not settings.engines.has_model:
@@ -198,8 +199,8 @@ class _Retraining:
     bar: Progress
 
     async def run(self, model: str | None) -> None:
-        """Start the server with a model, and train the groups. The model is checked before the
-        hooks score the groups, because the hooks may cost money."""
+        """Start the server with a model, score the groups with the hooks, and train them. The model
+        is checked before the hooks run, because the hooks may cost money."""
         settings = self.settings
         async with self._server_url(model) as url:
             driver = AsyncHttpDriver(url)
@@ -224,7 +225,8 @@ class _Retraining:
 
     @asynccontextmanager
     async def _server_url(self, model: str | None) -> AsyncGenerator[str]:
-        """Start a server, and yield its URL. When the `with` block ends, a checkpoint is saved."""
+        """Start a server, and yield its URL. When the `with` block ends, the server saves a
+        checkpoint and stops."""
         settings, log = self.settings, LogFile(self.folder / "server.log")
         with socket.create_server((HOST, 0)) as listener:
             port = listener.getsockname()[1]
@@ -241,8 +243,8 @@ class _Retraining:
         self.bar.remove_task(task)
 
     async def _check_tokens(self, driver: AsyncHttpDriver, reader: GroupReader) -> None:
-        """Leave out the groups of each run whose model has other tokens than the engine's model.
-        Raises UserError if this leaves too few groups for a step."""
+        """Leave out the groups of each earlier run whose model has another tokenizer than the
+        engine's model. Raises UserError if too few groups for a step are left."""
         runs = by_run(self.group_ids, await asyncio.to_thread(self.ledger.calls.run_ids))
         others, names = set[str](), set[str]()
         for group_ids in runs.values():
@@ -265,8 +267,9 @@ class _Retraining:
     async def _other_model(
         self, driver: AsyncHttpDriver, reader: GroupReader, group_ids: Sequence[str]
     ) -> str | None:
-        """Return the name of the model that sampled the groups of one run, if this model has other
-        tokens than the engine's model. Otherwise return None."""
+        """Decode some answers of one run with the tokenizer of the engine's model. If most of the
+        texts differ from the recorded texts, return the name of the model that sampled the answers.
+        Otherwise return None."""
         num_equal, names = 0, list[str]()
         for group_id in spread(group_ids, NUM_READ):
             try:

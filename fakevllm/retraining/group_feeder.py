@@ -1,7 +1,8 @@
 """Send logged groups to a server, step by step.
 
-The groups of a step are sent in the order of the ledger. The next group is sent only after the step
-has ended. Therefore the steps of two runs have the same groups.
+The groups of a step are sent in the order of the ledger (the proxy's database). The next group is
+sent only after the step has ended. If the same groups are trained in two runs, each step therefore
+has the same groups in both runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fakevllm_adapters.protocol.swarm import AddLoggedGroupRequest, LogEntry
 
 @dataclass(slots=True)
 class GroupFeeder:
-    """Sends the groups of one `fakevllm retrain` to its server."""
+    """Sends the logged groups of one `fakevllm retrain` to the server that trains them."""
 
     driver: AsyncHttpDriver
     read: Callable[[str], TrainableGroup]
@@ -44,7 +45,7 @@ class GroupFeeder:
     """Ids of groups that the server pooled and did not train, with the number of their epoch."""
 
     async def feed(self, group_ids: Sequence[str], epochs: int) -> None:
-        """Train all groups, `epochs` times.
+        """Send all groups to the server `epochs` times, and wait for the training steps.
 
         Raises UserError if the effective sample size is too low, and FakevllmError if training
         stops for another reason.
@@ -101,8 +102,8 @@ class GroupFeeder:
                 self.read_entry(entry)
 
     def read_entry(self, entry: LogEntry) -> None:
-        """Add an entry of the run log to the report. Raises UserError if the effective sample size
-        is too low."""
+        """Add an entry of the run log (the server's record of its steps) to the report. Raises
+        UserError if the effective sample size is too low."""
         for group_id, reason in entry.reasons.items():
             self._count_untrained(group_id, reason.partition(":")[0])
         if entry.kind == "restored":

@@ -1,5 +1,5 @@
-"""Read logged groups with their tokens and with the rewards of other hooks. A group is a request
-with the answers (siblings) that were sampled for it."""
+"""Read logged groups with their tokens, and with rewards from other hooks than at sampling time. A
+group is a request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class TrainableGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Reads the groups of one ledger that the same hooks have scored."""
+    """Reads the groups of one ledger. The rewards of all groups are those of the hooks with the
+    hash `hook_hash`."""
 
     ledger: Ledger
     hook_hash: str
@@ -85,11 +86,13 @@ class GroupReader:
         )
 
     def _calls(self, record: GroupRecord) -> dict[int, list[CapturedCall]]:
-        """Return the calls that have tokens, by the index of the sibling. Siblings without such
-        calls are absent. A call has no tokens if its request or its answer was redacted.
+        """Return the calls that have tokens, by the index of the sibling (sampled answer). Siblings
+        without such calls are absent. A call has no tokens if its request or its answer was
+        redacted.
 
-        Texts that were stored before redaction was turned on are searched again. Raises NotTrained
-        if the request has a text that must be redacted.
+        Some texts may have been stored before redaction was turned on. Therefore all stored texts
+        are searched for matches again. Raises NotTrained if the request has a text that must be
+        redacted.
         """
         hidden = self.ledger.parts_to_redact(record)
         if hidden.has_request:

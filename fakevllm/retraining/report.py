@@ -21,10 +21,12 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class EffectiveSampleSize:
-    """The effective sample size over the steps of a run, as a share of their logged tokens.
+    """The effective sample size over the steps of a run, as a share of the run's logged tokens.
+    Logged tokens are tokens that an earlier run sampled.
 
-    It is (Σ w)² / (n Σ w²), with the truncated importance weights w of all n tokens (L. Kish,
-    "Survey Sampling", 1965). A step's tokens are weighed under the model weights before the step.
+    The share is (Σ w)² / (n Σ w²), where n is the number of tokens and w are their truncated
+    importance weights (L. Kish, "Survey Sampling", 1965). The importance weights of a step's tokens
+    are computed with the model before the step.
 
     >>> total = EffectiveSampleSize()
     >>> total.add({"logged_tokens": 4.0, "logged_weight": 1.0, "logged_ess": 0.5})
@@ -39,7 +41,8 @@ class EffectiveSampleSize:
     """The smallest effective sample size of a step."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of one training step. A step without logged tokens is ignored."""
+        """Add the metrics of one training step. A step without logged tokens (tokens that an
+        earlier run sampled) is ignored."""
         num, ess = metrics.get("logged_tokens", 0.0), metrics.get("logged_ess", 0.0)
         if not num:
             return
@@ -51,7 +54,7 @@ class EffectiveSampleSize:
 
     @property
     def share(self) -> float | None:
-        """The effective sample size as a share of the tokens; None without tokens."""
+        """The effective sample size divided by the number of logged tokens; None without tokens."""
         if not self.num:
             return None
         return self.weights**2 / (self.num * self.squares) if self.squares else 0.0
@@ -61,7 +64,8 @@ class EffectiveSampleSize:
 class Staleness:
     """How far the versions that sampled the groups are from the version with which training starts.
 
-    The versions of different runs cannot be compared, so groups of other runs are only counted.
+    Versions of different runs cannot be compared. Groups that another run sampled are therefore
+    only counted.
     """
 
     start: int
@@ -90,14 +94,14 @@ class Staleness:
     @property
     def mean(self) -> float | None:
         """Mean distance of the groups from the version `start`. The distance of a group is the mean
-        difference between `start` and the versions that sampled the group. None if no group of this
-        run was added."""
+        difference between `start` and the versions that sampled the group. None if no group of the
+        run `run_id` was added."""
         return self.total / self.num if self.num else None
 
 
 @dataclass(slots=True)
 class RetrainReport:
-    """What a `fakevllm retrain` has done."""
+    """The figures of one `fakevllm retrain`, which are collected while it trains."""
 
     staleness: Staleness
     num_selected: int = 0
@@ -168,7 +172,7 @@ class RetrainReport:
 
 
 def render(report: RetrainReport, title: str) -> Group:
-    """Return the table and the lines below it."""
+    """Return the report for the terminal: a table, with lines of text below it."""
     table = Table(title=title, show_header=False)
     for name, value in _rows(report):
         table.add_row(name, value)

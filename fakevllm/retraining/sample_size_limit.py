@@ -23,7 +23,8 @@ class SampleSizeLimit:
     """
 
     def __init__(self, min_ess: float) -> None:
-        """Create the limit `min_ess`: an effective sample size, as a share of a step's tokens."""
+        """Create the limit. `min_ess` is the lowest effective sample size that a step may have, as
+        a fraction of the step's tokens."""
         self._min_ess = min_ess
         self._is_low: dict[int, bool] = {}
 
@@ -32,8 +33,9 @@ class SampleSizeLimit:
         self._is_low = {number: low for number, low in self._is_low.items() if number <= step}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count a step. Raises UserError if step 1 is below the limit, or if MAX_LOW consecutive
-        steps are below the limit. A step without logged tokens is not counted."""
+        """Check the effective sample size of a step. Raises UserError if step 1 is below the limit,
+        or if MAX_LOW consecutive steps are below the limit. A step without logged tokens is
+        ignored."""
         ess = metrics.get("logged_ess")
         if ess is None:
             return

@@ -1,5 +1,6 @@
-"""The requests to the server that trains logged groups. Each function is a generator, which a
-driver of the SDK runs. A request is repeated while the server restarts."""
+"""Requests to the server for training on groups from a ledger. Each function is a generator that
+yields requests, and the SDK's HTTP driver sends these requests. A request is repeated while the
+server restarts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class _Text(BaseModel):
 
 
 def add_group(request: AddLoggedGroupRequest) -> ServerCall[AddLoggedGroupReply]:
-    """Send a logged group. Raises SwarmError if the server refuses it."""
+    """Send a group from a ledger (a request with its sampled answers) to the server, to be trained.
+    Raises SwarmError if the server refuses the group."""
     sent = ServerRequest("/add_logged_group", request.model_dump(mode="json"))
     return (yield from fetch_with_retries(sent, AddLoggedGroupReply, Backoff(RETRY_FOR_S)))
 
@@ -57,7 +59,7 @@ def text_of(token_ids: list[int]) -> ServerCall[str | None]:
 
 
 def log_after(seq: int) -> ServerCall[list[LogEntry]]:
-    """Return the entries of the run log after the entry with the number `seq`."""
+    """Return the entries of the server's run log after the entry with the number `seq`."""
     request = ServerRequest(f"/get_run_log?after={seq}", timeout_s=QUICK_TIMEOUT_S)
     return (yield from fetch_with_retries(request, LogReply, Backoff(RETRY_FOR_S))).entries
 

@@ -1,5 +1,5 @@
-"""The run whose groups are trained again: its model, and the weights of one of its versions. The
-files are those of a server's run directory."""
+"""Find the run whose groups (requests with their sampled answers) are trained again, and export the
+weights of one of its versions. The run is read from a server's run directory."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ class SourceRun:
 
     @staticmethod
     def find(run_dir: Path, run_ids: Iterable[str | None]) -> SourceRun:
-        """Return the run that sampled the most groups, among all runs in a server's run directory.
-        `run_ids` has the id of each group's run, or None if the run is unknown. If no run in the
-        directory sampled any of the groups, return the run whose folder is the run directory
-        itself.
+        """Return the run that sampled more of the given groups than any other run in a server's run
+        directory. `run_ids` has one element for each group: the id of the group's run, or None if
+        the run is unknown.
 
-        The other runs have folders of their own below `runs`.
+        One run has the run directory itself as its folder. The other runs have folders of their own
+        below `runs`. If no run sampled any of the groups, the run in the run directory itself is
+        returned.
         """
         num_groups = Counter(run_ids)
         runs = [SourceRun(folder) for folder in (run_dir, *sorted(run_dir.glob("runs/*")))]

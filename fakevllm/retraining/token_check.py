@@ -1,8 +1,8 @@
 """Check that the tokens in a ledger are those of a model's tokenizer. This module does no I/O.
 
 An answer in the ledger has its text and its token ids. The model's tokenizer must decode the ids to
-the same text. Only plain answers are compared. For an answer with tool calls, the ledger has the
-parsed calls instead of the sampled text.
+the same text. Only answers without tool calls are compared. For an answer with tool calls, the
+ledger has the parsed calls instead of the sampled text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_READ = 100
 
 @dataclass(frozen=True, slots=True)
 class PlainAnswer:
-    """An answer that is plain text, with its token ids."""
+    """The text of an answer without tool calls, and the answer's token ids."""
 
     text: str
     token_ids: list[int]
@@ -39,8 +39,9 @@ class PlainAnswer:
 def by_run(
     group_ids: Sequence[str], run_ids: Mapping[str, str | None]
 ) -> dict[str | None, list[str]]:
-    """Return a dict from each run's id to the ids of the run's groups. A ledger has several runs if
-    the proxy's server got another model. Each run may therefore have another tokenizer.
+    """Return a dict from the id of each training run to the ids of the run's groups. A ledger has
+    several runs if the proxy's server got another model. Each run may therefore have another
+    tokenizer.
 
     >>> by_run(["a", "b", "c"], {"a": "one", "b": "two", "c": "one"})
     {'one': ['a', 'c'], 'two': ['b']}
@@ -52,7 +53,7 @@ def by_run(
 
 
 def spread(group_ids: Sequence[str], num: int) -> list[str]:
-    """Return at most `num` groups, at equal distances from each other.
+    """Return at most `num` of the group ids, at equal distances from each other.
 
     >>> spread(["a", "b", "c", "d", "e"], 2), spread(["a"], 2)
     (['a', 'c'], ['a'])
@@ -62,7 +63,8 @@ def spread(group_ids: Sequence[str], num: int) -> list[str]:
 
 
 def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
-    """Return the first plain answer of a group, or None if there is none."""
+    """Return the first answer of a group that has text, no tool calls, and exactly one model call.
+    Return None if there is no such answer."""
     for sibling in group.record.siblings:
         calls = group.calls[sibling.index] if sibling.index < len(group.calls) else []
         is_plain = sibling.tool_calls_json is None and (sibling.text or "").strip()
@@ -72,9 +74,9 @@ def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
 
 
 def are_same_tokens(num_equal: int, num_checked: int) -> bool:
-    """Return True if at least half of the checked answers had the same text. The tokenizers are
-    then taken as equal. The other answers may differ because a parser of the server has changed
-    their text.
+    """Return True if at least half of the checked answers had the same text. The model's tokenizer
+    is then taken as the tokenizer of the ledger's tokens. The other answers may differ because a
+    parser of the server has changed their text.
 
     >>> are_same_tokens(7, 8), are_same_tokens(1, 8), are_same_tokens(0, 0)
     (True, False, True)

@@ -1,4 +1,5 @@
-"""HTTP client for the admin routes of a running proxy: pause, resume, and statistics."""
+"""HTTP client for the admin routes of a running proxy, such as pause, resume and the reload of
+hooks."""
 
 from __future__ import annotations
 

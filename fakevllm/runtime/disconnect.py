@@ -13,9 +13,9 @@ class CancelOnDisconnect:
     """A context manager for an `async with` block. When the client disconnects, the context manager
     cancels the block and then raises ClientDisconnected.
 
-    If the block is cancelled for another reason, the CancelledError is raised as usual. Like
-    `asyncio.timeout`, the class cancels the task in which the block runs. Therefore it needs only
-    one more task, which waits for the disconnect.
+    If the block is cancelled for another reason, the CancelledError is raised as usual. The block
+    runs in the caller's task, as with `asyncio.timeout`. Only the wait for the disconnect runs in a
+    task of its own.
     """
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:

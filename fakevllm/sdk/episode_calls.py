@@ -57,7 +57,8 @@ class _CanContinueReply(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The server's reply to a claim of an episode that was granted."""
+    """An episode that the server has granted to this client, with the path and the API key for the
+    episode's model calls."""
 
     episode_uuid: str
     path: str

@@ -254,11 +254,11 @@ class WaitLog:
             log.warning("%s", warning.text)
 
     def is_due(self, reason: str, waited_s: float, now: float) -> bool:
-        """Return True if a line about a wait should be logged now. `waited_s` is the total number
-        of seconds for which the call has waited so far.
+        """Return True if a log line with this reason should be written now. `waited_s` is the total
+        number of seconds for which the call has waited so far. Short waits are not logged.
 
         Two reasons count as equal if they differ only in numbers, because a number in the reason
-        may change while the call waits.
+        may change while the call waits. Equal reasons are logged at most once per interval.
         """
         if waited_s < MIN_LOGGED_WAIT_S:
             return False

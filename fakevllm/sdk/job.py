@@ -54,10 +54,10 @@ class TrainJob(model.TrainJob):
             check_job(self)
 
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:
-        """Replace settings of this job by those in the file, and return the job. Settings that the
-        file does not contain stay unchanged.
+        """Set this job's settings to those in the YAML file `yaml_path`, and return the job.
+        Settings that the file does not contain stay unchanged.
 
-        The job itself is changed, although jobs are otherwise immutable, because scripts from
+        Jobs are otherwise immutable. This method changes the job itself, because scripts from
         AgentJet's documentation expect this.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set - _CONSTRUCTOR_ONLY}

@@ -94,8 +94,8 @@ class SessionLookup:
         evidence: Evidence,
     ) -> LookupResult | None:
         """Find the session from the beginning of the request's history, which may repeat the
-        messages of an earlier group. Return None if the beginning repeats the messages of no
-        earlier group.
+        messages of an earlier group. Return None if the beginning repeats no messages of an earlier
+        group.
 
         `answered` is the match with an earlier answer, if such a match was found. If `within` is
         not None, only this session is searched. `evidence` is the evidence that was found before
@@ -120,8 +120,14 @@ class SessionLookup:
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
         """Find the session of a request whose history does not begin with messages of an earlier
-        group. The evidence may be an answer in the middle of the history, the session's name
-        in a header, the cache key or a quote."""
+        group. The evidence is tried in this order:
+
+        * an answer in the middle of the history
+        * `within`, the session that was identified before this call, for example by a name in a
+          header
+        * the field `prompt_cache_key`
+        * a quote from a question of the session, if the app makes the call for itself
+        """
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE

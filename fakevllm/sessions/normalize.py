@@ -103,8 +103,8 @@ class MessageHistory:
 
     @property
     def user_text(self) -> str:
-        """All texts that users wrote, joined to one text. Quotes of earlier questions are searched
-        in this text."""
+        """All texts that users wrote, joined to one text. The proxy searches this text for quotes
+        of earlier questions."""
         return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property

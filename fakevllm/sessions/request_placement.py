@@ -46,14 +46,13 @@ class Placement:
     _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """Return the id of the session that the request would continue as a main call. Return None
-        if it would open a new session.
+        """Return the id of the session that the request would continue as a main call (a request of
+        the user or the agent). Return None if the request would open a new session.
 
-        A main call is any call that the app does not make for itself. For example, a request for a
-        title is not a main call.
+        Calls that the app makes for itself, for example to get a title, are not main calls.
 
-        Call `place` soon after this method. `place` uses the session that this method has found.
-        Between the two calls, other requests may evict this session from the tree.
+        Call `place` soon after this method, because `place` uses the session that this method has
+        found. Between the two calls, other requests may evict this session from the tree.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -63,9 +62,9 @@ class Placement:
         return self._lookup.session.id if self._lookup.session is not None else None
 
     def place(self, *, is_side: bool) -> Place | None:
-        """Place the request in the session tree, and return its place. Later calls return the same
-        place. `is_side` is True if the app makes this call for itself, for example to get a title.
-        """
+        """Place the request in the session tree. Return its place: its session, its parent and its
+        turn. Return None if the request could not be placed. Later calls return the same result.
+        `is_side` is True if the app makes this call for itself, for example to get a title."""
         if not self._is_placed:
             self._is_placed = True
             try:
@@ -77,8 +76,9 @@ class Placement:
         return self._place
 
     def root(self) -> str | None:
-        """Return the id of the root of the session's tree. Return None if the request has no place.
-        Call `place` first."""
+        """Return the id of the root session, from which the request's session was started directly
+        or indirectly. A session that no other session has started is its own root. Return None if
+        the request was not placed in a session. Call `place` first."""
         return None if self._place is None else self.tree.root_of(self._place.session_id)
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:

@@ -109,10 +109,11 @@ class GroupNode:
 
 
 class GroupIndex(Generic[Key]):
-    """An index that finds groups by a key, for one kind of key.
+    """An index of groups by one kind of key, such as the hash of the message history. A group is a
+    request with its answer.
 
-    Several groups may have the same key. Most keys have only one group. To save memory, such a
-    group is stored without a dict around it.
+    Several groups may have the same key, but most groups are the only one with their key. To save
+    memory, a group that is the only one is stored without a dict around it.
     """
 
     def __init__(self) -> None:
@@ -132,8 +133,8 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group from the groups under `key`. Do nothing if the group is not indexed
-        there."""
+        """Remove `group` from the index under `key`. Do nothing if the index does not have the
+        group under this key."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)
@@ -175,8 +176,8 @@ class SessionIndex:
     """Groups by (scope, response id of the served answer)."""
 
     def session(self, session_id: str, scope: str) -> SessionNode:
-        """Return the session with this id, and create it if it does not exist. The session counts
-        as the most recently used one."""
+        """Return the session with this id, and create it if it does not exist. Mark the session as
+        the most recently used one."""
         session = self.sessions.get(session_id)
         if session is None:
             session = self.sessions[session_id] = SessionNode(session_id, scope)

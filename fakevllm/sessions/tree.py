@@ -76,8 +76,9 @@ class SessionTree:
 
     @property
     def num_keys(self) -> int:
-        """Number of all index keys, sessions and parent links that the tree holds. Tests check that
-        this number does not exceed a limit."""
+        """Number of entries that the tree holds: the keys of its indexes, the sessions, and the
+        links from requests to their continuations. Tests check that this number does not exceed a
+        limit."""
         index = self._index
         group_indexes = (
             index.by_history,
@@ -105,18 +106,19 @@ class SessionTree:
         return history, PromptHash(prompt, scope) if prompt else None
 
     def find(self, request: IncomingRequest) -> LookupResult:
-        """Return the session of a request, and the group whose answer the request continues. The
-        tree is not changed."""
+        """Return the session of a request, and its parent (the earlier request whose answer it
+        continues). The tree is not changed."""
         session_id = _named_session_id(request)
         named = self._index.sessions.get(session_id) if session_id else None
         return self._lookup.find(request, named)
 
     def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
-        """Add a request to the tree, and return its place. The request counts as not yet answered
+        """Add a request to the tree, and return its place: its session, its turn, and its parent
+        (the earlier request whose answer it continues). The request counts as not yet answered
         until `served` or `failed` is called.
 
-        Call this method once per group. If `find` was called just before, pass its result as
-        `lookup`. This saves a second lookup.
+        Call this method once for each request. If `find` was called just before, pass its result as
+        `lookup` to avoid a second lookup.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -192,7 +194,8 @@ class SessionTree:
             group.status, group.ended_at, group.prompt_hash = GroupStatus.FAILED, at, None
 
     def restore(self, requests: Iterable[PlacedRequest], *, now: float, unix_now: float) -> None:
-        """Add the requests that earlier proxy processes placed. The oldest request comes first.
+        """Add requests that earlier proxy processes received, each at its recorded place in its
+        session. The oldest request comes first.
 
         `now` is the current time on the tree's clock, and `unix_now` is the current time in Unix
         seconds. The recorded time of a request can be in the future if the system clock was set
@@ -238,10 +241,12 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of the session that this main call should join, or None.
+        """Return the id of the existing session that the main call `request` should join, or None.
 
-        Such a session was opened by a side call (for example a request for a title) that quotes
-        this request's question, and the session has no main call yet.
+        Before a main call (a request of the user or the agent), a client may send a side call, for
+        example a request for a title. The side call then opens a session. The main call joins this
+        session if the side call quotes the main call's question, and if the session has no main
+        call yet.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -284,15 +289,15 @@ class SessionTree:
     def _kind_after(
         self, request: IncomingRequest, parent: GroupNode, base: HistoryMatch | None
     ) -> Kind:
-        """Return PARALLEL, EDITS or CONTINUES for a request that continues the answer of the group
-        `parent`.
+        """Return PARALLEL, EDITS or CONTINUES for a request that continues the answer of the
+        earlier request `parent`.
 
-        `base` is the match with an earlier group in the request's history. If this group is not
-        `parent`, the kind is CONTINUES. Otherwise the kind depends on the other requests of the
-        session that continue the same answer:
+        `base` is the latest earlier request whose question or answer was found in this request's
+        history. If `base` is another request than `parent`, the kind is CONTINUES. Otherwise the
+        kind depends on the other requests of the session that continue the answer of `parent`:
 
-        * PARALLEL: at least one of them was not answered yet when this request arrived.
-        * EDITS: all of them were answered or failed, and at least one was answered.
+        * PARALLEL: at least one of these requests was not answered yet when this request arrived.
+        * EDITS: all of these requests were answered or failed, and at least one was answered.
         * CONTINUES: in all other cases.
         """
         if base is not None and base.group is not parent:
@@ -308,8 +313,9 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return True if the request's history contains the parent's answer, but the messages
-        before that answer differ from the parent's history."""
+        """Return True if the request's history contains the answer of its parent (the earlier
+        request that it continues), but the messages before that answer differ from the parent's
+        messages."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group

@@ -24,8 +24,9 @@ class FeedbackSubject:
 
 
 def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
-    """Read an answered request from the ledger. Return None if the ledger does not have the group,
-    or if the app got no answer. This function blocks while it reads."""
+    """Read a group (an app's request with its sampled answers) from the ledger, the proxy's
+    database. Return None if the ledger does not have the group, or if the app got no answer. This
+    function blocks while it reads."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None

@@ -1,6 +1,7 @@
 """The groups (requests with all their sampled answers) whose rewards have not been sent to the
-server yet. Feedback about the answer of such a group can still be added to the group's reward. This
-module does no I/O, and gets the time as an argument."""
+server yet. Until the rewards of a group are sent, feedback about the answer that the app got can
+still be added to this answer's reward. This module does no I/O, and gets the time as an argument.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +35,13 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups whose served answer the app has received, and whose rewards were not sent to the
-    server yet."""
+    """The groups whose app has been answered, and whose rewards have not been sent to the server
+    yet. A group is a request with all its sampled answers."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """Create an empty collection. `window_s` is the feedback window: a scored group waits this
-        number of seconds for feedback before it is sent."""
+        """Create an empty collection. `window_s` is the feedback window: after a group (a request
+        with its answers) is scored, it waits this number of seconds for feedback before it is sent.
+        """
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
@@ -52,8 +54,8 @@ class PendingGroups:
     def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Add a group when its app gets the answer. Only the first call for a group has an
-        effect."""
+        """Add a group (a request with its answers) when its app gets the answer. Only the first
+        call for a group has an effect."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)
@@ -63,10 +65,12 @@ class PendingGroups:
             self._by_session[place.session_id][group_id] = None
 
     def group_recorded(self, group_id: str, now: float, *, accepts_feedback: bool) -> None:
-        """Record that the group is in the ledger with its rewards and can be sent.
+        """Record that the group is in the ledger with its rewards and can be sent. The ledger is
+        the proxy's database.
 
-        `accepts_feedback` is True if the served sibling has a reward to which feedback can be
-        added. If `accepts_feedback` is False, the group does not wait for feedback.
+        `accepts_feedback` is True if the served sibling (the answer that the app got) has a reward
+        to which feedback can be added. If `accepts_feedback` is False, the group does not wait for
+        feedback.
         """
         restored = _Group(None, None, None, is_restored=True)
         group = self._groups.setdefault(group_id, restored)
@@ -74,10 +78,11 @@ class PendingGroups:
         group.accepts_feedback = accepts_feedback
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the group that the app calls `name`. `name` is either the id of the
-        group's answer or the id of the group.
+        """Return the id of the group that an app means by `name`. The argument `name` is either the
+        id of the answer that the app got, or the id of the group.
 
-        Return None if this collection has no such group of this app.
+        Return None if this collection has no such group of the app with the key `app_key`. Groups
+        that an earlier proxy process answered are not found.
         """
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
@@ -86,8 +91,9 @@ class PendingGroups:
         return group_id
 
     def is_recorded(self, group_id: str) -> bool:
-        """Return True if the group is in the ledger. The result is also True for recorded groups
-        that are no longer in this collection, because they were sent or forgotten."""
+        """Return True if the group is in the ledger (the proxy's database). The result is also True
+        for recorded groups that are no longer in this collection, because they were sent or
+        forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 
@@ -101,8 +107,8 @@ class PendingGroups:
         """Record that one feedback about the group has been processed. From then on, this feedback
         no longer delays the group.
 
-        If `amount` is not None, add it to the group's reward, and let the group be sent before the
-        end of the feedback window.
+        If `amount` is not None, add it to the reward of the answer that the app got. The group may
+        then be sent before the end of the feedback window.
         """
         group = self._groups.get(group_id)
         if group is None:
@@ -118,8 +124,9 @@ class PendingGroups:
         return group is not None and group.accepts_feedback
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the id of the group about whose answer a new request is implicit feedback. `place`
-        is the place of the new request in its session.
+        """Return the id of the group whose answer a new request judges. A new request is implicit
+        feedback about an earlier answer of its session. `place` is the position of the new request
+        in its session.
 
         If the request asks for another answer to the same question, the result is the latest group
         of this question. Otherwise it is the group whose answer the request continues in a new
@@ -134,9 +141,10 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Let the groups of the session's earlier turns be sent without waiting for feedback. Call
-        this method when a new request at `place` has begun a later turn. Return the ids of these
-        groups."""
+        """Let the groups (requests with their answers) that a new request follows be sent without
+        waiting for feedback. Return their ids. `place` is the position of the new request in its
+        session. The request follows all groups of earlier turns. If it asks for another answer to a
+        question, it also follows the groups of this question."""
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())
@@ -149,7 +157,7 @@ class PendingGroups:
     def wait_s(self, group_id: str, now: float) -> float:
         """Return the number of seconds until the group may be sent to the server. The result is
         infinite in two cases: feedback about the group is still being processed, or the group is
-        not in the ledger yet."""
+        not in the ledger (the proxy's database) yet."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf
@@ -157,8 +165,8 @@ class PendingGroups:
 
     def remove(self, group_id: str) -> float:
         """Remove a group that is about to be sent or is forgotten. Return the sum of the amounts of
-        all feedback about the group. The caller adds this sum to the reward of the served
-        sibling."""
+        all feedback about the group. The caller adds this sum to the reward of the served sibling
+        (the answer that the app got)."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0
@@ -176,8 +184,8 @@ class PendingGroups:
         return place.turn if place is not None else 0
 
     def _is_same_request(self, group_id: str, place: Place) -> bool:
-        """Return True if `place` is the place of a request that asks for another answer to this
-        group's question."""
+        """Return True if the new request at `place` (a position in a session) asks for another
+        answer to this group's question."""
         own = self._groups[group_id].place
         regenerates = place.kind is Kind.REGENERATES and place.asked_key != ""
         return regenerates and own is not None and own.asked_key == place.asked_key

@@ -45,8 +45,8 @@ rewards."""
 
 
 class Delivery:
-    """The background delivery of groups to the ledger and to the server. Before the delivery is
-    closed, close all objects that call its methods."""
+    """The background delivery of groups (requests with their sampled answers) to the ledger and to
+    the server. Before the delivery is closed, close all objects that call its methods."""
 
     def __init__(
         self,
@@ -120,9 +120,10 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. From then on, this feedback
-        no longer delays the group. If `amount` is not None, add it to the reward of the served
-        sibling. The amount must be in the ledger already."""
+        """Record that one piece of feedback about the group has been processed, so that this
+        feedback no longer delays the group. If `amount` is not None, add it to the reward of the
+        served sibling (the sampled answer that the app got). The amount must be in the ledger
+        already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
@@ -145,9 +146,9 @@ class Delivery:
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger, then report its end to the server. For a scored group, the
-        report contains the rewards. For any other group, the report tells the server that the group
-        is aborted. This method only starts this work and does not wait for its end."""
+        """Write a group to the ledger, and then report the group's outcome to the server. For a
+        scored group, the report contains the rewards. For any other group, the report says that the
+        group is aborted. This method starts this work in the background and returns at once."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"

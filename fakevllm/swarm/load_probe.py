@@ -42,8 +42,8 @@ class LoadProbe:
         because this object has no timer. `is_serving` is True if the engine is ready.
 
         If the probe fails, no error is raised, and `num_waiting` becomes None. While the queue
-        length is not needed, no further probe is made. During this time, `num_waiting` is 0 if the
-        last probe succeeded, and None if the last probe failed.
+        length is not needed, no further probe is made. During this time, `num_waiting` is 0, or
+        None if the last probe failed.
         """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False

@@ -85,8 +85,8 @@ def _not_found(settings: TokensSettings) -> str:
 
 
 def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
-    """Return the texts of the page's tokens. If the texts cannot be loaded, return {} and add a
-    note to the page."""
+    """Return a dict from the id of each token on the page to the token's text. If the texts cannot
+    be loaded, return {} and add a note to the page."""
     ids = {token.id for token in page.tokens}
     try:
         if settings.model is not None:

@@ -1,5 +1,5 @@
-"""The data of a page that shows the tokens of a group or an episode as the trainer sees them. This
-module does no I/O.
+"""The data of a page that shows the tokens of a group or an episode as the trainer sees them. A
+group is a request with its sampled answers (siblings). This module does no I/O.
 
 The page shows one advantage per sibling or episode: the mean advantage of its trained tokens. The
 server reports this mean for the training step. With most algorithms, all trained tokens of a
@@ -47,7 +47,7 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The tokens of one sibling or one episode."""
+    """The tokens of one sibling (an answer that was sampled for a request) or of one episode."""
 
     name: str
     reward: float | None
@@ -86,10 +86,10 @@ class Page:
 def ledger_page(
     group: GroupRecord, calls: Mapping[int, Sequence[CapturedCall]], index: int | None
 ) -> Page:
-    """Return the page for a group that was read from the ledger, the proxy's database.
+    """Return the page that shows the tokens of a group from the ledger, the proxy's database.
 
-    `calls` maps the index of each sibling to the sibling's captured model calls. If `index` is not
-    None, only the sibling with this index is shown.
+    `calls` maps the index of each sibling (sampled answer) to the sibling's captured model calls.
+    If `index` is not None, only the sibling with this index is shown.
     """
     samples = [
         Sample(
@@ -111,7 +111,7 @@ def ledger_page(
 
 
 def server_page(group: GroupView) -> Page:
-    """Return the page for a group whose data were requested from the server."""
+    """Return the page that shows the tokens of a group. The server has sent the group's data."""
     samples = [
         Sample(
             name=f"sibling {view.index}" if "/" in view.name else f"episode {view.name}",
@@ -137,8 +137,8 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
 
 
 def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
-    """Return the tokens of a model call. `is_trained` and `advantage` are those of the sibling or
-    episode that made the call."""
+    """Return the tokens of a model call. The call belongs to a sibling (sampled answer) or an
+    episode, whose `is_trained` and `advantage` are passed."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
     is_call_trained = is_trained and call.untrainable is None
     response: list[Token] = []
@@ -172,8 +172,8 @@ def _notes(call: CapturedCall) -> list[str]:
 
 def heading(sample: Sample) -> str:
     """Return the heading of a sample (a sibling or an episode): its name, reward and advantage. The
-    word "served" is added for a served sample, and "not in the loss" for a sample that was not
-    trained.
+    word "served" is added if the app got this sample as its answer. The words "not in the loss" are
+    added if the sample was not trained.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'

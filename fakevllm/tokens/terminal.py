@@ -74,8 +74,9 @@ class Painter:
 def render_page(
     page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
 ) -> RenderableType:
-    """Return the page in a form that rich can print on a terminal. `has_shades` is True if the
-    terminal has more than 16 colours, and can therefore show shades."""
+    """Return `page` (the tokens of a group or an episode) in a form that rich can print on a
+    terminal. `has_shades` is True if the terminal has more than 16 colours, and can therefore show
+    shades."""
     painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:

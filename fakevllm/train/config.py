@@ -148,7 +148,7 @@ def _sections(text: str, file: Path) -> dict[str, Any]:
 
     If the text has a section `ajet:`, unknown sections are ignored, because AgentJet's own programs
     use them. In any other text, an unknown section raises ConfigError. A missing section `train` or
-    a malformed section also raises ConfigError. `file` is only used in the messages.
+    a malformed section also raises ConfigError. `file` is the file's path for the error messages.
     """
     content = cast("dict[str, Any]", strict_yaml_loader.loads(text))
     unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]

@@ -98,11 +98,12 @@ class AppResponse:
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         """Create the response. `exchange` is the parsed request, or None if the proxy cannot parse
-        the request. For such a request, the proxy relays the answer of the engine's own route for
-        the app's format.
+        the request. For a request that cannot be parsed, the proxy relays the answer of the
+        engine's own route for the app's format.
 
-        `group_id` is the id of the request's group. A response header contains this id. If
-        `group_id` is None, the response has no header about how the answer was made.
+        `group_id` is the id of the request's group (the request with its sampled answers). A
+        response header contains this id. If `group_id` is None, the response has no header with the
+        group or with the version of the weights.
 
         `on_stream_started` is called once, after the first part of a streamed answer has been sent.
         Its argument is the answer's id as the engine sent it, or None if the answer has no id.

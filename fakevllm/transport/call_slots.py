@@ -28,11 +28,12 @@ wait until a sibling with a long answer ends."""
 
 class CallSlots:
     """A limited number of slots, and two queues of calls that wait for a slot. Leads (the apps' own
-    requests) wait in the first queue, and siblings in the second.
+    requests) wait in the first queue. Sibling calls, which the proxy adds to sample more answers,
+    wait in the second queue.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
-    slot is given to the sibling that has waited longest. A call that samples several siblings needs
-    a slot for each of these siblings, and gets all its slots at once.
+    slot is given to the sibling call that has waited longest. A sibling call needs one slot for
+    each answer that it samples, and gets all its slots at once.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -58,7 +59,7 @@ class CallSlots:
 
     @property
     def max_per_call(self) -> int:
-        """Maximum number of siblings that one call may sample."""
+        """Maximum number of siblings (answers to one request) that one call may sample."""
         return self._num_for_siblings
 
     def must_wait(self, *, is_lead: bool, num: int = 1) -> bool:
@@ -69,7 +70,8 @@ class CallSlots:
         """Return a context manager that holds the slots for one call. If too few slots are free,
         entering the context manager waits for slots, without a time limit.
 
-        `num` is the number of siblings that the call samples. It is at most `max_per_call`.
+        `num` is the number of siblings (answers to one request) that the call samples. It is at
+        most `max_per_call`.
         """
         return HeldSlots(self, is_lead, num)
 

@@ -137,8 +137,8 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Number of finished calls whose stream is still being read to its end, so that the
-        connection can be reused."""
+        """Number of responses that are read to their end in the background, after the app's request
+        is over. A connection can be reused only after its response was read to the end."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -241,7 +241,7 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
             raise unreachable(error) from error
 
     async def _drain(self) -> None:
-        """Read the remaining bytes after the end of a stream, so that the connection can be
+        """Read the bytes that follow the last event of a stream, so that the connection can be
         reused."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):

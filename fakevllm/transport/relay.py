@@ -21,9 +21,9 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """The engine call for the lead of a group that has further siblings. The lead (sibling 0) is
-    the answer to the app's own request. The siblings are the answers that are sampled for a
-    request."""
+    """The engine call that samples the lead of a request that has further siblings. The siblings
+    are the answers that are sampled for one request. The lead (sibling 0) is the answer that the
+    app has requested, and the proxy adds the other siblings."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -79,10 +79,9 @@ async def pass_on(
     """Send a complete reply of the upstream server to the app, in the app's format. Return the
     reply that the app got.
 
-    If `reply` is the engine's refusal of a request that the proxy has translated, the app's
-    original request is sent to the engine's own route for the app's format. The reply of that route
-    is relayed instead. If the engine has no such route, the app gets the refusal in the app's
-    format.
+    If the engine has refused a request that the proxy has translated, the app's original request is
+    sent to the engine's own route for the app's format. The reply of that route is relayed instead.
+    If the engine has no such route, the app gets the refusal in the app's format.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -105,8 +104,9 @@ async def relay_native(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Send the app's request to the engine's own route for the app's format. Relay the answer byte
-    for byte, and return it.
+    """Send the app's request to the engine's own route for the app's format. Relay the answer, and
+    return it. The answer stays unchanged, except that the model's name becomes the alias that the
+    app has used.
 
     In an outage, WireError is raised if the response to the app has not started yet. A later outage
     ends the response with an error event.
@@ -151,7 +151,8 @@ async def relay_native(
 async def _relay_stream(
     live: LiveResponse, request: Request, app: AppResponse, started: float, lead: LeadCall | None
 ) -> EngineResponse:
-    """Relay a stream event by event, in the app's format. Return the stream that was relayed.
+    """Relay the engine's stream to the app event by event, in the app's format. Return the engine's
+    complete stream.
 
     If the first event is a permanent error, the app gets a plain error response. If the stream
     breaks off after answer data has been sent, the app gets an error event. If the stream breaks
@@ -212,9 +213,9 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if there are at least two events. In this case, the events surely contain a
-    token. A single event is no proof of a token, because the first event may contain only the role.
-    The engine sends the role before it has processed the prompt."""
+    """Return True if the events surely contain a token, which is so if there are at least two
+    events. Comments do not count as events. A single event proves nothing, because the engine may
+    send an event with only the role before it has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 

@@ -46,7 +46,7 @@ class SiblingOutcome(StrEnum):
 
 @dataclass(slots=True)
 class Request:
-    """One decoded request of an app."""
+    """One decoded request of an app, with the proxy's decisions about the request."""
 
     id: str
     adapter: Adapter
@@ -97,24 +97,26 @@ class Request:
 
     @property
     def is_captured(self) -> bool:
-        """True if the server captures the calls of this request's siblings, so that the siblings
-        can be trained. The server captures only calls of the training arm. An arm decides which
-        weights answer a session."""
+        """True if the server records the calls that sample this request's siblings, so that the
+        siblings can be trained. Calls of redacted requests, and of requests that may not be stored,
+        are not recorded. If sessions are assigned to arms, only calls of the training arm are
+        recorded. An arm is a set of sessions that one version of the weights answers."""
         if self.is_redacted or not self.is_stored:
             return False
         return self.arm is None or self.arm.is_training
 
     @property
     def call_headers(self) -> dict[str, str]:
-        """The headers that all calls for this request share. A call with only these headers names
-        no sibling, and the server does not capture such a call for training."""
+        """The headers that all engine calls for this request share. The header that names the
+        sampled siblings is not among them. Without this header, the server does not record the call
+        for training."""
         headers = self.headers if self.is_stored else self.headers | STORE_NONE
         return headers if self.arm is None else headers | {ARM_HEADER: self.arm.answering.value}
 
     @property
     def policy_fields(self) -> Json:
-        """The fields of a call's body that select the weights which answer this request. They are
-        {} for the served weights."""
+        """The fields that select the weights which answer this request. These fields are added to
+        the body of a call. {} selects the served weights."""
         if self.arm is None or self.arm.policy is None:
             return {}
         return {"model": self.arm.policy}
@@ -127,8 +129,8 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """True if the request must be translated, because the route of the upstream server has
-        another format than the app."""
+        """True if the request must be translated: the proxy sends it to a route of the upstream
+        server that has another format than the app's request."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
@@ -157,8 +159,8 @@ class SiblingResult:
 
     @property
     def outage(self) -> WireError | None:
-        """If the engine was unavailable for this sibling: the error that the app gets. In all other
-        cases: None."""
+        """The error that the app gets if the engine was unavailable for this sibling. None if the
+        engine was available."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
         return None if is_answer else self.upstream_error
 
@@ -269,7 +271,7 @@ class SiblingPlan:
 
     def lead_request(self, request: Request) -> Request:
         """Return the request with the body that this plan gives to the lead (sibling 0). Use the
-        returned request if no other sibling is sent."""
+        returned request if only the lead is sampled."""
         body = self.body(request, 0, 0.0)
         is_same = body is request.upstream_body
         return request if is_same else replace(request, upstream_body=body)
@@ -326,7 +328,7 @@ def _differs_in_a_stream(body: Json) -> bool:
 
 def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str]:
     """Return the headers of the call that samples `num` siblings, beginning with sibling `index`.
-    If the server captures the request's calls, the headers contain the ids of the group and of the
+    If the server records the request's calls for training, the headers name the request and these
     siblings."""
     headers = dict(request.call_headers)
     if request.is_captured:
@@ -368,9 +370,8 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Return the parsed answer in a reply.
 
-    Return None if the reply is an error or cannot be parsed. Also return None if the app asked for
-    a stream and the reply is not streamed, or if the app asked for no stream and the reply is
-    streamed.
+    Return None if the reply is an error or cannot be parsed. Also return None if the reply is
+    streamed although the app asked for no stream, or the other way round.
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -401,8 +402,8 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
 
 
 def _sibling_id_pattern(request: Request, index: int) -> str | None:
-    """Return a regular expression that matches the id in this sibling's answer. Its first group is
-    the id that the app expects, without the sibling's index.
+    """Return a regular expression that matches the id in this sibling's answer. Its first capture
+    group is the id that the app expects, without the sibling's index.
 
     Return None for the lead (sibling 0), whose id has no index. Also return None if the app chose
     no id for its request.

@@ -2,8 +2,8 @@
 answer the session.
 
 The weights of an arm may be a policy: weights that the engine holds beside the served weights. A
-call to a policy is sent without the header that marks a call as an answer to an app's request.
-Therefore the server does not capture the call for training.
+call to a policy does not name a sibling. Therefore the server does not capture the call for
+training.
 
 If the engine does not hold the policy any more, the proxy loads the policy again. If the load
 fails, the served weights answer.
@@ -53,9 +53,9 @@ class RequestArm:
 
     @property
     def answering(self) -> Arm:
-        """The arm whose weights answer the request. This is usually the assigned arm. If the
-        weights of the assigned arm cannot be sampled, it is the training arm, which has the served
-        weights."""
+        """The arm whose weights answer the request. This is usually the arm to which the request is
+        assigned. If the weights of this arm cannot be sampled, the training arm answers, which has
+        the served weights."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:

@@ -67,16 +67,17 @@ class RetryHandler:
         sibling_limit: SiblingLimit | None = None,
         slots: CallSlots | None = None,
     ) -> None:
-        """Create the handler. `link` polls the status of the server. If `link` is None, the handler
-        learns about outages only from failed calls. `limit_s` is the maximum number of seconds for
-        which a request is held.
+        """Create the handler. `link` polls the status of the swarm server. If `link` is None, the
+        handler notices an outage only when a call fails. `limit_s` is the maximum number of seconds
+        for which a request is held.
 
-        `served_name` is a function. It returns the served model's name for an alias, and None for
-        any other name. It raises WireError (503) if the server has not reported its model yet.
+        `served_name` is a function. For an alias, it returns the served model's name. For any other
+        name, it returns None. It raises WireError (503) if the server has not reported its model
+        yet.
 
-        `sibling_limit` counts the siblings that compete with this handler's requests for the
-        engine. `slots` limits the number of calls that are open at the server at a time. If `slots`
-        is None, a default limit applies.
+        `sibling_limit` counts the siblings (answers that are sampled for one request) that compete
+        with this handler's requests for the engine. `slots` limits the number of calls that are
+        open at the server at a time. If `slots` is None, a default limit applies.
         """
         self._upstream = upstream
         self._link = link
@@ -93,8 +94,8 @@ class RetryHandler:
 
     @property
     def server_shares_calls(self) -> bool:
-        """Whether one call to the server may sample several siblings. A server of an older version
-        does not support such calls."""
+        """Whether one call to the server may sample several siblings (answers to the same request).
+        A server of an older version does not support such calls."""
         return self._link is None or self._link.server_shares_calls
 
     async def relay(
@@ -192,17 +193,17 @@ class RetryHandler:
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
         """Relay the answer of the fallback server to the app, after the engine failed with `error`.
-        Return the answer and the reason of `error`.
+        Return the answer, and the outage reason that `error` has.
 
         Raises `error` itself in four cases:
 
-        * `error` is no outage.
+        * `error` is not an outage.
         * Answer data has been sent to the app already.
         * No fallback server is configured.
         * The fallback server does not answer.
 
-        If the fallback server fails after it has sent answer data to the app, raises the error of
-        that failure.
+        If the fallback server fails after it has sent answer data to the app, this second error is
+        raised.
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
@@ -236,9 +237,9 @@ class RetryHandler:
         return self._link is None or self._link.may_become_ready
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
-        """Wait up to `pause_s` seconds before the next attempt. If a busy engine refused the
-        request, stop waiting as soon as a sibling ends. After any other failure, stop waiting as
-        soon as the engine becomes ready."""
+        """Wait up to `pause_s` seconds before the next attempt. If the engine refused the request
+        because it was busy, stop waiting as soon as a sibling (an answer that is sampled for a
+        request) has ended. After any other failure, stop waiting as soon as the engine is ready."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
             sibling_ended = asyncio.Event()

@@ -89,10 +89,11 @@ class RetrySchedule:
         two cases: the engine was stopped, or the engine is busy although it samples no siblings of
         this proxy.
 
-        `last_answered_s` is a clock time after which the server was running: it has answered a
-        status request that was sent at this time. If the connection broke twice and the server was
-        not running in between, the second break does not count. The request then only reached a
-        gateway, or a connection that had been open since before the first break.
+        If the connection breaks, the request is sent again, but at most MAX_RESENDS times. A break
+        counts only if the server was running at some time since the previous break. Otherwise the
+        request only reached a gateway, or a connection that had been open since before the previous
+        break. `last_answered_s` shows whether the server was running. It is the clock time at which
+        the proxy sent the latest status request that the server has answered.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -127,7 +128,7 @@ class AbsenceTimer:
 
     def has_expired(self, now_s: float, *, is_available: bool) -> bool:
         """Record whether the server is available at the time `now_s`. Return True if the server has
-        been unavailable for at least `limit_s` seconds."""
+        been unavailable for at least `limit_s` seconds by then."""
         if is_available:
             self.last_available_s = now_s
         return not is_available and now_s - self.last_available_s >= self.limit_s

@@ -1,4 +1,5 @@
-"""One call to the server that samples several siblings. Each choice of the call is a sibling.
+"""Sample several siblings (answers to one request) with one call to the server. Each choice of the
+call is a sibling.
 
 The server sends a sibling's answer as soon as the answer is complete.
 """
@@ -24,16 +25,16 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 
 def broken_off() -> WireError:
-    """Return the error for a sibling whose answer was not complete when its call broke off. The
-    call is a shared call, which samples several siblings."""
+    """Return the error for a sibling whose answer was incomplete when a shared call broke off. A
+    shared call samples several siblings (answers to one request)."""
     return unavailable(
         "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
     )
 
 
 class NotShared(Exception):
-    """Error if the server refuses a call that would sample several siblings. Each sibling must then
-    be sampled by a call of its own."""
+    """Error if the server refuses a shared call, which samples several siblings (answers to one
+    request). Each sibling then needs a call of its own."""
 
 
 async def sample_shared(
@@ -43,8 +44,9 @@ async def sample_shared(
     indices: Sequence[int],
     temperature: float,
 ) -> AsyncGenerator[SiblingResult]:
-    """Send one call to the engine that samples several siblings. `indices` are the siblings'
-    indices, which must be consecutive. Yield the result of each sibling as soon as it is known.
+    """Sample several siblings (answers to one request) with one call to the engine. `indices` are
+    the siblings' indices, which must be consecutive. Yield the result of each sibling as soon as it
+    is known.
 
     If the engine fails during the call, no result is yielded for the siblings without a complete
     answer. If the engine answers with an error, the result of each sibling contains this error.

@@ -30,11 +30,11 @@ class Grant:
 
 class SiblingLimit:
     """Counter of the siblings in flight, with two limits. The first limit is configured. The second
-    limit exists only after the engine has refused requests because of overload. It is derived from
+    limit exists only after the engine has refused requests because of overload, and is derived from
     these refusals.
 
-    A sibling counts as in flight from `acquire` until `release`. During a part of this time, marked
-    by the `sampling` block, the engine samples the sibling.
+    A sibling counts as in flight from `acquire` until `release`. It counts as being at the engine
+    only during the `with` block of `sampling`.
 
     >>> limit = SiblingLimit(fixed_limit=4)
     >>> limit.acquire(3), limit.acquire(3, num_awaited=6)
@@ -42,7 +42,7 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit` is the configured maximum number of siblings in flight.
+        """Create the counter. `fixed_limit` is the configured maximum number of siblings in flight;
         0 means that no limit is configured."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
@@ -63,15 +63,17 @@ class SiblingLimit:
         """Reserve capacity for a group's siblings. Return the number of siblings that may start.
         Each time one of these siblings ends, the caller must call `release`.
 
+        The granted number is at most what both limits leave free. It is 0 while a lead waits that
+        the engine has refused. It is reduced further if siblings could pile up in the engine's
+        queue. Siblings for which an app waits do not pile up, because an app usually sends no
+        further request before it has its answer. Therefore the granted number is reduced by the
+        number of the other siblings, both in flight and requested by this call. The reduction is at
+        most `num_waiting`.
+
         `num_awaited` is the number of siblings for which an app waits, among the siblings in flight
         and the siblings that this call requests. `num_waiting` is the number of requests in the
         engine's queue. If `num_waiting` is None (unknown), the number of siblings in flight is used
         instead.
-
-        Siblings for which an app waits do not pile up in the engine's queue, because an app usually
-        sends no further request before it has its answer. The other siblings could pile up.
-        Therefore the granted number is reduced by the number of the other siblings, both in flight
-        and requested by this call. The reduction is at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -99,9 +101,9 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
-        """While the `with` block runs, count `num` siblings (sampled answers) as siblings that the
-        engine samples. The block gets a function. The block calls it each time one of these
-        siblings ends. When the block ends, all remaining siblings count as ended.
+        """While the `with` block runs, count `num` siblings as siblings that the engine samples.
+        The block gets a function, and must call it each time one of these siblings ends. Siblings
+        that have not ended at the end of the block count as ended then.
 
         The engine may have refused leads (apps' own requests), which then wait in a queue. Each
         time a sibling ends, the first lead in this queue is woken.
@@ -129,8 +131,8 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Keep a lead (an app's own request) in the queue of waiting leads while the block runs,
-        because the engine has refused the lead. While this queue is not empty, groups get no
+        """While the `with` block runs, keep a lead (an app's own request) that the engine has
+        refused in the queue of waiting leads. While this queue is not empty, groups get no
         siblings.
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
@@ -147,9 +149,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the engine refused a request because of overload. Set the limit that is
-        derived from refusals to the number of siblings at the engine minus one. If the limit is
-        already lower, or if no sibling is at the engine, do not change the limit."""
+        """Record that the engine refused a request because of overload. Lower the limit that is
+        derived from refusals: it is at most the number of siblings at the engine minus one. If no
+        sibling is at the engine, do not change the limit."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -157,8 +159,8 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that the engine answered a request. If refusals have set a limit, raise this limit
-        by one. Drop the limit when it reaches _MAX_ENGINE_LIMIT."""
+        """Record that the engine answered a request. If there is a limit that is derived from
+        refusals, raise this limit by one. Drop this limit when it reaches _MAX_ENGINE_LIMIT."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

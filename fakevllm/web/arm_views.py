@@ -1,5 +1,5 @@
-"""The arms of sessions and the gains (differences of mean rewards), as `/fakevllm/stats` and
-`/metrics` show them. An arm decides which weights answer a session."""
+"""The statistics about arms, as `/fakevllm/stats` and `/metrics` show them. An arm is a set of
+sessions that one version of the weights answers. A gain is a difference of mean rewards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class GainStats(BaseModel):
 
 
 class ArmStats(BaseModel):
-    """The number of sessions and the mean reward of each arm, the gain by training (`policy_gain`),
-    and the gain by choosing the best sibling (`choice_gain`). An arm decides which weights answer a
-    session."""
+    """The number of sessions and the mean reward of each arm, and two gains. An arm is a set of
+    sessions that one version of the weights answers. `policy_gain` is the gain by training.
+    `choice_gain` is the gain by choosing the best sibling (sampled answer)."""
 
     sessions: dict[str, int]
     """Number of counted sessions by arm. A session is counted ten minutes after its last group."""
@@ -48,10 +48,8 @@ class ArmStats(BaseModel):
 
 
 def arm_stats(arms: RequestArms) -> ArmStats:
-    """Return the statistics of the arms from the proxy's memory.
-
-    An arm decides which weights answer a session.
-    """
+    """Return the statistics of the arms, which the proxy keeps in memory. An arm is a set of
+    sessions that one version of the weights answers."""
     summary = arms.summary()
     troubles = {arm.value: arms.policies.trouble(arm) for arm in Arm}
     return ArmStats(
@@ -66,9 +64,11 @@ def arm_stats(arms: RequestArms) -> ArmStats:
 
 
 def add_arm_gauges(metrics: Metrics, arms: RequestArms) -> None:
-    """Add gauges of the sessions in each arm, and of the two gains, to the metrics.
+    """Add gauges to the metrics: the number of sessions in each arm, the gain by training, and the
+    gain by choosing the best sibling (sampled answer).
 
-    An arm decides which weights answer a session. A gain is a difference of mean rewards.
+    An arm is a set of sessions that one version of the weights answers. A gain is a difference of
+    mean rewards.
     """
     metrics.labelled_gauge(
         "fakevllm_arm_sessions",

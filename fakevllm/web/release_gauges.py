@@ -1,4 +1,5 @@
-"""The state of the release gate, as `/metrics` shows it."""
+"""The gauges for `/metrics` about the release gate. The gate decides whether a new version of the
+weights may answer apps."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fakevllm.metrics import Metrics
 
 
 def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
-    """Add the gauges of a release gate to the metrics. `view` returns the gate's state."""
+    """Add the gauges of the release gate to the metrics. The gate decides whether a new version of
+    the weights may answer apps. `view` returns the gate's state."""
     metrics.labelled_gauge(
         "fakevllm_release_version",
         "Versions of the weights by their role: released, and candidate while one is evaluated.",
@@ -53,8 +55,8 @@ def _versions(view: GateView) -> Mapping[str, float]:
 
 
 def _bounds(evaluation: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the difference of the mean rewards and both ends of its confidence interval. A number
-    that is not known yet is left out."""
+    """Return the difference between the mean rewards of the candidate and of the released version,
+    and both ends of its confidence interval. A number that is not known yet is left out."""
     names = {"low": "low", "mean": "difference", "high": "high"}
     bounds = {bound: evaluation.get(name) for bound, name in names.items()}
     return {bound: value for bound, value in bounds.items() if value is not None}

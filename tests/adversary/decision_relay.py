@@ -126,9 +126,15 @@ class DecisionRelay:
             self.url = f"http://127.0.0.1:{self._own_port}"
 
     async def _refuse(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._listener is None:
+            return
+        # A connection that was just accepted needs the open listener for one more turn of the event
+        # loop. Up to Python 3.11, its socket would otherwise stay open.
+        for listening in self._listener.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await asyncio.sleep(0)
+        self._listener.close()
+        self._listener = None
 
     async def _accept(self, near: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

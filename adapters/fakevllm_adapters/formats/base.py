@@ -119,7 +119,8 @@ class Exchange(Protocol):
 
 
 class Adapter(Protocol):
-    """One API format. An adapter has no state; `open` creates an Exchange for each request."""
+    """A translator between one API format and the engine's format. An adapter has no state; `open`
+    creates an Exchange for each request."""
 
     name: str
     path: str

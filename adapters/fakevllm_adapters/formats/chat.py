@@ -1,5 +1,5 @@
-"""The adapter of /v1/chat/completions. The adapter builds the requests for siblings (several
-answers to one request), parses answers, and relays bytes.
+"""The adapter (format translator) of /v1/chat/completions. It builds the requests for siblings
+(several answers to one request), parses answers, and relays bytes.
 
 Fields of a request that this module does not know reach the engine unchanged.
 """
@@ -53,8 +53,8 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 def _is_end(event: bytes) -> bool:
     """Return True if the event matches _ENDING, the pattern for the end of an answer.
 
-    Nearly all events of a stream do not match. The first condition rejects these events, several
-    times as fast as the pattern.
+    Nearly all events of a stream do not match. A cheap condition rejects these events first. It is
+    several times as fast as the pattern.
     """
     if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
         return False
@@ -84,8 +84,8 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange for a format that the engine itself uses. The exchange relays the bytes of the
-    engine's answer unchanged.
+    """The exchange (translator of one request and its response) for a format that the engine itself
+    uses. It relays the bytes of the engine's answer unchanged.
 
     There are two exceptions. An event that no client can parse is replaced by an error. If a stream
     ends without a finish_reason, a chunk with a finish_reason is added. Without these changes, the
@@ -160,7 +160,7 @@ def is_true(value: object) -> bool:
 
 
 class ChatAdapter:
-    """The adapter of chat completions, and the base class of all other adapters."""
+    """The adapter (format translator) of chat completions, and the base class of other adapters."""
 
     name = "chat"
     path = PATH

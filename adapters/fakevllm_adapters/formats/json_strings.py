@@ -15,8 +15,8 @@ because backtracking into such a string would take quadratic time.
 
 
 def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, int] | None:
-    """Return the position of the first string at one of these paths, without its quotes. The
-    position is a pair (begin, end).
+    """Return the position of the first string that is at one of `paths`. The position is a pair
+    (begin, end), and excludes the string's quotes.
 
     A path is a tuple of keys that lead from the outermost object to the string. `raw` may have
     other bytes before the object, such as `data: `, and may end within the object. The result is

@@ -33,8 +33,8 @@ def with_model_name(raw: bytes, model: str) -> bytes:
 
 
 class RenamingExchange:
-    """An exchange that replaces the model's name in the engine's answers by the name that the app
-    asked for.
+    """An exchange (a translator of one request and its response) that also replaces the model's
+    name. In the engine's answers, the name becomes the name that the app asked for.
 
     The name is replaced first. Then the inner exchange translates the answer to the app's format.
     """
@@ -42,7 +42,8 @@ class RenamingExchange:
     def __init__(
         self, inner: Exchange, model: str, is_active: Callable[[], bool] = lambda: True
     ) -> None:
-        """Create the exchange. While `is_active` returns False, no name is replaced."""
+        """Create the exchange. `inner` is the exchange that translates the answers. `model` is the
+        name that the app asked for. While `is_active` returns False, no name is replaced."""
         self.body = inner.body
         self.streamed = inner.streamed
         self._inner = inner
@@ -51,8 +52,8 @@ class RenamingExchange:
 
     @property
     def response_id(self) -> str | None:
-        """Id that the inner exchange has chosen for the answer. It is None if the inner exchange
-        does not choose ids."""
+        """Id that the inner exchange (the one that translates) has chosen for the answer. None if
+        the inner exchange does not choose ids."""
         return getattr(self._inner, "response_id", None)
 
     def answer(self, raw: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The table of all API formats, with the adapter of each."""
+"""The table of all API formats, with the adapter (format translator) of each."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Properties of vLLM's responses that differ between vLLM's versions. An object describes one
-    version.
+    """Properties of vLLM's responses that differ between vLLM's versions. OLD has the properties of
+    the older versions, and NEW those of the newer versions.
 
     A field describes the Responses format unless the field's docstring begins with "Messages".
     """
@@ -68,8 +68,8 @@ one. Versions between them are assumed to have the new form."""
 
 
 def dialect_of(version: str | None) -> Dialect:
-    """Return the form of the responses of an engine with this vLLM version. An unknown version is
-    assumed to have the new form.
+    """Return the properties of the responses of an engine with this vLLM version. An unknown
+    version is assumed to have the properties NEW.
 
     >>> dialect_of("0.27.1") is OLD, dialect_of("0.33.0+cpu") is NEW, dialect_of(None) is NEW
     (True, True, True)

@@ -1,12 +1,12 @@
 """Access checks and size limits that every request must pass before any route runs.
 
 A web page on another site can make its visitor's browser POST to 127.0.0.1. The owner of a web page
-can also point a domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop
-both attacks.
+can also point a domain name at 127.0.0.1 (DNS rebinding). The checks of the headers `Host` and
+`Origin` stop both attacks.
 
-Every path requires an API key, except the paths in `open_paths`. The check uses the same path as
-the server's router. A URL assembled from request headers would be unsafe, because a client can
-forge headers. Routes that affect other clients require the key of an admin.
+Every path requires an API key, except the paths in `open_paths`. The check looks up the same path
+as the server's router, and not the path of a URL that is assembled from request headers. The reason
+is that a client can forge headers. Routes that affect other clients require the key of an admin.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Several answers in one response of type multipart/mixed. Each part is the answer to one sibling.
-The swarm server sends the part as soon as the answer is complete.
+"""Several answers to one request, in one response of type multipart/mixed. Each answer, called a
+sibling, is one part of the response. The swarm server sends the part as soon as the answer is
+complete.
 
-A part has the headers and the bytes with which the server would have answered a separate call for
-this sibling. In addition, the part has the header PART_HEADER with the sibling's index, and the
-header `Content-Length`, so that the decoder need not search for the boundary.
+A part has the headers and the bytes with which the server would have responded if this answer had
+been requested by a separate call. In addition, the part has the header PART_HEADER with the
+sibling's index, and the header `Content-Length`, so that the decoder need not search for the
+boundary.
 
 This module does no I/O.
 """
@@ -31,7 +33,7 @@ _MAX_HEAD_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """The answer to one sibling. It is one part of a response with several answers."""
+    """One answer, as one part of a response with several answers to the same request."""
 
     index: int
     """Index of the sibling in its group."""
@@ -47,11 +49,11 @@ class PartEncoder:
 
     @property
     def headers(self) -> Headers:
-        """Headers of the response."""
+        """Headers of the response that contains all parts."""
         return [(b"content-type", b"%b; boundary=%b" % (MEDIA_TYPE.encode(), self._boundary))]
 
     def part(self, part: AnswerPart) -> bytes:
-        """Return the bytes of one part."""
+        """Return the bytes of one part, which contains one answer."""
         fields = [*part.headers, (PART_HEADER, b"%d" % part.index)]
         fields.append((_LENGTH, b"%d" % len(part.body)))
         head = b"".join(b"%b: %b\r\n" % field for field in fields)

@@ -144,16 +144,14 @@ def too_large(limit: int) -> WireError:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has disconnected.
-
-    Read the request body first: this function discards everything that the client sends.
-    """
+    """Wait until the client has disconnected. Call this function only after the request body was
+    read, because it discards everything that the client sends."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Send a whole response with these headers. A content-length header is added."""
+    """Send a whole response. A content-length header is added to `headers`."""
     lengths = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": lengths})
     await send({"type": "http.response.body", "body": body})

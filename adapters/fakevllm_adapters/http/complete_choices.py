@@ -47,14 +47,15 @@ class SentChoice:
         return len(self.answer)
 
     def to_part(self) -> AnswerPart:
-        """Return this choice as one part of the response."""
+        """Return this choice as an AnswerPart, which is one part of a response with several
+        answers."""
         tokens = orjson.dumps(self.tokens)
         length = (_TOKENS_LENGTH, b"%d" % len(tokens))
         return AnswerPart(self.index, [length], tokens + self.answer)
 
     @staticmethod
     def from_part(part: AnswerPart) -> SentChoice:
-        """Return the choice in one part of a response. Raises ValueError if the part is
+        """Return the choice that an AnswerPart contains. Raises ValueError if the part is
         malformed."""
         length = int(dict(part.headers).get(_TOKENS_LENGTH, b""))
         tokens: Any = orjson.loads(part.body[:length])

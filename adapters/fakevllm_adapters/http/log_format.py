@@ -68,8 +68,8 @@ class RedactedLines(logging.Formatter):
 
 
 def redact_logs(redactor: Callable[[], Redactor]) -> None:
-    """Redact all further lines of the process's log. For each line, `redactor` is called and
-    returns the redactor for this line. Call this function after `set_up_logging`."""
+    """Redact all further lines of the process's log. The function `redactor` is called for each
+    line, and returns the redactor to use. Call `redact_logs` after `set_up_logging`."""
     for handler in logging.getLogger().handlers:
         inner = handler.formatter or logging.Formatter(HUMAN)
         handler.setFormatter(RedactedLines(inner, redactor))

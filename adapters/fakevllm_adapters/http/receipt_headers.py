@@ -1,6 +1,7 @@
 """Response headers by which an app finds out how its answer was made.
 
-The server names the version of the weights, and the proxy adds the group. The module does no I/O.
+One header names the version of the weights, and is set by the server. The other header names the
+group (the request with its sampled answers), and is set by the proxy. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class VersionedSend:
     """
 
     def __init__(self, send: Send, version: Callable[[], int | None]) -> None:
-        """Create the wrapper. `version` is called when the response starts."""
+        """Create the wrapper. `version` is called when the response starts, and returns the version
+        of the weights, or None to add no header."""
         self._send = send
         self._version = version
 
@@ -44,13 +46,14 @@ def version_headers(version: int | None) -> Headers:
 
 
 def without_version(headers: Headers) -> Headers:
-    """Return the headers without the version of the weights, which only the server may name."""
+    """Return the headers without the header that names the version of the weights. Only the server
+    may set this header."""
     return [field for field in headers if field[0] != VERSION_HEADER]
 
 
 def with_group(headers: Headers, group_id: str | None) -> Headers:
-    """Return the headers of an answer, with a header for the id of its group. If the id is None,
-    remove all headers that this module defines.
+    """Return the headers of an answer, with a header that names its group (the request with its
+    sampled answers). If `group_id` is None, remove all headers that this module defines.
 
     >>> with_group([(b"x-fakevllm-version", b"3")], "g")
     [(b'x-fakevllm-version', b'3'), (b'x-fakevllm-group', b'g')]

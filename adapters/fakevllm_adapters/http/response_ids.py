@@ -1,5 +1,5 @@
-"""Read the ids of responses (OpenAI's Responses format) from requests, and from the bytes that are
-sent to a client."""
+"""Find the ids of responses (OpenAI's Responses format) in requests, and in the bytes that are sent
+to a client."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def chooses_response_id(raw: bytes, body: Json | None) -> bool:
     """Return True if the engine's own Responses route may take the id of the response from the
     request.
 
-    vLLM takes the id from the field `request_id`. A client could choose an id that another client's
-    response already has. Therefore an answer with a chosen id does not prove that the client made
-    the response.
+    vLLM takes the id from the field `request_id`. In this field, a client could send the id of
+    another client's response. Therefore the client must not count as the owner of a response whose
+    id it has chosen.
 
     >>> chooses_response_id(b'{"request_id": "resp_1"}', None), chooses_response_id(b"{}", None)
     (True, False)

@@ -1,5 +1,5 @@
-"""Messages of one line for pydantic's validation errors. They contain the field, the problem and
-the value.
+"""Messages of one line for pydantic's validation errors. Each message contains the field, the
+problem and the value.
 
 This module does no I/O.
 """
@@ -44,7 +44,7 @@ def problem_text(problem: Any) -> str:
 
 def closest_name(name: str, known: Iterable[str], unused: Container[str] = ()) -> str | None:
     """Return the known name whose spelling is closest to `name`, or None if no name is close. A
-    name in `unused` is returned only if no other name is close.
+    name in `unused` (names that have no effect) is returned only if no other name is close.
 
     >>> closest_name("num_repeats", ["lr", "num_repeat"]), closest_name("x", ["lr"])
     ('num_repeat', None)

@@ -73,8 +73,8 @@ POLICY_ONLY = (
 
 
 class Bounds(NamedTuple):
-    """A lower and an upper bound on a probability ratio or on a divergence. A divergence has only
-    an upper bound."""
+    """Bounds on a probability ratio or on a divergence. A ratio may have a lower and an upper
+    bound. A divergence has only an upper bound."""
 
     low: float | None
     high: float
@@ -82,8 +82,8 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """The loss of a step and its settings: a policy loss, a demonstration loss, or a policy loss
-    with a demonstration loss as a further term.
+    """The loss of a training step, with its settings. The loss is a policy loss, a demonstration
+    loss, or a policy loss with a demonstration loss as a further term.
 
     The constructor raises ValueError with a one-line message for a malformed setting, and for
     settings that contradict each other.
@@ -201,12 +201,13 @@ class LossSpec:
 
     @property
     def has_policy_loss(self) -> bool:
-        """Whether the loss has a policy loss, and does not train demonstrations alone."""
+        """Whether there is a policy loss. If not, a demonstration loss is trained alone."""
         return self.name not in DEMONSTRATION_LOSSES
 
     @property
     def of_demonstrations(self) -> str | None:
-        """Name of the demonstration loss, alone or as a further term; None if there is none."""
+        """Name of the demonstration loss, which is the whole loss or a further term beside a policy
+        loss. None if the loss has no demonstration loss."""
         return self.demonstration_loss if self.has_policy_loss else self.name
 
     @property
@@ -226,13 +227,14 @@ class LossSpec:
 
     @property
     def couples_step(self) -> bool:
-        """Whether the loss of each token depends on all other tokens of the training step."""
+        """Whether the loss of each token depends on all other tokens of the training step. This is
+        the case if the importance weights are divided by their mean over the step."""
         return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
     def rollout_is_bounds(self) -> Bounds:
-        """Bounds on the importance weights. Raises ValueError if `rollout_is_threshold` is
-        malformed."""
+        """Bounds on the importance weights, parsed from `rollout_is_threshold`. Raises ValueError
+        if this setting is malformed."""
         return _bounds("rollout_is_threshold", self.rollout_is_threshold)
 
     @property
@@ -263,8 +265,8 @@ def loss_defaults(name: str) -> LossDefaults:
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError if the job changes a setting that has no effect in this job. A setting is
-    changed if its value differs from its default."""
+    """Raise ValueError if the job sets a setting that has no effect in this job to a value other
+    than its default."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")

@@ -9,11 +9,11 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return, for each setting about rewards, whether it has an effect in this job.
+    """Return, for each setting about rewards, whether the setting has an effect in this job.
 
-    The result is a dict from the setting's name to a pair. The first element is True if the setting
-    has an effect. The second element is text for an error message. The text names the other setting
-    on which this effect depends.
+    The result is a dict from the setting's name to a pair. The first item is True if the setting
+    has an effect. The second item is a text for an error message, which names the other setting
+    that is needed.
 
     Raises ValueError with a one-line message for settings that contradict each other.
     """

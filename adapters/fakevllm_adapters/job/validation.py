@@ -60,11 +60,11 @@ def _check_lengths(job: TrainJob) -> None:
 
 
 def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
-    """Return True if the job sets max_response_length only for the penalty on long answers.
-    `missing` are the length settings that the job does not set.
+    """Return True if the job sets max_response_length only for the penalty on long answers. The
+    setting then limits no answer. It is only the answer length at which the penalty equals
+    overlong_penalty_factor.
 
-    In this case, max_response_length is the answer length at which the penalty equals
-    overlong_penalty_factor. It does not limit any answer.
+    `missing` are the length settings that the job does not set.
     """
     alone = len(missing) == len(LENGTH_SETTINGS) - 1 and job.max_response_length is not None
     return alone and job.overlong_buffer_len is not None

@@ -78,8 +78,8 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
 
     If the switch is False, the weight becomes 0, even if `kl_loss_coef` is set. If the switch is
     True, the weight is the first of these that exists: the weight in `value`, a weight above 0 in
-    `lower`, AgentJet's default. `lower` has the settings that `value` overrides. If the switch is
-    absent or None, the weight stays as it is. If `value` is not a dict, return it unchanged. Raises
+    `lower` (the settings that `value` overrides), AgentJet's default. If the switch is absent or
+    None, the weight stays as it is. If `value` is not a dict, return it unchanged. Raises
     ValueError for any other value of the switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})

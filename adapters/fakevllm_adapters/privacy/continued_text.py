@@ -1,4 +1,5 @@
-"""The end of a prompt that an answer continues. A secret may begin there and end in the answer."""
+"""Find the end of the text that an answer continues. A secret may begin in this text and end in the
+answer."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ MAX_CHARS = 2**14
 
 
 def continued_texts(body: Any) -> list[str]:
-    """Return the ends of the texts that the answers to a request continue: the prompts of a
-    completion, and the last message of a chat if it is the assistant's. This function never raises.
+    """Return the ends of the texts that the answers to a request continue. These texts are the
+    prompts of a completion request. In a chat, the text is the last message if its role is
+    `assistant`. This function never raises.
 
     >>> continued_texts({"prompt": "My name is"})
     ['My name is']

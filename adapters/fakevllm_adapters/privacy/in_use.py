@@ -1,4 +1,4 @@
-"""The redaction that a running process (proxy or server) uses."""
+"""The redaction settings that a running process (proxy or server) uses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RedactionInUse:
 
     def set_other(self, other: PrivacySettings, *, is_complete: bool = True) -> None:
         """Set the redaction settings of the other process (server or proxy), which apply together
-        with this process's own settings. `is_complete` is False if `other` has only those of its
-        settings that this process can use."""
+        with this process's own settings. If this process cannot use all settings of the other
+        process, `other` contains only the usable ones, and `is_complete` is False."""
         self.is_complete = is_complete
         self.settings = self._own.union(other)
         """The settings of both processes together."""

@@ -1,8 +1,8 @@
 """The patterns of texts that are redacted: built-in patterns, and the user's regular expressions.
 
-The built-in patterns take linear time with Python's `re`, because every repetition in them is
-bounded, or begins only where a match may begin. A user's regular expression is run by RE2, which
-takes linear time for every expression. Python's `re` could need hours for one text, and cannot be
+The built-in patterns take linear time with Python's `re`, because they limit the length of each
+repetition, or the places where it can begin. A user's regular expression is run by RE2, which takes
+linear time for every expression. Python's `re` could need hours for one text, and cannot be
 interrupted.
 """
 
@@ -132,7 +132,8 @@ def has_check_digit(digits: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern of texts that are redacted."""
+    """A kind of text to redact, such as e-mail addresses: a name, and a function that finds the
+    matches."""
 
     name: str
     """Name of the pattern, which stands in the text that replaces a match."""
@@ -189,8 +190,8 @@ def _card_spans(text: str) -> Iterator[Span]:
 
 
 def is_card_number(digits: str) -> bool:
-    """Return True if the digits are the number of a payment card: they begin as the numbers of an
-    issuer, have a length that this issuer uses, and a correct check digit.
+    """Return True if the digits are the number of a payment card. The first digits must belong to
+    an issuer, the length must be one that this issuer uses, and the check digit must be correct.
 
     >>> is_card_number("4111111111111111"), is_card_number("1111111111111117")
     (True, False)
@@ -255,8 +256,9 @@ def compile_expression(name: str, expression: str) -> Pattern:
 
 
 def _re2_spans(compiled: Any, text: str) -> Iterator[Span]:
-    """Yield the matches of a compiled RE2 expression. RE2 searches bytes; its own conversion of
-    positions would take quadratic time for many matches."""
+    """Yield the matches of a compiled RE2 expression, as positions in characters. RE2 searches the
+    text's bytes. This function converts the positions itself, because RE2's conversion takes
+    quadratic time if there are many matches."""
     encoded = text.encode(errors="surrogatepass")
     is_ascii = len(encoded) == len(text)
     chars, done = 0, 0

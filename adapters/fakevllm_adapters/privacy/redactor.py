@@ -82,8 +82,8 @@ class Redactor:
     # --- texts
 
     def text(self, text: str) -> str:
-        """Return the text with a marker in place of each match, also of matches that are written
-        with JSON's escapes."""
+        """Return the text with a marker in place of each match. Matches that are written with JSON
+        escapes are found too."""
         try:
             return self._text(text, _MAX_DEPTH)
         except _TooDeep:
@@ -94,8 +94,8 @@ class Redactor:
         return bool(self._patterns) and self.text(text) != text
 
     def _text(self, text: str, depth: int, level: int = 0) -> str:
-        """Return a text, redacted. The text may be JSON that has further JSON texts in its strings:
-        at most `depth` levels of them are parsed. `level` is the number of lists and objects around
+        """Return a text, redacted. If the text is JSON, its strings may be JSON texts too: at most
+        `depth` levels of JSON texts are parsed. `level` is the number of lists and objects around
         the text. Raises _TooDeep for lists and objects that are nested too deeply."""
         if not self._patterns or len(text) < 2:
             return text
@@ -113,8 +113,8 @@ class Redactor:
         return self._unreadable(redacted)
 
     def _unreadable(self, text: str) -> str:
-        """Return a marker in place of the whole text if the text has a match when JSON's escapes
-        are replaced by their characters. Otherwise return the text unchanged."""
+        """Return a marker in place of the whole text if the text has a match after its JSON escapes
+        are decoded. Otherwise return the text unchanged."""
         return marker(UNREADABLE) if self._has_match(_without_escapes(text)) else text
 
     def _plain(self, text: str) -> str:
@@ -126,7 +126,7 @@ class Redactor:
         return text if self._pass(text) == text else marker(UNREADABLE)
 
     def _pass(self, text: str) -> str:
-        """Replace each match once. Do not search markers and base64 data."""
+        """Replace the matches that one search finds. Markers and base64 data are not searched."""
         parts: list[str] = []
         end = 0
         for found in _NOT_SEARCHED.finditer(text):
@@ -146,8 +146,8 @@ class Redactor:
         return "".join([*parts, text[end:]])
 
     def _spans(self, text: str) -> list[_NamedSpan]:
-        """Return the matches of all patterns, from left to right. Matches that overlap are one
-        match, with the name of the first one."""
+        """Return the matches of all patterns, from left to right. Overlapping matches are merged
+        into one match, which has the pattern name of the first of these matches."""
         found = sorted(
             (start, end, pattern.name)
             for pattern in self._patterns
@@ -168,9 +168,11 @@ class Redactor:
     # --- JSON
 
     def value(self, value: Any) -> Any:
-        """Return a parsed JSON value with its strings, keys and integers redacted. If nothing
-        matches, the result equals `value`. If something matches, fields with the tokens of a text
-        are emptied. A value that is nested too deeply is replaced as a whole."""
+        """Return a parsed JSON value with its strings, keys and integers redacted. A prompt of
+        token ids cannot be searched, so it always counts as a match. If nothing matches, the result
+        equals `value`. If something matches, fields with token ids or logprobs become None, because
+        they spell out the redacted text. A value that is nested too deeply is replaced as a whole.
+        """
         if not self._patterns:
             return value
         try:
@@ -200,9 +202,9 @@ class Redactor:
         return self._across([self._value(item, depth, level + 1) for item in items])
 
     def _across(self, items: list[Any]) -> list[Any]:
-        """Redact matches that begin in one part of a message's content and end in another. An
-        engine joins the parts without a separator or with a line break. Parts are objects with a
-        `type` and a `text`. Other lists, such as lists of strings, are not joined."""
+        """Redact matches that begin in one part of a message's content and end in a later part. An
+        engine joins the parts without a separator or with a line break. A part is an object with a
+        `type` and a `text`. Lists of anything else, such as strings, are not joined."""
         texts = {place: text for place, item in enumerate(items) if (text := _part_text(item))}
         if len(texts) < 2:
             return items
@@ -239,7 +241,8 @@ class Redactor:
 
     def json_text(self, text: str) -> str:
         """Return the text of a JSON document, redacted. If nothing matches, the text is returned
-        unchanged. A text that is not JSON is redacted as text."""
+        unchanged, unless an object has a key twice. In this case, only the last value of the key is
+        kept. A text that is not JSON is redacted as plain text."""
         if not self._patterns:
             return text
         try:
@@ -269,16 +272,16 @@ class Redactor:
         return self.finds(text) or self.finds_any(answer.texts)
 
     def continued(self, end: str, text: str) -> str:
-        """Return `text`, which follows `end` and is redacted already. If a match begins in `end`
-        and ends in `text`, leave out the part of the match that is in `text`."""
+        """Return `text` without the end of each match that begins in `end`. `end` is the text
+        before `text`, which is redacted already."""
         if not self._patterns or not end or not text:
             return text
         return self._cut_parts([end, text])[1]
 
     def finds_continued(self, ends: Iterable[str], texts: Sequence[str]) -> bool:
-        """Return True if one of `texts` has a match when one of `ends` is put before it. `ends` are
-        the ends of the prompts that the texts may continue. If `ends` is empty, search only the
-        texts."""
+        """Return True if one of `texts` has a match after one of `ends` is put in front of it.
+        `ends` are the last characters of the prompts that the texts may continue. If `ends` is
+        empty, search only the texts."""
         before = list(ends) or [""]
         return any(self.finds(end + text) for text in texts for end in before)
 
@@ -292,7 +295,8 @@ OFF = Redactor()
 
 
 class AnswerTexts:
-    """The texts of one answer, which may arrive in many events. Texts of the same field are joined.
+    """The texts of one answer, which may arrive in many events. The pieces of one field are joined
+    to one text.
 
     >>> answer = AnswerTexts()
     >>> for text in ("a@", "b.de"):
@@ -351,15 +355,14 @@ class AnswerTexts:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the answer. An engine cuts a stop string off the text, although the model
-        has sampled it. Therefore, for each stop string, each text with the stop string at its end
-        is added."""
+        """The texts of the answer. An engine leaves out a stop string, although the model has
+        sampled it. Therefore each text is added once more with the stop string at its end."""
         texts = ["".join(parts) for parts in self._parts.values()]
         return [*texts, *(text + stop for stop in self._stops for text in texts)]
 
 
 def _without_escapes(text: str) -> str:
-    """Return the text with the escapes of JSON strings replaced by their characters."""
+    """Return the text with its JSON escapes decoded."""
 
     def replace(found: re.Match[str]) -> str:
         if found[1] is not None:
@@ -402,13 +405,14 @@ def _has_token_ids(prompt: Any) -> bool:
 
 
 def _index(place: int, item: Any) -> str:
-    """Return the `index` that the list item contains, or `place` if it contains none."""
+    """Return the field `index` of a list item. Without this field, return the item's place in the
+    list."""
     index: Any = cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
     return str(place if index is None else index)
 
 
 def _part_text(item: Any) -> str | None:
-    """Return the text of one part of a message's content, or None for anything else."""
+    """Return the text of a text part of a message's content. Return None for any other item."""
     if not isinstance(item, dict):
         return None
     part = cast("dict[str, Any]", item)
@@ -421,15 +425,15 @@ def _starts(parts: Sequence[str], separator: str) -> list[int]:
 
 
 def _crosses(span: _NamedSpan, starts: Sequence[int]) -> bool:
-    """Return True if a part of the joined text begins in the middle of the span."""
+    """Return True if a match begins in one part of the joined text and ends in a later part."""
     after = bisect_right(starts, span[0])
     return after < len(starts) and starts[after] < span[1]
 
 
 def _cut_out(parts: Sequence[str], starts: Sequence[int], spans: Sequence[_NamedSpan]) -> list[str]:
-    """Return the parts without the characters of the spans. The spans are sorted, and their
-    positions refer to the joined text of all parts. The marker of a span is put into the part in
-    which the span begins."""
+    """Return the parts without the matches in `spans`. A span is (start, end, name of the pattern).
+    The spans are sorted, and their positions refer to the joined text of all parts. The marker that
+    replaces a match is put into the part in which the match begins."""
     ends = [end for _, end, _ in spans]
     cut: list[str] = []
     for part, begin in zip(parts, starts, strict=True):

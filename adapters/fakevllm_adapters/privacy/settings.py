@@ -1,5 +1,5 @@
-"""The settings `[privacy]`, which say what is redacted, and how long contents are kept. A job
-carries them to the server."""
+"""The settings of the section `[privacy]`: what is redacted, and how long contents are kept. The
+training job contains these settings, so that the server gets them too."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class PrivacySettings(BaseModel):
 
     def union(self, other: PrivacySettings) -> PrivacySettings:
         """Return settings that redact and prune whatever `self` or `other` redacts or prunes. If
-        they use the same name for different expressions, the name in `other` gets a number."""
+        `self` and `other` use one name for two different regular expressions, a number is added to
+        the name from `other`."""
         if other == self or other == PrivacySettings():
             return self
         patterns = dict(self.patterns)
@@ -96,7 +97,7 @@ class PrivacySettings(BaseModel):
 
     @property
     def redactor(self) -> Redactor:
-        """The redactor with these patterns."""
+        """An object that redacts texts with the patterns of these settings."""
         return _redactor(self.redact, tuple(self.patterns.items()))
 
 

@@ -44,11 +44,13 @@ class ThrottlePolicy(BaseModel):
 
     @property
     def has_share(self) -> bool:
-        """Whether the policy sets a share, either as `share` or as `expected_batch_size`."""
+        """Whether the policy limits a mix (a kind of tasks) to a share of each batch, either by the
+        field `share` or by the field `expected_batch_size`."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:
-        """Return the share as a fraction of a batch, or None if the policy sets no share.
+        """Return the fraction of a batch to which the policy limits a mix (a kind of tasks). Return
+        None if the policy sets no such limit.
 
         `batch_size` is the number of tasks in a batch.
         """

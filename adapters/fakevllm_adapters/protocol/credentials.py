@@ -40,7 +40,7 @@ def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
 
 
 def api_key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the API key in a request's headers, or None if they have no key."""
+    """Return the API key in a request's headers, or None if the headers have no key."""
     return credentials_in(headers).key
 
 

@@ -33,7 +33,8 @@ def jsonable_number(value: float) -> float | str:
 
 
 def pack_ids(ids: Sequence[int]) -> str:
-    """Encode token ids as base64 of int32 in the byte order of the machine (little-endian).
+    """Encode token ids as base64 of int32 in the machine's byte order (little-endian on the usual
+    CPUs).
 
     >>> unpack_ids(pack_ids([1, 2, 300]))
     [1, 2, 300]
@@ -42,7 +43,7 @@ def pack_ids(ids: Sequence[int]) -> str:
 
 
 def id_bytes(ids: Sequence[int]) -> bytes:
-    """Return token ids as int32 in the byte order of the machine (little-endian).
+    """Return token ids as int32 in the machine's byte order (little-endian on the usual CPUs).
 
     >>> id_bytes([1, 2])
     b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
@@ -63,7 +64,8 @@ def unpack_ids(text: str) -> list[int]:
 
 
 def pack_floats(values: Sequence[float]) -> str:
-    """Encode numbers as base64 of float32 in the byte order of the machine (little-endian)."""
+    """Encode numbers as base64 of float32 in the machine's byte order (little-endian on the usual
+    CPUs)."""
     return base64.b64encode(array("f", values).tobytes()).decode()
 
 

@@ -1,8 +1,8 @@
-"""The model names of policies. A policy has the weights of one version, which the server holds
-beside the served weights.
+"""The model names of policies. A policy consists of the weights of one version. The engine holds
+these weights beside the served weights.
 
-An evaluation samples a policy by its name. An app must not use such a name. Otherwise the answers
-of an old version would be trained as if the served weights had sampled them.
+An evaluation samples a policy by its model name. An app must not use such a name. Otherwise the
+answers of an old version would be trained as if the served weights had sampled them.
 """
 
 from __future__ import annotations

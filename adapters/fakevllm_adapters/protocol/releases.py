@@ -91,16 +91,16 @@ class ReleaseRequest(DecisionRequest):
 
 
 class RollbackRequest(DecisionRequest):
-    """A request that training goes back to an earlier version (`POST /rollback`). All versions that
-    descend from this version are rejected."""
+    """A request to return the training to an earlier version (`POST /rollback`). All versions that
+    were trained from this earlier version are rejected."""
 
     version: int | None = Field(default=None, ge=0)
     """Version whose weights and optimizer are restored; None for the released version."""
 
 
 class TrainingLimitRequest(BaseModel):
-    """A request that training waits at a version (`POST /training_limit`). The request replaces the
-    limit that was set before."""
+    """A request to pause the training when it has reached a version (`POST /training_limit`). The
+    request replaces the limit that was set before."""
 
     version: int | None = Field(default=None, ge=0)
     """Newest version that training may make. While the served version is this version or a newer

@@ -19,8 +19,8 @@ rewards of some apps."""
 
 @dataclass(slots=True)
 class _Known:
-    """The digests of hooks or of jobs that are in use. Each digest has the number of steps since it
-    was last seen."""
+    """The digests (hashes) of the hooks, or of the jobs, that recent steps used. Each digest has
+    the number of steps since it was last used."""
 
     ages: dict[str, int] = field(default_factory=dict[str, int])
 

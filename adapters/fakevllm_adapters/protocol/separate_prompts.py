@@ -25,9 +25,9 @@ def sizes_header(prompts: Sequence[bytes]) -> str:
 
 
 def parse_sizes(value: str | None) -> list[int]:
-    """Return the size of each prompt, in bytes, that a response has before its body. `value` is the
-    value of the response's header. Return [] if the response has no such header. Raises ValueError
-    if the value is malformed.
+    """Return the sizes, in bytes, of the prompts that are sent in front of a response's body.
+    `value` is the value of the response header PROMPTS_HEADER. Return [] if the response has no
+    such header. Raises ValueError if the value is malformed.
 
     >>> parse_sizes("8,4"), parse_sizes(None)
     ([8, 4], [])

@@ -143,8 +143,9 @@ class ChatRequest(BaseModel):
     def grammar(self) -> Grammar | None:
         """Grammar that the answer must match, or None if the answer is not constrained.
 
-        If `tool_choice` forces a tool call, the grammar is the grammar of that call. As in vLLM,
-        every other grammar is then ignored. Raises WireError (400) if the grammar is invalid.
+        If `tool_choice` forces a tool call, the grammar describes this tool call. As in vLLM, every
+        other grammar of the request is then ignored. Raises WireError (400) if the grammar is
+        invalid.
         """
         if self.tools and self.tool_choice == "required":
             return calls_grammar(self.tools, is_parallel=bool(self.parallel_tool_calls))
@@ -172,7 +173,7 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
 
 
 def type_refusal(error: ValidationError) -> WireError:
-    """Return vLLM's 400 for a body in which fields are missing or have the wrong type."""
+    """Return vLLM's 400 error for a body in which fields are missing or have the wrong type."""
     problems: list[Any] = list(error.errors(include_url=False))
     return schema_error([_without_union_branches(dict(problem)) for problem in problems])
 
@@ -236,7 +237,7 @@ def fit_prompt_text(
 
 
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
-    """Return a 400 for a prompt text that is too large for the context.
+    """Return a 400 error for a prompt text that is too large for the context.
 
     The message is the same as vLLM's, but it gives the size of the prompt in bytes.
     """

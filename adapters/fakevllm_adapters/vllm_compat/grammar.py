@@ -248,8 +248,8 @@ def _call_schema(tool: Tool) -> Json:
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
     """Return the merged `$defs` (named definitions) of the JSON schemas of all tools.
 
-    The definitions must be at the root of the schema for the array of calls. References such as
-    `#/$defs/…` start at the root of a schema.
+    The caller puts the definitions at the root of the schema for the array of calls, because
+    references such as `#/$defs/…` start at the root of a schema.
     """
     shared: Json = {}
     for tool in tools:

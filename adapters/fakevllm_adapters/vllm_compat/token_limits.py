@@ -77,7 +77,7 @@ def is_over_context(status: int, body: Json) -> bool:
 def _limits(body: Json) -> list[str]:
     """Return the names of the token limits in a request body that may be removed.
 
-    For a completions request, the list is empty, because vLLM generates only 16 tokens without a
+    For a completions request, none may be removed, because vLLM generates only 16 tokens without a
     limit.
     """
     if "messages" not in body:

@@ -88,8 +88,8 @@ async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
 
 
 async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
-    """Check that none of the rows was trained. If the rows can be evaluated, load the versions of
-    the weights that the evaluation needs."""
+    """Check whether any of the rows was trained. If none was, and the proxy has hooks, load the
+    versions of the weights that the evaluation needs."""
     trained = await asyncio.to_thread(trained_rows, proxy.ledger, proxy.tasks, rows.texts)
     if proxy.evaluator is None or trained:
         # The command ends, so no version is needed.

@@ -1,6 +1,6 @@
-"""Endpoint for the model calls of one API format. The endpoint decodes a request and finds the task
-of the request. Then it passes the request and the task to the pipeline, which samples and answers.
-"""
+"""Endpoint for the model calls of one API format. The endpoint decodes a request, and finds the
+dataset task to which the request belongs. Then it passes the request and the task to the pipeline,
+which samples answers and responds to the app."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
 
 
 def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
-    """Hide the session names in the hints if redaction is on: replace each name that has redacted
-    text by a keyed hash. Without this, the id of a session would be a hash without a key, from
-    which the name could be guessed."""
+    """If redaction is on, replace each session name in `hints` that has text to redact by a keyed
+    hash. Otherwise the id of a session would be a hash without a key, from which the name could be
+    guessed."""
     if not proxy.redaction.redactor or not (hints.session or hints.parent):
         return hints
     hide = proxy.ledger.hidden_id
@@ -126,8 +126,8 @@ def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
 
 
 def _unstored(adapter: Adapter, checked: CheckedBody) -> CheckedBody:
-    """Return the body of a request that is not stored. If the engine itself may store the answer,
-    the body asks it not to."""
+    """Return the body of a request of which nothing may be stored. If the engine could store the
+    answer, the returned body tells the engine not to store it."""
     if not adapter.has_previous_response or checked.body is None:
         return checked
     body = checked.body | {"store": False}
@@ -154,10 +154,10 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return a GroupDraft for the request. The draft collects what the ledger will record about the
-    request's group. At first, it contains the request's task and the request's place in the
-    conversation. This function also decides if the request gets siblings, and stores the decision
-    in `request.ruling`.
+    """Return a new GroupDraft, which collects what the ledger (the proxy's database) will record
+    about the request and its answers. At first, the draft contains the request's task and the
+    request's place in the conversation. This function also decides whether the request is trained,
+    and stores the decision in `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
@@ -255,9 +255,10 @@ async def _decode(
 def _open_exchange(
     proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
 ) -> Exchange:
-    """Parse a request body in the format of its app, and return the exchange. `alias` is the model
-    name in the request if this name is an alias of the served model, else None. Raises
-    NotTranslated if the proxy cannot translate the body."""
+    """Parse a request body in the API format of the app. Return the exchange, which translates the
+    request for the engine and the response for the app. `alias` is the model name in the request if
+    it is an alias of the served model, else None. Raises NotTranslated if the proxy cannot
+    translate the body."""
     engine = proxy.link.engine
     named = engine if alias is None else replace(engine, model=alias)
     return adapter.open(body, named, history)
@@ -266,8 +267,8 @@ def _open_exchange(
 def _store_response_of(
     exchange: Exchange, proxy: ProxyComponents, request_id: str, app_key: str | None
 ) -> None:
-    """If the exchange is in the Responses format, make it store its complete response in the
-    ledger."""
+    """If the exchange (the translator of a request and its response) is in the Responses format,
+    make it store the complete response in the ledger."""
     if not isinstance(exchange, ResponsesExchange):
         return
     response_id = exchange.response_id

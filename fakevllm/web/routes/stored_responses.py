@@ -1,5 +1,5 @@
-"""Routes that retrieve, delete and cancel a stored response of the Responses API. Only the API key
-for which the response was made may use them."""
+"""Routes that retrieve, delete and cancel a stored response of the Responses API. A request may use
+these routes only with the API key for which the response was made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 class StoredResponseHandlers:
-    """The handlers of the routes of stored responses."""
+    """The handlers of the requests that retrieve, delete or cancel a stored response."""
 
     def __init__(self, proxy: ProxyComponents) -> None:
         self._proxy = proxy

@@ -84,8 +84,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit (one sequence in the loss) to which a call belongs, and the factors with which the
-    call's tokens count in the step's loss and in the step's metrics."""
+    """The unit of a call, and the factors by which the call's tokens count in the loss and in the
+    metrics of the step. A unit is one sequence in the loss."""
 
     unit: int
     """Number of the call's unit within the step."""
@@ -148,7 +148,6 @@ class _Totals(NamedTuple):
 
     @staticmethod
     def from_calls(calls: Sequence[LossCall]) -> _Totals:
-        """Compute the sums from the calls of a step."""
         weights: defaultdict[Hashable, float] = defaultdict(float)
         lengths: defaultdict[Hashable, int] = defaultdict(int)
         for call in calls:
@@ -160,10 +159,9 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the number by which the weight of each token in `unit` is divided. A unit is one
-        sequence in the loss. The number depends on the aggregation mode `spec.loss_agg_mode`. With
-        `token-mean`, for example, it is the sum of all weights of the step. With `token-sum`, it is
-        1."""
+        """Return the number by which the weight of each token in `unit` (one sequence in the loss)
+        is divided. The number depends on the aggregation mode `spec.loss_agg_mode`. For
+        `token-mean`, for example, the number is the sum of all weights of the step."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight

@@ -18,12 +18,12 @@ from fakevllm_server.types.demonstrations import Demonstration
 
 
 def mismatched_pairs(rows: Sequence[Demonstration]) -> list[Demonstration]:
-    """Return demonstrations of the kind `mismatched`: the prompt of each row with the response of
-    a row of another group. No response is used twice.
+    """Return demonstrations of the kind `mismatched`. Each of them has the prompt of one row
+    (demonstration) and the response of a row of another group. No response is used twice.
 
-    If one group has more than half of the rows, some rows have no partner and are left out. The
-    result is empty if there is only one group. Pairs that are longer than the longest row are left
-    out too, because they may need more memory than the trainer has.
+    If one group has more than half of the rows, some of its rows have no partner and are left out.
+    The result is empty if there is only one group. Pairs that are longer than the longest row are
+    left out too, because they may need more memory than the trainer has.
 
     >>> def pairs(*groups: str) -> list[tuple[int, int]]:
     ...     rows = [Demonstration(g, [7 + at], [at], "desirable") for at, g in enumerate(groups)]

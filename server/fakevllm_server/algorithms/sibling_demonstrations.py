@@ -1,13 +1,15 @@
-"""Make demonstrations of the answers of a group. The answers are compared by their scores. A score
-is the answer's reward with all penalties, minus the mean of the group.
+"""Turn the answers of a group into demonstrations for the losses sft, dpo and kto. The answers are
+chosen by their scores. A score is the answer's reward with all penalties, minus the mean of the
+group.
 
     sft  the answer with the highest score, if it is above 0
     dpo  the answers with the highest and the lowest score, if the two differ
     kto  each answer with a score above 0 (desirable) or below 0 (undesirable)
 
-With equal scores, the answer with the lower index is taken. A difference of at most `TOLERANCE`
-counts as 0, because it may be a rounding error. An answer is an episode of one or more calls, and
-each call becomes a demonstration. In `dpo`, the calls of an episode count as one response.
+If several answers have the highest or the lowest score, the one with the lowest index is taken. A
+difference of at most `TOLERANCE` counts as 0, because it may be a rounding error. An answer is an
+episode of one or more calls, and each call becomes a demonstration. In `dpo`, the calls of an
+episode count as one response.
 """
 
 from __future__ import annotations

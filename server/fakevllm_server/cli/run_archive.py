@@ -138,7 +138,8 @@ class RunArchive:
         return self._read(reads.log_position).last_step
 
     def release_state(self) -> ReleaseState:
-        """Return the state of releases: the released, evaluated, rejected and pinned versions."""
+        """Return which versions of the weights are released, under evaluation, rejected or pinned,
+        and whether releases are on hold."""
         return self._read(read_state)
 
     def side_checkpoints(self) -> list[SavedCheckpoint]:

@@ -1,7 +1,7 @@
-"""Decide which model the engine loads for a job. A job may name a model, and so may the server's
-flag `--model`.
+"""Decide which model the engine loads for a job. The job may name a model, and the server's flag
+`--model` may name one too.
 
-* With `--models-dir`, a job may name `--model` itself, or a folder below `--models-dir`.
+* With `--models-dir`, a job may name a folder below `--models-dir`, or the model of `--model`.
 * With only `--model`, this model is loaded. The model that the job names is ignored.
 * With neither flag and without API keys, a job may name any model.
 * With neither flag and with API keys, a job that names a model is refused, because a server with

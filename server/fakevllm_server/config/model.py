@@ -206,7 +206,7 @@ class ServerConfig:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The host names that a request's `Host` header may have."""
+        """The host names that the server accepts in the `Host` header of a request."""
         return LOOPBACK | {self.host} | set(self.allowed_hosts)
 
 

@@ -114,8 +114,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        If the last call of `write` failed, some of the points of this call may be missing in the
-        file. In this case, the cursor in `cursor.json` is still before these points, so the next
+        After a failed call of `write`, the file may lack some of the points that the call was to
+        write. The cursor in `cursor.json` is then still before these points. Therefore the next
         call of `write` gets these points again.
         """
         file, self._file, self._records = self._file, None, None
@@ -135,7 +135,8 @@ class EventFiles:
         self._put_point(item)
 
     def _put_start(self, step: int, at: float) -> None:
-        """Write a START event, which makes TensorBoard discard everything from `step` on."""
+        """Write a START event. It makes TensorBoard discard the earlier values of `step` and of all
+        later steps."""
         self._has_steps = True
         start = self._messages.SessionLog(status=self._messages.SessionLog.START)
         self._write(self._messages.Event(wall_time=at, step=step, session_log=start))
@@ -149,7 +150,7 @@ class EventFiles:
         self._write(event)
 
     def _add_text(self, event: Any, text: str) -> None:
-        """Add a text to an event. TensorBoard shows the text on its page for texts."""
+        """Add a text to an event, in the form that TensorBoard's text plugin reads."""
         value = event.summary.value.add(tag=TEXT_NAME)
         value.metadata.plugin_data.plugin_name = "text"
         value.metadata.data_class = DATA_CLASS_TENSOR

@@ -32,7 +32,7 @@ complete."""
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of curves at one step."""
+    """The values of several TensorBoard curves at one step."""
 
     step: int
     at: float
@@ -58,7 +58,7 @@ ChartItem = Point | Restart
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The position in the journal up to which the curves have been written."""
+    """The position in the journal (the server's database) up to which the curves are written."""
 
     entry: int = 0
     """Sequence number of the last entry of the run log that was written to the curves."""
@@ -81,7 +81,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Consecutive entries of the run log that were read at once."""
+    """Consecutive entries of the run log (the server's record of steps) that were read together."""
 
     entries: Sequence[tuple[LogEntry, float | None]]
     """Pairs of an entry and the time in Unix seconds at which the entry's weights were first
@@ -106,8 +106,8 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations that may still need points: those of the last step whose evaluations were
-    written, and those of all later steps."""
+    """The evaluation episodes whose points may still have to be written. They belong to the last
+    step whose evaluations were written, and to all later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
@@ -129,8 +129,8 @@ class Evaluations:
         * The last evaluation of the step ended more than QUIET_S seconds before `now`.
         * The run has ended (`is_last`).
 
-        If more evaluations of the step arrive all the same, the step gets a second point: the mean
-        of all its evaluations.
+        If more evaluations of the step arrive later, the step gets a second point, which is the
+        mean of all its evaluations.
         """
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
@@ -148,7 +148,8 @@ class Evaluations:
 
 
 def read_log(db: Connection, after: int) -> LogPiece:
-    """Read up to MAX_READ entries of the run log whose number is above `after`."""
+    """Read up to MAX_READ entries of the run log (the server's record of its steps and
+    evaluations). Only entries whose number is above `after` are read."""
     query = (
         "SELECT e.entry_json, p.at FROM entries e LEFT JOIN publications p "
         "ON p.version = e.version AND e.version > 0 WHERE e.seq > ? ORDER BY e.seq LIMIT ?"
@@ -187,8 +188,8 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
 
 
 def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
-    """Return the cursor of the curves after a rollback of the run to the step `restored.step`.
-    `restored` is the rollback's entry in the run log.
+    """Return the cursor after a rollback of the run to the step `restored.step`. The cursor is the
+    position up to which the curves are written. `restored` is the rollback's entry in the run log.
 
     With the new cursor, the evaluations of all steps after `restored.step` are written again.
     """

@@ -1,4 +1,5 @@
-"""Writes the curves of a run while it runs: a thread reads the journal and writes event files.
+"""Writes the curves of a run while it runs. A thread reads the journal (the server's SQLite file)
+and writes TensorBoard event files.
 
 Training never waits for this thread. An error in the thread is logged and does not stop the run.
 Curves that could not be written are written at the next attempt, by the next server process, or by
@@ -35,7 +36,8 @@ CLOSE_LIMIT_S = 10.0
 
 
 class Curves:
-    """The curves of one run, and the position in the journal up to which they are written."""
+    """The TensorBoard curves of one run. The object also knows up to which position of the journal
+    (the server's SQLite file) the curves are written."""
 
     def __init__(self, run_dir: Path) -> None:
         self._journal = run_dir / "journal.sqlite"

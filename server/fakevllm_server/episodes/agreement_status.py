@@ -24,7 +24,7 @@ _OFF = (EngineStatus.OFFLINE, EngineStatus.BOOTING)
 class AgreementStatus:
     """The engine status that is reported to clients. Each state of a training step (ROLLING_POST,
     then WEIGHT_SYNCING), and the state ROLLING after the step, is reported for at least HOLD_S
-    seconds. A state of the engine that was shorter, or was skipped, is reported all the same.
+    seconds. A state that the engine left sooner, or skipped, is reported too.
 
     >>> status = AgreementStatus()
     >>> status.moved(EngineStatus.ROLLING_POST, 100.0)

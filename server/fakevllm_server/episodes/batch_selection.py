@@ -19,8 +19,8 @@ BY_TASKS = "rollout_until_finish_enough_tasks"
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Numbers of waiting groups and episodes, and whether the clients agreed to train on the
-    batch."""
+    """The numbers of groups and episodes that wait for a training step, and whether the clients
+    agreed to train on them."""
 
     num_groups: int
     """Number of pooled groups. If the job drops tied groups (groups whose rewards are all equal),
@@ -46,8 +46,8 @@ class CollectionMethod:
     """Whether clients decide by their agreement when a step is due."""
 
     def num_taken(self, num_groups: int, job: TrainJob) -> int:
-        """Return the number of groups that a step takes when `num_groups` groups wait: either all
-        of them, or only the newest `batch_size`.
+        """Return how many groups a step takes at most when `num_groups` groups wait: either all of
+        them, or only the newest `batch_size`.
 
         The newest groups are preferred because they were sampled by the weights closest to the
         current weights.
@@ -61,9 +61,9 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of collected groups after which a step is short: it no longer waits for
-    `batch_size` trainable groups, and trains the groups that it has. Return None if a step always
-    waits for `batch_size` trainable groups.
+    """Return the number of collected groups after which a step no longer waits for `batch_size`
+    trainable groups, but trains the groups that it has. Return None if a step always waits for
+    `batch_size` trainable groups.
 
     Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
     and not trained. If they did not count, a run in which most groups are tied would never make a
@@ -78,11 +78,11 @@ def groups_before_short_step(job: TrainJob) -> int | None:
 
 
 def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
-    """Return the number of batches that the waiting groups would fill, as a fraction. The number is
+    """Return how many batches the waiting groups would fill. The number may be a fraction, and is
     at least 1 if a training step is due.
 
-    Some sample-collection methods take all groups at once. For these, the number is 1 if a step is
-    due, and 0 if no step is due.
+    Some sample-collection methods take all groups at once. For these methods, the number is 1 if a
+    step is due, and 0 if no step is due.
     """
     method = method_of(job)
     is_due = float(method.is_due(counts, job))
@@ -93,8 +93,8 @@ def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
     """Return True if there are enough groups for a training step.
 
     Normally, `batch_size` groups are enough. If the job drops tied groups (groups whose rewards are
-    all equal), fewer groups may be enough. If they were not enough, a run in which most groups are
-    tied would never make a step.
+    all equal), the step may have fewer groups. Otherwise a run in which most groups are tied would
+    never make a step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

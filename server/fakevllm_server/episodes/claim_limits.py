@@ -24,8 +24,8 @@ PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
 class Participation:
-    """Pauses and quotas for claims of episodes, and the clients that take part in the current
-    batch."""
+    """Decides whether clients may claim episodes, by pauses and quotas. A claim reserves an episode
+    for one client. The object also records which clients take part in the current batch."""
 
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
@@ -75,11 +75,10 @@ class Participation:
             self._quotas.claimed(name, episode.task_id, self._engine.seconds_rolling(now))
 
     def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
-        """Record that an episode ended or was aborted.
+        """Record that a training episode ended or was aborted. Evaluation episodes are ignored.
 
-        `task_id` is the task for which the client submitted the episode, or None if the episode is
-        not trained. If `is_active` is true, the client now takes part in the current batch.
-        Evaluation episodes are ignored.
+        `task_id` is the task for which the client submitted the episode, or None if the episode
+        will not be trained. If `is_active` is true, the client now takes part in the current batch.
         """
         if episode.kind != "train":
             return
@@ -92,8 +91,9 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims of episodes have expired. Also remove the mixes (named kinds of tasks)
-        without recent activity, and mark idle clients as silent."""
+        """Record that the claims of `episodes` have expired. Also remove the mixes (named kinds of
+        tasks) without recent activity. Clients without recent requests are marked as silent, so
+        that no training step waits for their agreement."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":

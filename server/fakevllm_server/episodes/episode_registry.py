@@ -68,8 +68,8 @@ class EpisodeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The idempotency key of a request that claims an episode. With the key, the client can send
-    the request again without a second claim."""
+    """The idempotency key of a request that claims an episode. With the key, the client can repeat
+    the request without claiming a second episode."""
 
     key: str
     body_hash: bytes
@@ -202,16 +202,17 @@ class EpisodeRegistry:
         return episode
 
     def restore(self, episode: Episode) -> None:
-        """Register a claimed episode, which may be from before a restart."""
+        """Register a claimed episode. The episode may have been claimed before a restart."""
         self._claimed[episode.episode_id] = self._by_key[episode.key] = episode
         if episode.idempotency is not None:
             self._by_idempotency[_idempotency_id(episode, episode.idempotency)] = episode
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Register open episodes from before a restart. An open episode waits for its next claim.
+        """Register the episodes that were open before a restart. An open episode was claimed
+        before, and waits for its next claim.
 
-        `episodes` has a pair (id, last epoch) for each episode.
+        `episodes` has a pair (episode id, number of the last claim) for each episode.
         """
         self._open.update(episodes)
 
@@ -244,8 +245,8 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """Record that a model call of an episode has ended. If the episode has ended before, the
-        record has no effect."""
+        """Record that a model call of an episode has ended. This method may also be called after
+        the end of the episode itself."""
         episode.in_flight -= 1
         self.renew(episode, now)
 

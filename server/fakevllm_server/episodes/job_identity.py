@@ -1,12 +1,11 @@
 """Decide if waiting groups and episodes belong to the job that is started. This module does no I/O.
 
-Groups and episodes that wait for a training step belong to the job for which they were collected.
+Groups and episodes that wait for a training step are trained only by the job for which they were
+collected. The reason is that rewards of different jobs cannot be compared. Two experiments may use
+the same task id for different tasks, and two models answer differently.
 
-Rewards of two jobs cannot be compared. Two experiments may use the same task id for different
-tasks, and two models answer differently.
-
-Two jobs count as the same job if they differ only in how they train, for example in learning rate
-or batch size.
+However, two jobs count as the same job if they differ only in how they train, for example in
+learning rate or batch size.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ def parse_identity(text: str) -> JobIdentity:
 
 
 def changed_settings(previous: JobIdentity, current: JobIdentity) -> list[str]:
-    """Return the names of the settings that make `current` another job than `previous`. The list is
-    empty if they count as the same job.
+    """Return the names of the settings that differ and that make `current` another job than
+    `previous`. If `current` counts as the same job as `previous`, the list is empty.
 
     >>> before = identity_of(TrainJob(lr=1e-5), "m", "a")
     >>> changed_settings(before, identity_of(TrainJob(lr=1e-6, batch_size=32), "m", "a"))

@@ -22,7 +22,8 @@ has probably disappeared."""
 
 @dataclass(slots=True)
 class OpenGroup:
-    """The captured model calls of one group that has not ended."""
+    """The captured model calls of one group that has not ended. A group has the answers to one
+    request of an app."""
 
     calls: defaultdict[int, list[RecordedCall]] = field(
         default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
@@ -50,8 +51,9 @@ class OpenGroups:
         return group_id in self._groups
 
     def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int:
-        """Add a captured call to its group. If the group does not exist, create it. Return the
-        index of the call among the calls of its sibling."""
+        """Add a captured call to the group of `sibling`, one of the answers to a request. If the
+        group does not exist, create it. Return the index of the call among the calls of this
+        sibling."""
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
         calls = group.calls[sibling.index]
         calls.append(call)
@@ -61,9 +63,9 @@ class OpenGroups:
         return len(calls) - 1
 
     def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
-        """Return the call. If an earlier call of the group has an equal prompt, the returned call
-        shares the array of prompt ids with the earlier call. The prompt is then stored, encoded and
-        hashed only once."""
+        """Return a call that equals `call`. If an earlier call of the group has an equal prompt,
+        the returned call uses the earlier call's array of prompt ids. The prompt is then stored,
+        encoded and hashed only once."""
         group = self._groups.get(group_id)
         known = [] if group is None else [own[-1] for own in group.calls.values() if own]
         for other in known:
@@ -76,7 +78,7 @@ class OpenGroups:
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float
     ) -> None:
-        """Add a group from before a restart. The time of the group's last call is set to `now`."""
+        """Add a group that was open before a restart. The time of its last call is set to `now`."""
         for index, sibling_calls in calls.items():
             for call in sibling_calls:
                 self.add(SiblingRef(group_id, index), call, now)

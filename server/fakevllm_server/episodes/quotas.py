@@ -76,8 +76,8 @@ class _Mix:
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
-        """Return True if other mixes (named kinds of tasks) should not wait for this mix, because
-        many of its tasks in a row were not pooled for training.
+        """Return True if other mixes (named kinds of tasks) should not wait for this mix. This is
+        the case if many of its tasks in a row were not pooled (accepted for training).
 
         `tasks_per_batch` is the mix's share of a batch, in tasks.
         """
@@ -91,9 +91,8 @@ class _Mix:
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return True if clients request claims for the mix (a named kind of tasks), or if the mix
-        has running episodes. Other mixes wait only for present mixes.
-        """
+        """Return True if clients have lately tried to claim episodes of the mix (a named kind of
+        tasks), or if the mix has running episodes. Other mixes wait only for present mixes."""
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 
@@ -114,12 +113,11 @@ class MixQuotas:
         return len(self._mixes)
 
     def may_begin(self, name: str, share: float, lead: float, task_id: str, now: float) -> bool:
-        """Return True if a client may claim an episode of this task, which belongs to the mix
-        `name`.
+        """Return True if a client may claim an episode of this task. The task belongs to the mix
+        (the named kind of tasks) `name`.
 
         `share` is the mix's share of each batch. `lead` is how far the mix may run ahead of its
-        share, in batches. If the task has begun already, more of its episodes may be claimed in any
-        case.
+        share, in batches. If the task has begun already, the result is always True.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -164,8 +162,8 @@ class MixQuotas:
         """Record that the group of a task is complete. Also record whether the group was pooled
         (accepted for training).
 
-        A task that is not pooled does not count for its mix's share, so the mix may begin another
-        task instead.
+        A task that is not pooled does not count for the share of its mix (a named kind of tasks).
+        The mix may therefore begin another task instead.
 
         Episodes of the task that are still running belong to the task's next group.
         """
@@ -180,20 +178,20 @@ class MixQuotas:
             self._mix_of_group[group_id] = mix
 
     def taken(self, group_id: str) -> None:
-        """Record that a training step took the group with this id, so that its task stays counted
-        as completed for its mix."""
+        """Record that a training step took the group with this id. The group's task then stays
+        counted as completed, even if `dropped` is called for the group later."""
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
-        """Record that a pooled group was dropped. Its task then no longer counts for the share of
-        its mix (a named kind of tasks)."""
+        """Record that a pooled group (a group that was accepted for training) was dropped. Its task
+        then no longer counts for the share of its mix (a named kind of tasks)."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes (named kinds of tasks) that have no open task and have sent no claim
-        request lately. Call this method periodically."""
+        """Remove the mixes (named kinds of tasks) that have no begun task and for which no client
+        has requested a claim lately. Call this method periodically."""
         absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
@@ -201,9 +199,10 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix (a named kind of tasks), set the mix's share to `share`,
-        and return the mix. If the mix was absent, raise its pace to the pace of the other mixes.
-        The pace is the number of completed tasks, divided by the share."""
+        """Record that a client wants to claim an episode of a mix (a named kind of tasks). Set the
+        mix's share to `share`, and return the mix. The pace of a mix is its number of completed
+        tasks, divided by its share. If the mix was absent, raise its pace to the slowest pace of
+        the present mixes."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share
@@ -216,7 +215,8 @@ class MixQuotas:
 
     def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
         """Raise the pace of unproductive mixes (named kinds of tasks) to the slowest pace of the
-        productive mixes. No mix then waits for an unproductive mix."""
+        productive mixes. The pace is the number of completed tasks, divided by the mix's share. No
+        mix then waits for an unproductive mix."""
         unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
         others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))
@@ -224,8 +224,9 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the counts of the task with this id. If no episode of the task has been claimed or
-        ended yet, first begin the task for `mix`. A mix is a named kind of tasks."""
+        """Return the numbers of running and ended episodes of the task with this id. If there are
+        no such numbers yet, the task begins now, as a task of `mix`. A mix is a named kind of
+        tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 

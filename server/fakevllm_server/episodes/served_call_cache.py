@@ -34,8 +34,8 @@ class ServedCalls:
             self._num_tokens -= _length(oldest)
 
     def find(self, group_id: str | None) -> RecordedCall | None:
-        """Return the model call of this group whose answer the app received. Return None if the
-        call is not cached."""
+        """Return the model call whose answer the app received, for the group with this id. A group
+        has the answers to one request. Return None if the call is not cached."""
         return None if group_id is None else self._calls.get(group_id)
 
     def forget(self, group_id: str) -> None:

@@ -59,8 +59,8 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """Number of the first step that can train a group which ends now. If a step is running,
-        this is the step after it."""
+        """Number of the first training step that can train a group which is completed now. If a
+        training step is running, this is the step after it."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:

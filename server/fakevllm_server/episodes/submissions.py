@@ -52,10 +52,10 @@ class SubmissionCache:
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
         """Add a reply to the cache. If the cache is full, remove the oldest replies that can be
-        read from the journal.
+        read from the journal (the server's SQLite file).
 
-        `written_position` is the position in the queue of journal changes up to which all changes
-        are on disk.
+        `written_position` is a position in the queue of journal changes. All changes up to this
+        position are on disk.
         """
         self._replies[key] = cached
         if isinstance(cached.reply, EndGroupReply) and cached.reply.calls:

@@ -126,10 +126,10 @@ def find_causes(
 def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
     """Return the metrics `branch_<cause>` and `drift_rate`.
 
-    `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
-    occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT). The share
-    is taken among all calls except the first call of each session and the calls with the cause
-    `not_read`. If no other calls exist, `drift_rate` is left out.
+    `branch_<cause>` is the number of calls with this cause. The metric is left out for causes that
+    did not occur. `drift_rate` is the share of calls whose cause is unintended (not in NO_DRIFT).
+    The first call of each session, and calls with the cause `not_read`, are left out of this share.
+    If no other calls exist, there is no `drift_rate`.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -148,9 +148,9 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position at which the last message of the prompt begins. This message is the
-        template text that begins the answer. `message_start` is the token id that begins every
-        message. Return None if `message_start` is None or does not occur."""
+        """Return the position at which the last message of the prompt begins. This message is only
+        the beginning of the answer, written by the chat template. `message_start` is the token id
+        that begins every message. Return None if `message_start` is None or does not occur."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
@@ -159,8 +159,8 @@ class _EarlierCall:
 
 @dataclass(slots=True)
 class _ReadBudget:
-    """The vocabulary that decodes ids, and the number of tokens that may still be decoded and
-    compared as text."""
+    """A limit on the number of tokens that are decoded and compared as text, with the vocabulary
+    that decodes them."""
 
     vocabulary: Vocabulary
     tokens_left: float
@@ -236,9 +236,9 @@ class _Session:
         self, call: _EarlierCall, prompt: array[int], shared: int, *, extends: bool
     ) -> Cause:
         """Compare the messages of `prompt` with the messages of the earlier call `call`, and return
-        the Cause. Use this method for a prompt for which `_cause_by_text` found no Cause. `prompt`
-        and `call` begin with `shared` equal tokens. `extends` is true if `prompt` begins with all
-        tokens of an earlier call other than `call`.
+        the Cause. Use this method if `_cause_by_text` found no Cause. The first `shared` tokens of
+        `prompt` and `call` are equal. `extends` is true if `prompt` begins with all tokens of some
+        shorter earlier call.
 
         The cause is `unknown` if the first difference is inside the answer of `call`, or in the
         template text that begins this answer.

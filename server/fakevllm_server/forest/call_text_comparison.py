@@ -1,8 +1,8 @@
 """Compare the texts of two calls, ignoring changes that chat templates and parsers make.
 
 Each comparison normalizes both texts, and tests whether the later text begins with the earlier
-text. The comparisons are ordered by tolerance: each comparison ignores one more kind of changes
-than the previous comparison.
+text. Each comparison is more tolerant than the comparison before: it also ignores one more kind of
+change.
 """
 
 from __future__ import annotations

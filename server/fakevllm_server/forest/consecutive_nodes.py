@@ -1,6 +1,6 @@
 """Slices of paths, and the search for the first difference of two token sequences. A path is a
-sequence of nodes in a forest. It is stored as slices, which are ranges [start, end) of consecutive
-node numbers."""
+sequence of nodes (tokens of a forest, in which calls share common prefixes). It is stored as
+slices, which are ranges [start, end) of consecutive node numbers."""
 
 from __future__ import annotations
 

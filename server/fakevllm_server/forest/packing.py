@@ -11,8 +11,9 @@ pieces have mP + NR nodes in total.
 1. Sort the calls in depth-first post-order, in which a call follows all calls that extend it.
 2. Cut this order into runs of consecutive calls that fit the budget. The cost of a cut is the
    length of the prefix that the two calls at the cut share, because the cut makes the model compute
-   this prefix twice. Dynamic programming finds the cheapest cuts. Keeping groups undivided has
-   priority over saving tokens.
+   this prefix twice. Dynamic programming finds the cheapest cuts. If the caller wants groups of
+   calls to stay in one piece, the cuts that divide the fewest groups win, even if other cuts would
+   save tokens.
 3. Combine small runs into pieces.
 """
 
@@ -28,7 +29,8 @@ from fakevllm_server.forest.trie import CallTokens, Forest, build_forest
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A set of model calls that go through the model together, with the forest of these calls."""
+    """A set of model calls that go through the model together. Its forest has one node for each
+    distinct prefix of these calls."""
 
     calls: Sequence[int]
     """Indices of calls, ascending. Call i of `forest` is the call with index calls[i]."""
@@ -38,16 +40,18 @@ class Piece:
 def pack(
     calls: Sequence[CallTokens], max_tokens: int, groups: Sequence[Hashable] | None = None
 ) -> list[Piece]:
-    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces. Each
-    token is a node, and a common prefix of a piece's calls is counted once.
+    """Divide calls into pieces (sets of calls that go through the model together), and return the
+    pieces. A piece has at most `max_tokens` tokens. A prefix that several calls of the piece share
+    counts once.
 
-    Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
-    calls alone has more tokens. The largest piece comes first, so that an out-of-memory error
-    occurs as early as possible. `groups` has the group of each call. The calls of a group stay in
-    one piece if they follow each other in depth-first order, and if one piece has room for all of
-    them. Raises ValueError if `max_tokens` is below 1.
+    Every call is in exactly one piece. A piece has more than `max_tokens` tokens only if one of its
+    calls alone has more. The largest piece comes first, so that an out-of-memory error occurs as
+    early as possible. `groups` has the group of each call. The calls of a group stay in one piece
+    if they follow each other in depth-first order, and if one piece has room for all of them.
+    Raises ValueError if `max_tokens` is below 1.
 
-    Compute the denominators of a loss from the whole batch, not from one piece.
+    If you train on the pieces, compute the denominators of the loss from all calls, and not
+    separately for each piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]
@@ -84,10 +88,14 @@ def _length(forest: Forest, call: int) -> int:
 
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
-    """Return (order, shared). `order` has the indices of the calls, in depth-first post-order of
-    their last nodes. `shared` has one number for each call in this order. The number is the length
-    of the longest prefix that the call shares with any earlier call in the order. This prefix is
-    always shared with the directly preceding call."""
+    """Return (order, shared) for the calls of a forest, which has one node for each distinct
+    prefix.
+
+    `order` has the indices of the calls, sorted by each call's last node, in depth-first
+    post-order. `shared` has one number for each call in this order. The number is the length of the
+    longest prefix that the call shares with any earlier call in the order. The directly preceding
+    call always has this prefix too.
+    """
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -102,8 +110,9 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return the number of nodes that two paths have in common at their beginning. The first path
-    is the path of the call `call`. The second path leads from the root to the node `last`."""
+    """Return the number of nodes that two paths of the forest have in common at their beginning.
+    The first path is the path of the call with the index `call`. The second path leads from the
+    root to the node `last`."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -118,8 +127,9 @@ def _num_common(forest: Forest, call: int, last: int) -> int:
 
 
 def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
-    """Return for each call the number of groups that a cut before this call would divide. `groups`
-    has the group of each call, in the order in which the calls are cut."""
+    """Return for each call the number of groups that are divided by a cut directly before this
+    call. `groups` has the group of each call. The calls are in the order in which `pack` cuts
+    them."""
     first: dict[Hashable, int] = {}
     last: dict[Hashable, int] = {}
     for index, group in enumerate(groups):
@@ -148,11 +158,10 @@ def _cheapest_runs(
     nodes. The run fits if this number is at most `max_tokens`. If call i alone has more tokens than
     `max_tokens`, the limit is the length of call i instead.
 
-    The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
-    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls:
-    among the starts i for which the last run [i, j) fits, the start with the lowest total cost is
-    chosen. The smallest start that fits never decreases as j grows. Therefore a monotonic queue of
-    starts makes each step fast.
+    The algorithm is dynamic programming over j, the end of the last run. For each j, the last run
+    [i, j) may start at every i for which it fits. The cost of the best division of the first i
+    calls is known, so the start i with the lowest total cost is chosen. The smallest start that
+    fits never decreases as j grows. Therefore a monotonic queue of starts makes each step fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -182,9 +191,8 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return True if consecutive calls with `num_nodes` nodes in total may form one piece.
-    `first_call` is the number of tokens of the first of these calls. If it is above `max_tokens`,
-    it is the limit instead, because a call cannot be divided."""
+    # A call cannot be divided. If the first call alone, with `first_call` tokens, is longer than
+    # `max_tokens`, its length is the limit instead.
     return num_nodes <= max(max_tokens, first_call)
 
 

@@ -90,10 +90,13 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield the nodes of the trained tokens (one node is one token of the forest), in order of
-        position. Each result is a tuple (kind, begin, end) for the nodes from `begin` up to `end`,
-        whose tokens are predicted with the same kind. The kind is (temperature, set of allowed
-        tokens)."""
+        """Yield the trained tokens as ranges of nodes, in order of position. A node is one token of
+        the forest.
+
+        Each result is a tuple (kind, begin, end) for the nodes from `begin` up to, but not
+        including, `end`. The kind is (temperature, set of allowed tokens), and is the same for all
+        tokens of the range.
+        """
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -154,8 +157,9 @@ class _EdgeIndex:
     allowed tokens. The table maps each node (token of the forest) to the edge that predicts it."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create the table. `runs` has a tuple (first node, number of nodes, first edge) for each
-        range of consecutive nodes. The edges that predict these nodes are consecutive too."""
+        """Create the table. Each tuple (first node, number of nodes, first edge) in `runs`
+        describes a range of consecutive nodes. The edges that predict these nodes are consecutive
+        too."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
@@ -170,7 +174,7 @@ class _EdgeIndex:
 
 
 class _EdgeBuilder:
-    """The arrays of Edges while they are built."""
+    """Collects the arrays of an Edges object."""
 
     def __init__(self, ids: array[int]) -> None:
         self._ids = ids
@@ -249,12 +253,12 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield the links that predict the nodes in `runs`, which are ranges [start, end) of nodes. A
-    link is a tuple (predicting node, predicted node, number of consecutive node pairs).
+    """Yield the links that end at the nodes in `runs`, which are ranges [start, end) of nodes. A
+    link covers consecutive nodes: it is a tuple (first predicting node, first predicted node,
+    number of node pairs).
 
-    A segment is a range of nodes without a branch. The first node of a segment is predicted by its
-    parent, which is in another segment. Every other node is predicted by the node with the
-    preceding number.
+    Each node is predicted by its parent. In a segment (a range of nodes without a branch), the
+    parent is the preceding node. The parent of a segment's first node is in another segment.
     """
     for start, end in runs:
         index = bisect_left(segment_starts, start)

@@ -242,8 +242,8 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
     """Make a Segment from each run (a range of nodes without a branch). Return the pairs (segment,
-    run) in depth-first pre-order. For each root key, `roots` has the runs that begin a tree, by
-    their first token."""
+    run) in depth-first pre-order. `roots` maps each root key to the first runs of its trees, by the
+    first token of the run."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []

@@ -1,4 +1,5 @@
-"""Read captured calls from the journal."""
+"""Read captured calls (model calls with their tokens) from the journal, the server's SQLite
+file."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ _OF_OWNER = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
 
 
 class CallReader:
-    """A reader of captured calls. It keeps their prompts in memory (see PromptReader)."""
+    """A reader of captured calls (model calls with their tokens). The reader keeps the prompts of
+    these calls in memory (see PromptReader)."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
         self._prompts = PromptReader(db)
 
     def of_owner(self, owner: str) -> list[RecordedCall]:
-        """Return the calls of an episode or sibling, in order. Raises CorruptCall if a call does
-        not match its stored digest."""
+        """Return the model calls of `owner`, in order. `owner` is an episode or a sibling (one of
+        the answers that were sampled for a request). Raises CorruptCall if a call does not match
+        its stored digest."""
         return [self.parse(row) for row in self._db.exec_driver_sql(_OF_OWNER, (owner,))]
 
     def parse(self, row: Sequence[Any]) -> RecordedCall:

@@ -24,7 +24,7 @@ text, because stored facts can be decompressed only with the same text."""
 
 
 def compress_numbers(data: bytes) -> bytes:
-    """Return the data in compressed form.
+    """Return an array of 4-byte numbers in compressed form. `data` is the bytes of the array.
 
     >>> ids = bytes([7, 1, 0, 0] * 100)
     >>> len(compress_numbers(ids)) < 30, decompress_numbers(compress_numbers(ids)) == ids
@@ -49,7 +49,7 @@ def decompress_numbers(compressed: bytes) -> bytes:
 
 
 def compress_facts(text: str) -> bytes:
-    """Return the facts of a call, such as its weight versions, in compressed form.
+    """Compress the facts of a model call, such as its weight versions, which are given as JSON.
 
     >>> facts = '{"versions":[[7,0,99]],"temperature":0.7,"finish_reason":"stop"}'
     >>> len(compress_facts(facts)) < 20, decompress_facts(compress_facts(facts)) == facts
@@ -75,7 +75,8 @@ def _deflated(data: bytes, zdict: bytes = b"") -> bytes:
 
 
 def _inflated(compressed: bytes, zdict: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the decompressed data of the first stream, and the bytes after this stream."""
+    """Return the decompressed data of the first deflate stream in `compressed`, and the bytes after
+    this stream."""
     stream = zlib.decompressobj(_RAW_DEFLATE, zdict)
     try:
         data = stream.decompress(compressed)

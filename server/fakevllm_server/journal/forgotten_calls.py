@@ -1,13 +1,14 @@
-"""Delete the captured calls of forgotten groups, so that no byte of them stays in the journal.
+"""Delete the captured calls of forgotten groups, so that no byte of the calls stays in the journal.
 
-A prompt is stored as a list of ranges in pieces of bytes, and prompts may share a piece. The
-triggers of the tables (see prompts.py) delete a prompt with its last call, and a piece with its
-last prompt. If another prompt uses the piece too, the piece stays and is noted as a loose piece: it
-may have bytes that no prompt uses.
+The journal stores bytes in pieces. A prompt is stored as a list of byte ranges in such pieces, and
+several prompts may share a piece. The triggers of the tables (see prompts.py) delete a prompt with
+its last call, and a piece with its last prompt. If a prompt is deleted and another prompt uses the
+same piece, the piece stays. It is noted as a loose piece, because it may have bytes that no prompt
+uses.
 
 This module overwrites such bytes, a few pieces at a time. `used_ranges` finds the bytes that
-prompts use, and meanwhile the journal can be written. Each change of `unused_bytes_erased` also
-reads the prompts that were added since then.
+prompts use, and meanwhile the journal can be written. Therefore each change of
+`unused_bytes_erased` also reads the prompts that were added since then.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ LoosePiece = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainedCalls:
-    """A trained group whose calls are still in the journal."""
+    """A trained group whose captured calls are still in the journal, with the size of these
+    calls."""
 
     group_id: str
     trained_at: float
@@ -87,7 +89,8 @@ class TrainedCalls:
 
 @dataclass(frozen=True, slots=True)
 class UsedRanges:
-    """The byte ranges of stored pieces that prompts used at the time of the search."""
+    """The byte ranges of stored pieces (blocks of bytes) that prompts used when the prompts were
+    read."""
 
     ranges: PieceRanges
     last_prompt: int
@@ -95,9 +98,9 @@ class UsedRanges:
 
 
 def calls_forgotten(group_ids: Sequence[str]) -> Change:
-    """Return the change that deletes the captured calls of groups. It also marks the groups that
-    are in a batch. If a crash lets the batch's step be trained again, marked groups are left out.
-    """
+    """Return a Change (a write to the journal) that deletes the captured calls of groups. The
+    Change also marks the groups that are in a batch. If this batch is trained again after a crash,
+    the marked groups are left out."""
     ids = json.dumps(list(group_ids))
 
     def apply(db: Connection) -> None:
@@ -110,7 +113,8 @@ def calls_forgotten(group_ids: Sequence[str]) -> Change:
 
 
 def unused_bytes_erased(pieces: Sequence[LoosePiece], used: UsedRanges) -> Change:
-    """Return the change that overwrites the bytes of a few loose pieces that no prompt uses. `used`
+    """Return a Change (a write to the journal) that overwrites the bytes that no prompt uses in a
+    few loose pieces. A loose piece is a stored block of bytes that lost one of its prompts. `used`
     is the result of `used_ranges` for these pieces, and may cover further pieces."""
 
     def apply(db: Connection) -> None:
@@ -130,13 +134,14 @@ def unused_bytes_erased(pieces: Sequence[LoosePiece], used: UsedRanges) -> Chang
 
 
 def loose_pieces(db: Connection) -> list[LoosePiece]:
-    """Return the pieces of stored prompts that may have bytes which no prompt uses."""
+    """Return the loose pieces: stored blocks of bytes that may have bytes which no prompt uses."""
     return [(piece, num_deleted) for piece, num_deleted in execute(db, _LOOSE)]
 
 
 def used_ranges(journal: Journal, pieces: Sequence[LoosePiece]) -> UsedRanges:
-    """Find the byte ranges of `pieces` that prompts use. The function blocks the thread. It reads
-    the prompts in several parts, and other reads of the journal can run between these parts."""
+    """Find the byte ranges of `pieces` (stored blocks of bytes) that prompts use. The function
+    blocks the thread. It reads the prompts in several parts, and other reads of the journal can run
+    between these parts."""
     ranges = PieceRanges([piece for piece, _ in pieces])
     last, after = journal.read(_last_prompt), 0
     while rows := journal.read(_prompt_slices, after, last):
@@ -151,7 +156,8 @@ def _last_prompt(db: Connection) -> int:
 
 
 def _prompt_slices(db: Connection, after: int, last: int) -> list[tuple[int, str]]:
-    """Return (id, slices as JSON) of the first PROMPTS_PER_READ prompts with after < id <= last."""
+    """Return (id, slices as JSON) of the next prompts after the id `after`, up to the id `last`. At
+    most PROMPTS_PER_READ prompts are returned."""
     return [(id, slices) for id, slices in execute(db, _USES, (after, last, PROMPTS_PER_READ))]
 
 
@@ -175,8 +181,8 @@ def trained_versions(db: Connection, group_ids: Sequence[str]) -> list[int]:
 
 def last_batched_step(db: Connection, group_ids: Sequence[str]) -> tuple[int, bool]:
     """Return a pair. The first item is the last step that trained one of the groups `group_ids`, or
-    0. The second item is True if one of these groups is in a batch that is planned and not trained
-    yet."""
+    0 if there is none. The second item is True if one of these groups is in a batch that is planned
+    and not trained yet."""
     values = (json.dumps(list(group_ids)), GroupState.CONSUMED, GroupState.PLANNED)
     rows = execute(db, _BATCHED, values).fetchall()
     trained = [step for state, step in rows if state == GroupState.CONSUMED]

@@ -1,6 +1,7 @@
-"""Store the long prompts of captured calls. Calls with the same prompt share one row. The row lists
-slices of pieces, which are compressed byte strings that prompts share. A new prompt adds a piece
-only for the part that earlier prompts do not have (see fakevllm_runtime/contents.py).
+"""Store the long prompts of captured calls (model calls with their tokens). Calls with the same
+prompt share one row. The row lists slices of pieces, which are compressed byte strings that prompts
+share. A new prompt adds a piece only for the part that earlier prompts do not have (see
+fakevllm_runtime/contents.py).
 
 SQL triggers count the calls of each prompt and the prompts of each piece. They delete a prompt
 together with its last call, and a piece together with its last prompt. Therefore any statement may
@@ -59,7 +60,8 @@ class _StoredPrompt:
 
 
 class RecentPrompts:
-    """The latest prompts, in memory. Their rows may have been deleted in the meantime."""
+    """The latest prompts, in memory. A prompt may still be in memory when its row in the journal,
+    the server's SQLite file, has been deleted."""
 
     def __init__(self) -> None:
         self._contents = ContentStore(compress=compress_numbers, decompress=decompress_numbers)
@@ -145,9 +147,10 @@ def recent_prompts(db: Connection) -> RecentPrompts:
 
 
 class PromptReader:
-    """Reads prompts from the journal. The reader keeps the latest prompt in memory, because
-    siblings have the same prompt. It also keeps all pieces (the stored parts of prompts) in memory,
-    because prompts share pieces. Create a new reader for each read of the journal."""
+    """Reads prompts from the journal, the server's SQLite file. The reader keeps the latest prompt
+    in memory, because siblings (answers to the same request) have the same prompt. It also keeps
+    all pieces (the stored parts of prompts) in memory, because prompts share pieces. Create a new
+    reader for each read of the journal."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db

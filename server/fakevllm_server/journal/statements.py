@@ -1,4 +1,5 @@
-"""Run one SQL statement of the journal directly with Python's sqlite3, without SQLAlchemy.
+"""Run one SQL statement of the journal (the server's SQLite file) directly with Python's sqlite3,
+without SQLAlchemy.
 
 SQLAlchemy adds 50 to 200 µs to a statement, and SQLite itself takes a few µs. Use these functions
 for statements that run for each call or each group. The statements run in the transaction of the

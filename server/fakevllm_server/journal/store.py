@@ -60,8 +60,8 @@ runs of the server."""
 
 
 class Journal:
-    """The journal of one run, with its writer thread and its database connections. Call `close`
-    after the last use."""
+    """The journal (SQLite file) of one run, with its writer thread and its database connections.
+    Call `close` after the last use."""
 
     def __init__(self, path: Path) -> None:
         """Open the journal file, create the file if it does not exist, and apply migrations.
@@ -162,7 +162,8 @@ class Journal:
         """Run a query function, and return its result. The query must be a single SQL statement
         that reads one row by its key, or a small table.
 
-        This takes microseconds, because one statement needs no transaction.
+        The query takes microseconds. It runs without a transaction, because a single statement
+        needs none.
         """
         with self._read_lock:
             return query(self._look_up_db, *arguments, **named)
@@ -197,8 +198,8 @@ class Journal:
 
     def truncate_log(self, timeout_s: float) -> bool:
         """Truncate the write-ahead log, so that it has no bytes of deleted rows. Return False if
-        other processes still read an old state of the journal at the timeout. The method blocks the
-        thread."""
+        another process still reads an old state of the journal after `timeout_s` seconds. The
+        method blocks the thread."""
         return truncate_log(self._path, timeout_s)
 
     def drain(self) -> bool:

@@ -1,5 +1,5 @@
-"""Send calls for the served weights to the engine's newest adapter, and show the model's name in
-the answers.
+"""Send calls for the served weights to the engine's newest LoRA adapter, and show the model's name
+in the answers.
 
 An engine with LoRA adapters knows the served weights by the name of an adapter, which changes with
 each version. Apps know the served weights by the name of the model.
@@ -19,23 +19,24 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdapterName:
-    """The two names of the served weights: apps send the name `model`, and the engine knows these
-    weights by the name of an adapter, `adapter`."""
+    """The two names of the served weights. Apps send the name `model`. The engine knows these
+    weights by `adapter`, the name of a LoRA adapter."""
 
     model: str
     adapter: str
 
     def request(self, body: Json) -> Json | None:
-        """Return a copy of the request body, with the adapter's name as `model`. Return None if the
-        body names other weights than the served ones. A body without a model name is meant for the
-        served weights."""
+        """Return a copy of the request body, with the LoRA adapter's name as `model`. Return None
+        if the body names other weights than the served ones. A body without a model name is meant
+        for the served weights."""
         if body.get("model") not in (None, "", self.model):
             return None
         return body | {"model": self.adapter}
 
     def raw_request(self, raw: bytes) -> bytes | None:
-        """Parse a request body, and return it as bytes with the adapter's name as `model`. Return
-        None if the body names other weights than the served ones, or is not a JSON object."""
+        """Parse a request body, and return it as bytes, with the LoRA adapter's name as `model`.
+        Return None if the body names other weights than the served ones, or is not a JSON
+        object."""
         try:
             # orjson would turn integers beyond 64 bits into floats.
             parsed: Any = json.loads(raw)
@@ -45,10 +46,11 @@ class AdapterName:
         return None if body is None else json.dumps(body).encode()
 
     async def answer(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the chunks of the engine's answer, with the model's name in place of the adapter's.
+        """Yield the chunks of the engine's answer, with the model's name in place of the LoRA
+        adapter's name.
 
-        Only the bytes of the name change. Texts of the model cannot contain these bytes, because
-        quotes within a JSON string are escaped.
+        Only the field with the name changes. Texts of the model cannot contain the bytes of this
+        field, because quotes within a JSON string are escaped.
         """
         old, new = _field(self.adapter), _field(self.model)
         rest = b""

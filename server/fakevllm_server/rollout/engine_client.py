@@ -210,15 +210,16 @@ class EngineClient:
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
-        Answer fields that only the capture requested are hidden from the client. `on_finished` runs
-        before the last byte is sent. Therefore the call is recorded before the client sees the end
-        of the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
-        same errors are raised.
+        To get the tokens, additional fields are put into the request. The client does not see the
+        answer fields that only these additional fields requested. `on_finished` runs before the
+        last byte is sent. Therefore the call is recorded before the client sees the end of the
+        answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the same
+        errors are raised.
 
-        `plain` returns the request body without the fields that the capture adds. If the engine
-        refuses the body with these fields (status 400), the plain body is sent instead. If the
-        engine then answers, the call is recorded as untrainable. Raises NotWritable if the body
-        cannot be written as JSON.
+        `plain` returns the request body without the additional fields. If the engine refuses the
+        body with these fields (status 400), the plain body is sent instead. If the engine answers
+        the plain body, the call is recorded as untrainable. Raises NotWritable if the body cannot
+        be written as JSON.
         """
         is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
         asking = headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
@@ -250,15 +251,15 @@ class EngineClient:
         raises_refused: ErrorPredicate | None = None,
         version_of: Callable[[CallCapture], int | None] = lambda _: None,
     ) -> None:
-        """Forward a call that samples several siblings (answers to the same request). Send each
-        answer as soon as the answer is complete. Each answer is one part of the response.
+        """Forward a call that samples several siblings (answers to the same request), and record
+        its tokens. Send each answer as soon as it is complete, as one part of the response.
 
         `first_index` is the index of the first sibling. `on_complete` runs with the choices that
         are complete, before their answers are sent. `version_of` returns the version of the weights
         for the headers of an answer, or None. If the engine fails after a part was sent, the
-        response ends. The answers that were not complete are missing. Raises CannotShare if no part
-        was sent and the siblings need calls of their own. Raises WireError for an error event of
-        the engine. In all other cases, the errors are the same as for `capture`.
+        response ends without the answers that were not complete. Raises CannotShare if no part was
+        sent and each sibling needs a call of its own. Raises WireError for an error event of the
+        engine. In all other cases, the errors are the same as for `capture`.
         """
         if self.endpoint.is_bundled:
             body = shared.complete_body
@@ -305,10 +306,10 @@ class EngineClient:
     async def _choice_chunks(
         self, response: aiohttp.ClientResponse, shared: SharedCapture
     ) -> AsyncIterator[bytes]:
-        """Return an iterator over the bytes of the response to a shared call. A shared call samples
-        several choices. If the response begins with the prompt's token ids, the ids are read into
-        `shared` first, and are not in the iterator. Raises CannotShare if the response is neither
-        an event stream nor a response with one part for each choice."""
+        """Return an iterator over the bytes of `response`, the response to a call that samples
+        several choices. If the response begins with the prompt's token ids, the ids are first read
+        into `shared`, and are not in the iterator. Raises CannotShare if the response is neither an
+        event stream nor a response with one part for each choice."""
         await _read_prompt(response, shared)
         if response.content_type == _EVENT_STREAM:
             return await self._first_chunk_checked(response)
@@ -364,10 +365,9 @@ class EngineClient:
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send `body` to the engine in a POST request, and yield the response. If the engine knows
-        the served weights by an adapter's name, this name is put into the field `model` of a
-        request for these weights. Raises NotWritable if the body cannot be written as JSON. All
-        other errors are those of `_request`.
-        """
+        the served weights by the name of a LoRA adapter, this name is put into the field `model` of
+        a request for these weights. Raises NotWritable if the body cannot be written as JSON. All
+        other errors are those of `_request`."""
         name = self._adapter_name
         addressed = None if name is None else name.request(body)
         if addressed is None:
@@ -377,9 +377,9 @@ class EngineClient:
     def _send_raw(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request to the engine, with the client's own bytes as its body, and yield the
-        response. The model's name is treated as in `_send`, and the errors are those of
-        `_request`."""
+        """Send a request with the client's own bytes as its body, and yield the response. If the
+        engine knows the served weights by the name of a LoRA adapter, this name first replaces the
+        model's name in the body. The errors are those of `_request`."""
         name = self._adapter_name
         addressed = None if name is None or not body else name.raw_request(body)
         if addressed is None:
@@ -400,8 +400,9 @@ class EngineClient:
         headers: dict[str, str],
         name: AdapterName | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request to the engine, and yield the response. `name` is the name of the adapter
-        to which the request was sent instead of the model.
+        """Send a request to the engine, and yield the response. `name` is set if the body names a
+        LoRA adapter in place of the model. The response keeps `name`, so that the model's name can
+        be restored in the answer.
 
         Raises EngineFailed in three cases. The connection fails, the status is not a final HTTP
         status, or the engine answers with an error and its health check fails.
@@ -505,8 +506,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Return an iterator over a response's body. The adapter's name in the body is replaced by the
-    model name that apps know."""
+    """Return an iterator over a response's body. If the request named a LoRA adapter in place of
+    the model, the adapter's name in the body is replaced by the model name that apps know."""
     name = response.adapter_name if isinstance(response, _Response) else None
     return _raw_chunks(response) if name is None else name.answer(_raw_chunks(response))
 

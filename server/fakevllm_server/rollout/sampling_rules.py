@@ -75,7 +75,7 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
 
 
 def truncations(sampling: Json) -> list[str]:
-    """Return the names of the used sampling parameters that exclude tokens from sampling, such as
+    """Return the names of the parameters in `sampling` that exclude tokens from sampling, such as
     `top_p`."""
     fields = _active_fields(sampling, _TRUNCATING)
     if _object(sampling.get("response_format")).get("type", "text") != "text":

@@ -54,7 +54,7 @@ def read_group_view(db: Connection, name: str) -> GroupView | None:
 
 def _add_outcome(db: Connection, view: GroupView) -> None:
     """Add the state of a group to its view. If a training step used the group, also add the
-    advantages and the version that the step made."""
+    advantages, and the version of the weights that the step made."""
     query = "SELECT state, reason, step FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (view.group_id,)).one_or_none()
     if row is None:

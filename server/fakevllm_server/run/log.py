@@ -1,7 +1,8 @@
 """The run log: steps that were trained or rolled back, dropped groups, and evaluations.
 
-Every change of a group's state during training is recorded here and written to the journal. Proxies
-read the entries of the log. A proxy keeps a cursor: the number of the last entry that it has read.
+Every change of a group's state during training is recorded here and written to the journal (the
+server's SQLite file). Proxies read the entries of the log. A proxy keeps a cursor: the number of
+the last entry that it has read.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ class RunLog:
         """Record that the trainer was restored to the state at the end of `step`. The restored
         weights will be served as `version`.
 
-        Return the planned batches of the later steps, which must be trained again.
+        Return the planned batches of the later steps, which must be trained again. If the journal
+        has already deleted a batch of these steps, record instead that the later steps are not
+        trained again.
         """
         if version == 0:  # no step was ever trained
             return self._read_batches(step)
@@ -177,16 +180,17 @@ class RunLog:
         discarded for good. The checkpoints of the versions in `kept` are kept as side checkpoints
         (checkpoints of versions that are not part of the run).
 
-        Groups of later steps, whether trained or only planned, are not trained again.
+        The groups of the discarded batches are not trained again, whether they were already trained
+        or only planned.
         """
         entry = self._next(self._abandon(step, version, reason, self._lost_after(step)))
         self._journal.put(row_changes.abandoned(entry, kept))
 
     async def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
         """Queue a release decision with which training goes back to an earlier version. Return the
-        position of the decision in the journal's queue. The steps that are undone are not trained
-        again, and the restored weights get the next version. Before this call, all earlier changes
-        of the journal must be on disk."""
+        decision's position in the queue of the journal (the server's SQLite file). The steps that
+        are undone are not trained again, and the restored weights get the next version. Before this
+        call, all earlier changes of the journal must be on disk."""
         # In a thread: the entries of thousands of steps are parsed, and apps are served meanwhile.
         lost = await asyncio.to_thread(self._lost_after, back.common_step)
         totals = await asyncio.to_thread(self._read_totals, back.step)
@@ -290,8 +294,6 @@ class RunLog:
         return [batch for batch in batches if batch.groups]
 
     def _update_totals(self) -> None:
-        """Recompute the run's totals, and the record of changes of the reward hooks and the job,
-        from all steps up to `last_step`."""
         self.totals, self._reward_changes = self._read_totals(self.last_step)
 
     def _read_totals(self, last_step: int) -> tuple[defaultdict[str, float], RewardChanges]:

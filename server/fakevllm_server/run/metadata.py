@@ -1,8 +1,9 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is for people to read. The server adds entries to it, and reads only names from it. A
-restarted server reads its job from the journal instead. To make runs on different machines
-comparable, the file has no addresses, no machine names and no keys.
+The file is for people to read. The server adds entries to it. From earlier entries, it reads only
+the names of the model and of the experiment. A restarted server reads its job from the journal (the
+server's SQLite file) instead. To make runs on different machines comparable, the file has no
+addresses, no machine names and no keys.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ NO_MODEL = ModelIdentity(None, None, None)
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """The trainer and the model of a run, which `model.json` names."""
+    """The trainer and the model of a run, as recorded in the run's file `model.json`."""
 
     trainer: str
     model: str | None
@@ -55,9 +55,9 @@ class RecordedModel:
         """Return True if `other` is the model of this run. Raises ConfigError if a model folder
         cannot be read.
 
-        A fingerprint from an older server does not cover the values of the weights. If the run has
-        such a fingerprint, the weights in the recorded folder are compared. If this folder does not
-        exist any more, the model was probably moved, and the result is True.
+        A fingerprint from an old version of the server does not cover the values of the weights. If
+        the run has such a fingerprint, the weights in the recorded folder are compared. If this
+        folder does not exist any more, the model was probably moved, and the result is True.
         """
         if self.fingerprint == other.fingerprint:
             return True

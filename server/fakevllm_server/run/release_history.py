@@ -48,7 +48,7 @@ class ReleaseState:
         * the version that would answer apps if the released version were rejected
         * the candidate (the version that is being evaluated)
         * the versions in the list `pinned` of the latest decision that has such a list
-        * the versions that answer apps as policies (held by the engine beside the served weights)
+        * the policies (versions that the engine holds beside the served weights) that answer apps
         """
         candidate = [] if self.candidate is None else [self.candidate]
         # An app's version is kept whatever the decisions are.
@@ -95,8 +95,8 @@ class ReleaseState:
 def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
     """Return all versions that a rejection or a rollback rejects.
 
-    Only versions from before the decision are rejected. Versions that are trained after the
-    decision do not descend from the rejected versions.
+    Only versions from before the decision are rejected. Later versions are not trained from
+    rejected versions.
     """
     if row.is_rollback:
         assert row.restored is not None, "a rollback names the restored version"

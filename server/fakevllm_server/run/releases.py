@@ -1,6 +1,6 @@
 """The history of releases of a run. The history contains all decisions about versions of the
-weights, in the order in which the journal recorded them. The state of releases follows from the
-history."""
+weights, in the order in which the journal (the server's SQLite file) recorded them. The state of
+releases follows from the history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def read_state(db: Connection) -> ReleaseState:
 
 
 class Releases:
-    """The history of releases of a run. The newest decisions may not be on disk yet."""
+    """The history of releases of a run: all decisions about versions of the weights. The newest
+    decisions may not be on disk yet."""
 
     def __init__(self, journal: Journal, runlog: RunLog) -> None:
         self._journal = journal
@@ -121,10 +122,13 @@ class Releases:
         await self._journal.wait_written(position, None)
 
     def _lower_limit(self, row: ReleaseRow) -> None:
-        """If `row` is a release, or a return to an earlier version, lower the limit of training to
-        the newest existing version. If training has no limit, do nothing. After such a decision,
-        the release gate compares candidates with other weights than before. Training must wait
-        until the gate has sampled these weights."""
+        """If `row` is a release, or a return to an earlier version, lower the training limit to the
+        newest existing version. (The training limit is the newest version that training may make.)
+        If there is no limit, do nothing.
+
+        After such a decision, the release gate compares new versions with other weights than
+        before. Training must wait until the gate has sampled these weights.
+        """
         limit, newest = self.training_limit, self._log.version
         is_change = row.record.decision is Decision.RELEASED or row.restored is not None
         if is_change and limit is not None and limit > newest:

@@ -55,9 +55,10 @@ def choose_run(
     """Return the run to which a job belongs.
 
     `fingerprint` is the fingerprint of the job's model. `top` is the run whose folder is the run
-    directory itself, or None if no run was started there yet. `trains_other_model` is a function of
-    the relative folder of a run. It returns True if the run trains another model than the job. It
-    returns False if no run was started in the folder, or if the run has no model.
+    directory itself, or None if no run was started there yet. `trains_other_model` is a function
+    that gets the relative folder of a run. It returns True if the run trains another model than the
+    job. It returns False if no run was started in the folder, or if the model of the run is
+    unknown.
 
     >>> choose_run("a", None, None, lambda folder: False).folder
     '.'

@@ -98,8 +98,8 @@ class RunDirectory:
 
 
 def _run_of_journal(journal: Path) -> TopRun | None:
-    """Return the run to which a journal belongs. Return None if no engine was started with the
-    journal. Raises ConfigError or ValueError if the journal is damaged."""
+    """Return the run to which a journal (a run's SQLite file) belongs. Return None if no engine was
+    started with the journal. Raises ConfigError or ValueError if the journal is damaged."""
     identity = read_journal_file(journal, reads.meta, JOB_IDENTITY)
     if identity is not None:
         return TopRun(parse_identity(identity).experiment_name)

@@ -1,13 +1,15 @@
-"""The lineage of the versions of the weights. The lineage records from which version each version
-was trained. This module does no I/O.
+"""The lineage of the weights' versions. It records from which version each version was trained or
+copied. This module does no I/O.
 
-Training is a path of versions, and each training step adds a version. Training may also go back to
-an earlier step. The versions after this step are then no longer on the path. The restored weights
-get a new version, which is a copy of the version before it on the path.
+Training is a path of versions, and each training step adds a version to the end of the path.
+Training may also go back to an earlier step. The versions after this step then leave the path. The
+restored weights get a new version number, and this new version is a copy of the version of the
+restored step.
 
 After a crash, the lost batches are trained again. A version that repeats a batch has the same
-weights as the version that trained the batch before the crash. The copies and repetitions of a
-version are its twins. A fact about the weights of a version is also true for the version's twins.
+weights as the version that trained the batch before the crash. The twins of a version are its
+copies and its repetitions. A fact about the weights of a version is also true for the version's
+twins.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class VersionLineage:
         the step had made."""
 
     def add(self, change: VersionChange) -> None:
-        """Add the version that an entry of the run log made."""
+        """Add the version that `change` describes. `change` is an entry of the run log."""
         self.last_seq = change.seq
         if not change.is_step:
             if change.restored is None:
@@ -147,9 +149,9 @@ class VersionLineage:
         return _reached(version, self._copies)
 
     def on_path(self, version: int) -> int:
-        """Return the oldest version with the weights of `version` on the training path (the
-        versions that led to the current weights). Return `version` itself if no version on the path
-        has these weights."""
+        """Return the oldest version on the training path that has the same weights as `version`.
+        The training path is the sequence of versions that led to the current weights. If no version
+        on the path has these weights, return `version` itself."""
         twins = self.twins_of(version)
         return next((one for one in self._path if one in twins), version)
 

@@ -1,10 +1,12 @@
-"""Prune captured calls: delete the calls of trained groups that are too old, or that make the
-journal too large. The calls are deleted in the same way as when a proxy asks the server to forget
-the groups.
+"""Prune captured calls (the recorded tokens of model calls): delete the calls of trained groups
+that are too old, or that make the journal too large. A group is a request with its sampled answers.
+The journal is the server's SQLite file. The calls are deleted in the same way as when a proxy asks
+the server to forget the groups.
 
-Groups that wait, planned batches, and groups that a restart from the newest checkpoint would train
-again are never pruned. The calls of older steps are only needed if the newest checkpoint cannot be
-read. Those steps are then trained without the pruned groups.
+Three kinds of groups are never pruned: groups that wait for a training step, groups in planned
+batches, and groups that a restart from the newest checkpoint would train again. The calls of older
+steps are only needed if the newest checkpoint cannot be read. Those steps are then trained without
+the pruned groups.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ group causes a search for groups to prune."""
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The rules that choose the groups whose captured calls are pruned (deleted).
+    """The rules by which groups are chosen for pruning, which deletes their captured calls (the
+    recorded tokens of model calls).
 
     >>> group = TrainedCalls("g", trained_at=0.0, num_bytes=10)
     >>> CallRules(PrivacySettings(retention_days=1)).choose([group], 2 * DAY_S, 0)
@@ -51,9 +54,9 @@ class CallRules:
         return settings.retention_days is not None or settings.max_journal_mb is not None
 
     def choose(self, groups: Iterable[TrainedCalls], now: float, num_bytes: int) -> list[str]:
-        """Return the ids of the groups to prune. `groups` are the trained groups that have calls
-        and that no restart needs, oldest first. `num_bytes` is the size of the journal's
-        content."""
+        """Return the ids of the groups to prune. `groups` are the trained groups whose calls are
+        still in the journal, oldest first. Groups that a restart would train again are not among
+        them. `now` is the Unix time. `num_bytes` is the size of the journal's content."""
         chosen: list[str] = []
         excess = self._excess(num_bytes)
         for group in groups:
@@ -64,7 +67,7 @@ class CallRules:
         return chosen
 
     def is_too_large(self, num_bytes: int) -> bool:
-        """Return True if a journal with so many bytes of content is too large."""
+        """Return True if `num_bytes` bytes of content exceed the setting `max_journal_mb`."""
         limit = self.settings.max_journal_mb
         return limit is not None and num_bytes > limit * BYTES_PER_MB
 
@@ -80,7 +83,8 @@ class CallRules:
 
 
 class CallRetention:
-    """Prunes (deletes) captured calls of the current run until `run` is cancelled."""
+    """A task that deletes old captured calls (the recorded tokens of model calls) of the current
+    run."""
 
     def __init__(
         self,
@@ -108,8 +112,8 @@ class CallRetention:
             await asyncio.sleep(ROUND_EVERY_S)
 
     async def prune(self) -> int:
-        """Delete the captured calls of at most GROUPS_PER_ROUND groups, and return the number of
-        these groups."""
+        """Delete the captured calls (the recorded tokens of model calls) of at most
+        GROUPS_PER_ROUND groups. Return the number of groups whose calls were deleted."""
         rules = CallRules(self._settings())
         if not rules.are_set:
             return 0

@@ -1,8 +1,8 @@
 """Save a run's checkpoints, restore the newest readable checkpoint, and delete checkpoints that are
 no longer needed.
 
-The trainer writes the files, `run.checkpoints` owns the folders, and the journal records which
-folders are complete.
+The trainer writes the files of a checkpoint. The module `run.checkpoints` creates and deletes the
+folders. The journal (the server's SQLite file) records which checkpoints are complete.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ class Checkpointer:
         await asyncio.to_thread(self._folders.delete_except, known)
 
     async def prune(self) -> None:
-        """Delete old checkpoints, and the captured calls in the journal that only these checkpoints
-        needed. Call this method after a new checkpoint was recorded."""
+        """Delete old checkpoints. Also delete the captured calls in the journal that were kept only
+        because training could go back to one of these checkpoints. Call this method after a new
+        checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         changes = [step for step, _ in self._journal.read(reads.reward_changes)]
@@ -167,10 +168,11 @@ def best_checkpoint(
 def best_before_change(
     known: Sequence[SavedCheckpoint], changes: Sequence[int]
 ) -> SavedCheckpoint | None:
-    """Return the best of the checkpoints from before the latest change of the reward hooks or the
-    job. Return None if there are no such checkpoints.
+    """Return the best checkpoint from before the latest change of the reward hooks or the job.
+    Return None if there is no such checkpoint. See `best_checkpoint` for which checkpoint is the
+    best.
 
-    The server keeps this checkpoint on disk. Otherwise a change of the hooks would cost the user
+    The server keeps this checkpoint on disk. Otherwise, a change of the hooks would cost the user
     the best weights.
     """
     newest = max((saved.step for saved in known), default=0)

@@ -1,4 +1,5 @@
-"""Forget groups: delete their captured calls from memory and from the journal.
+"""Forget groups (requests with their answers): delete their captured calls from memory and from the
+journal, which is the server's database.
 
 Groups that wait to be trained are dropped. Groups that were trained after the newest checkpoint
 would be trained again after a crash, so a checkpoint is saved first. All of this happens between
@@ -39,12 +40,12 @@ which decompresses the pieces."""
 
 
 class ForgettingPending(Exception):
-    """Error for groups that cannot be forgotten yet. If the client sends the request again later,
-    they are forgotten."""
+    """Error for groups that cannot be forgotten yet. The client should send the request again
+    later."""
 
 
 class ForgetService:
-    """Forgets groups of one run."""
+    """Forgets groups (requests with their sampled answers) of one run."""
 
     def __init__(
         self,
@@ -69,11 +70,11 @@ class ForgetService:
         self._running: set[asyncio.Task[ForgetGroupsReply]] = set()
 
     async def forget(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
-        """Forget groups, and return the reply.
+        """Forget the groups that the request names, and return the reply to the request.
 
         A successful reply means that no byte of the groups' calls is left in the journal's files.
-        Raises ForgettingPending if the groups cannot be forgotten within REPLY_WITHIN_S seconds.
-        Raises BackendError if an engine fails.
+        The journal is the server's database. Raises ForgettingPending if the groups cannot be
+        forgotten within REPLY_WITHIN_S seconds. Raises BackendError if an engine fails.
         """
         if request.run_id not in (None, self._run_id):
             reason = f"the groups belong to the run {request.run_id}, which is not the current run"

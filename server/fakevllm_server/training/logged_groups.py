@@ -1,12 +1,14 @@
-"""Weigh the calls of logged groups in a training step. An earlier run has sampled these groups.
+"""Weigh the calls of logged groups in a training step. A logged group is a request with its
+answers, which an earlier run has sampled.
 
 The trainer computes the log-probabilities of the logged tokens under its current weights. Each
 token's advantage is multiplied by the token's truncated importance weight. The loss then uses the
-computed log-probabilities as those of the old policy, instead of the logged ones. The policy loss
-therefore begins with the ratio 1, as for tokens that the current weights have sampled. With the
-weight w and the ratio ρ, the loss of a token is w · min(ρ A, clip(ρ) A), as in decoupled PPO (J.
-Hilton et al., "Batch size-invariance for policy optimization", 2022). Every trainer can compute
-this loss, because it gets the advantages and the log-probabilities as inputs of the step.
+computed log-probabilities as those of the old policy, instead of the recorded log-probabilities.
+The policy loss therefore begins with the ratio 1, as for tokens that the current weights have
+sampled. With the weight w and the ratio ρ, the loss of a token is w · min(ρ A, clip(ρ) A), as in
+decoupled PPO (J. Hilton et al., "Batch size-invariance for policy optimization", 2022). Every
+trainer can compute this loss, because a trainer gets the advantages and the log-probabilities as
+inputs of the step.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ class WeighedBatch:
 
 
 async def weigh_logged_calls(trainer: Trainer, batch: Batch, job: TrainJob) -> WeighedBatch:
-    """Return the batch with importance weights for its logged calls, which an earlier run has
-    sampled. Other calls stay unchanged. Errors of the trainer are raised unchanged. Raises
-    ValueError if a log-probability is NaN."""
+    """Multiply the advantages of the batch's logged calls by importance weights, and return the
+    result. An earlier run has sampled the logged calls. Other calls stay unchanged. Errors of the
+    trainer are raised unchanged. Raises ValueError if a log-probability is NaN."""
     logged = [call for call in batch.calls if call.version == LOGGED_VERSION]
     if not sum(call.num_trained for call in logged):
         return WeighedBatch(batch, {})

@@ -134,14 +134,15 @@ class TrainLoop:
         return self._steps.has_planned
 
     def notify(self) -> None:
-        """Wake the loop, because the pool or the episodes have changed."""
+        """Wake the loop, because the pool (the groups that wait to be trained) or the episodes have
+        changed."""
         self._changed.set()
 
     async def between_steps(self, action: Action[Result]) -> Result:
         """Run an action (such as a decision about a version) while no training step runs, and
-        return the action's result. If the engines cannot be started, the action is run without
-        engines, and the action's argument is None. Raise LoopEnded if the loop ends before the
-        action is run."""
+        return the action's result. The action gets this loop as its argument. If the engines cannot
+        be started, the action runs without engines, and gets None instead. Raise LoopEnded if the
+        loop ends before the action is run."""
         if self.has_ended:
             raise LoopEnded
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -260,12 +261,12 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is unknown. The next start of the engines starts the closed
-        engines again.
+        """Close the engines whose state is unknown after an error. The next start of the engines
+        also restarts the closed engines.
 
-        After an unexpected error (`is_known` is false), the state of all engines is unknown. After
-        a known error, only the trainer is closed, and only if its weights may differ from the
-        weights that the run log expects.
+        After an unexpected error (`is_known` is false), all engines are closed. After an expected
+        error, only the trainer is closed, and only if its weights may differ from the weights that
+        the run log expects.
         """
         if not is_known:
             await self._backend.close()
@@ -326,8 +327,8 @@ class TrainLoop:
 
     async def _run_action(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
         """Run an action (such as a decision about a version), and pass its error to the caller of
-        `between_steps`. If an engine failed, or if training went back only in part, also raise the
-        error, so that the engines are restarted."""
+        `between_steps`. Also raise an error if an engine failed, or if the action did not complete
+        a return to an earlier version. The engines are then restarted."""
         failure = await self._act(action, done, self)
         cause, self._restart_cause = self._restart_cause, None
         is_partial = self._engine.status is EngineStatus.WEIGHT_SYNCING
@@ -342,8 +343,8 @@ class TrainLoop:
 
     async def _act_without_engines(self, action: Action[Any], done: asyncio.Future[Any]) -> None:
         """Run an action (such as a decision about a version) while the engines cannot be started.
-        If training has gone back to an earlier version, the next start of the engines restores a
-        checkpoint that still exists after the action."""
+        If the action makes training go back to an earlier version, close the trainer. The next
+        start then restores a checkpoint that still exists after the action."""
         version = self._log.version
         failure = await self._act(action, done, None)
         if self._log.version != version:
@@ -384,12 +385,13 @@ class TrainLoop:
         await self._save_last()
 
     async def go_back(self, target: ReturnTarget, record: Callable[[], Awaitable[None]]) -> None:
-        """Continue training from an earlier version. `record` records the change in the journal.
+        """Continue training from an earlier version. `record` records the change in the journal
+        (the server's SQLite file).
 
-        In two cases, the trainer is started again after this method has returned, as after a crash.
-        The first case is a return to the model's own weights, because no checkpoint has them. The
-        second case is a trainer that does not train, for example because the trainer refused the
-        job.
+        Normally the trainer restores a checkpoint of this version. In two cases, the trainer is
+        instead started again after this method has returned, as after a crash. In the first case,
+        the version is the model's original weights, which have no checkpoint. In the second case,
+        the trainer is not training, for example because it has refused the job.
         """
         self._move(EngineStatus.WEIGHT_SYNCING)
         if target.folder is not None and self._steps.is_in_sync:
@@ -414,9 +416,9 @@ class TrainLoop:
         self._steps.steps_were_discarded()
 
     def _can_act(self) -> bool:
-        """Return True if an action (a decision about a version) waits and may run now. Steps that a
-        crash has undone are trained again first, because an action is meant for the newest weights.
-        """
+        """Return True if an action (a decision about a version) is queued and may run now. An
+        action is meant for the newest weights. Therefore steps that a crash has undone are trained
+        again before an action runs."""
         will_replay = self._steps.is_replaying and self.closed_reason is None
         return bool(self._actions) and not will_replay
 
@@ -426,9 +428,9 @@ class TrainLoop:
         return self._steps.is_due(time.monotonic())
 
     def _waits_at_limit(self) -> bool:
-        """Return True if the next step would make a version beyond the limit of training. The limit
-        does not apply to steps that a crash has undone. These steps are trained again, because the
-        limit allowed the steps when they were first trained.
+        """Return True if the next step would make a version beyond the training limit (the newest
+        version that training may make). Steps that a crash has undone are trained again in any
+        case, because the limit allowed these steps when they were first trained.
 
         When training begins to wait, this method logs a line.
         """
@@ -477,7 +479,8 @@ class TrainLoop:
         dies.
 
         The condition is checked after each change of the pool or the episodes, and at least once a
-        second. Expired claims of episodes and expired open groups are also removed once a second.
+        second. Once a second, this method also removes expired claims of episodes, and groups whose
+        clients have disappeared.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:

@@ -2,8 +2,8 @@
 sampled. A loaded version is a policy. The engine holds policies beside the served weights.
 
 The weights of a version come from the version's checkpoint. A separate trainer process exports the
-checkpoint as a model folder. For an engine that takes adapters, the trainer exports adapters
-instead. Version 0 is the model itself, or adapters that change nothing.
+checkpoint as a model folder. If the engine takes LoRA adapters, the trainer exports LoRA adapters
+instead. Version 0 is the model before training, or LoRA adapters that change nothing.
 
 The engine holds version N under the policy name `policy-N`. This name is never used again for other
 weights. After a restart, the engine has no policies, and the next request for a version loads the
@@ -54,8 +54,8 @@ take its place. This is twice the interval at which a proxy repeats the request.
 
 class PolicyRefused(Exception):
     """Error for a version that cannot be sampled. The message contains the reason, and the versions
-    that can be sampled. If `is_temporary` is True, the version can be sampled as soon as other
-    evaluations have ended."""
+    that can be sampled. `is_temporary` is True if all policies are in use at present. The version
+    can then be sampled as soon as other evaluations have ended."""
 
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
         super().__init__(message)
@@ -63,8 +63,8 @@ class PolicyRefused(Exception):
 
 
 class PolicyLoader:
-    """Loads and unloads the policies of one backend (versions that the engine holds beside the
-    served weights). Requests are handled one after another."""
+    """Loads and unloads policies: versions of the weights that the engine holds beside the served
+    weights. Requests are handled one after another."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class PolicyLoader:
         """When each policy was last pinned, by its name."""
 
     async def load(self, version: int, endpoint: Endpoint, *, pinned: bool = False) -> str:
-        """Load a version, if the engine does not hold the version yet. Return the model name with
-        which calls are sampled by this version. Raise PolicyRefused if the version cannot be
+        """Load a version, if the engine does not hold the version yet. Return the model name to use
+        in calls that this version is to answer. Raise PolicyRefused if the version cannot be
         sampled, or if all policies are in use. Raise BackendError if an engine fails.
 
         If the engine holds the maximum number of policies, the policy whose last request is the
@@ -148,9 +148,9 @@ class PolicyLoader:
             return name
 
     async def unload(self, version: int, *, pinned: bool = False) -> None:
-        """Unload the policy of a version, if the policy is loaded. A pinned policy answers apps,
-        and stays loaded. Pass `pinned=True` to remove the pin, so that the policy is unloaded
-        too."""
+        """Unload the policy of a version, if the policy is loaded. (A policy is a version that the
+        engine holds beside the served weights.) A pinned policy answers apps, and is unloaded only
+        if `pinned=True` is passed. This argument removes the pin."""
         async with self._lock:
             name = policy_name(version)
             if pinned:
@@ -251,8 +251,8 @@ class PolicyLoader:
             await trainer.export(to)
 
     async def _export_adapters(self, checkpoint: Path | None, to: Path) -> None:
-        """Write the adapters of a checkpoint to a folder. Without a checkpoint, write adapters that
-        change nothing."""
+        """Write the LoRA adapters of a checkpoint to a folder. Without a checkpoint, write LoRA
+        adapters that change nothing."""
         if checkpoint is None:
             return await self._backend.trainer.export_adapters(to, "reference")
         async with self._separate_trainer(checkpoint) as trainer:

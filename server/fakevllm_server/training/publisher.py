@@ -1,8 +1,8 @@
 """Serve the run's latest weights. A new engine loads the latest weights when it starts, and each
 step's new weights are published.
 
-If the trainer refuses the job, the engine serves the latest weights that are available, and nothing
-is trained.
+If the trainer refuses the job (the settings of the training), the engine serves the latest weights
+that are available, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Publisher:
         steps: StepRunner,
         distrust: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Create the publisher. `distrust` is awaited with the number of each version under which
-        the engine had wrong weights, so that no answer of this version is trained."""
+        """Create the publisher. If the engine had wrong weights under a version number, `distrust`
+        is awaited with this number. Answers of this version are then not trained."""
         self._job = job
         self._engine = engine
         self._backend = backend
@@ -91,8 +91,10 @@ class Publisher:
         """Serve the trainer's weights from now on, and record that they are served as `version`.
 
         The engine's weights are then compared with the trainer's. If they differ, the trainer's
-        weights are loaded once more, as the next version. Raises BackendError if the second attempt
-        also fails. The rollout engine is then stopped.
+        weights are loaded once more, as the next version. If the second attempt also fails, the
+        rollout engine is stopped, and BackendError is raised. The engine is not stopped if the
+        engine before it was stopped for the same reason. In this case, the engine keeps serving,
+        and training stops.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -155,9 +157,12 @@ class Publisher:
         self._next_trusted = version + 1
 
     async def _give_up_engine(self, version: int, problem: str) -> None:
-        """Stop a rollout engine that does not take the trainer's weights, so that a new engine is
-        started. If the previous engine was stopped for the same reason, keep this engine for the
-        apps, and train nothing."""
+        """Handle a rollout engine that still has other weights than the trainer after two attempts.
+
+        The first time, the engine is stopped and BackendError is raised, so that a new engine is
+        started. If the new engine has the same problem, it is kept for the apps, and nothing is
+        trained.
+        """
         await self._distrust_version(version)
         if self._was_lost:
             return self._refuse(f"{problem}, also after a restart of the engine")
@@ -193,8 +198,8 @@ class Publisher:
         """Load the newest checkpoint into a new trainer, and serve the checkpoint's weights. The
         steps after the checkpoint are trained again.
 
-        The checkpoint is loaded before the trainer gets the job. The checkpoint's weights are
-        therefore served even if the trainer refuses the job.
+        The checkpoint is loaded before the trainer gets the job (the settings of the training). The
+        checkpoint's weights are therefore served even if the trainer refuses the job.
         """
         checkpoint = await self._checkpointer.restore()
         try:

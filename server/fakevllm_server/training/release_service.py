@@ -1,9 +1,9 @@
 """Make decisions about versions of the weights. The service checks a request, changes training if
 the decision requires a change, records the decision in the journal, and acknowledges the request.
 
-Decisions are made one after another. Decisions that change the trainer or need a checkpoint are run
-by the training loop, between two training steps. While no engine runs, only the journal changes,
-and the next start continues from a remaining checkpoint.
+Decisions are made one after another. A decision that changes the trainer or needs a checkpoint is
+carried out by the training loop, between two training steps. While no engine runs, a decision
+changes only the journal. Training then follows the decision when an engine is started again.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ again after that, it gets the result of the decision."""
 
 
 class DecisionPending(Exception):
-    """Error for a decision about a version that is not carried out yet. If the client sends the
-    request again later, it gets the result."""
+    """Error for a request whose decision about a version is not carried out yet. If the client
+    sends the request again later, it gets the result."""
 
 
 class ReleaseRefused(Exception):
-    """Error for a decision about a version that cannot be made. The message contains the reason and
-    the remedy."""
+    """Error for a request whose decision about a version cannot be made. The message contains the
+    reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class ReturnTarget:
 
 
 class TrainingControl(Protocol):
-    """The functions with which a decision about a version changes training, between two training
-    steps."""
+    """The changes of training that a decision about a version may need. They are made between two
+    training steps."""
 
     async def save_newest(self) -> None:
         """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
@@ -104,7 +104,7 @@ class BetweenSteps(Protocol):
 
 
 class ReleaseService:
-    """Makes the decisions about the versions of one run."""
+    """The service that makes the decisions about the versions of one run."""
 
     def __init__(
         self,
@@ -116,10 +116,10 @@ class ReleaseService:
         clock: Callable[[], float] = time.time,
         run_id: str | None = None,
     ) -> None:
-        """Create the service. `between_steps` runs an action between two training steps, and passes
-        the action a TrainingControl. If no engine runs, it passes None instead, and no engine is
-        started while the action runs. `run_id` is the id of the run. Requests for another run are
-        refused."""
+        """Create the service. `between_steps` is a function that runs an action between two
+        training steps, and passes a TrainingControl to the action. If no engine runs,
+        `between_steps` passes None instead, and no engine is started while the action runs.
+        `run_id` is the id of the run. Requests for another run are refused."""
         self._run_id = run_id
         self._journal = journal
         self._log = runlog
@@ -134,10 +134,11 @@ class ReleaseService:
         """Request hash and task of each decision that is being made, by the id of the request."""
 
     async def decide(self, request: ReleaseRequest, decided_by: str) -> ReleaseReply:
-        """Make a decision about a version. Return the reply when the decision is on disk. Raise
-        IdempotencyConflict if a different request had the same id. Raise DecisionPending if the
-        decision still waits for the end of a training step after REPLY_WITHIN_S seconds. Raise
-        BackendError if an engine fails."""
+        """Carry out a decision about a version, and return the reply to the client. A reply of
+        success is returned only after the decision is on disk. Raise IdempotencyConflict if a
+        different request had the same id. Raise DecisionPending if the decision still waits for the
+        end of a training step after REPLY_WITHIN_S seconds. Raise BackendError if an engine
+        fails."""
 
         async def make(control: TrainingControl | None) -> ReleaseRow:
             async with self._making(request) as known:
@@ -148,8 +149,9 @@ class ReleaseService:
         return await self._once("release", request, lambda: self._between_steps(make))
 
     async def roll_back(self, request: RollbackRequest, decided_by: str) -> ReleaseReply:
-        """Let training go back to an earlier version. Return the reply when the decision is on
-        disk. Raise the same errors as `decide`."""
+        """Let training go back to an earlier version, and return the reply to the client. A reply
+        of success is returned only after the decision is on disk. Raise the same errors as
+        `decide`."""
 
         async def make(control: TrainingControl | None) -> ReleaseRow:
             async with self._making(request) as known:
@@ -159,8 +161,8 @@ class ReleaseService:
 
     async def limit_training(self, request: TrainingLimitRequest) -> SuccessReply:
         """Set or remove the training limit (the newest version that training may make). Return the
-        reply when the limit is on disk. The caller must wake the training loop. Raise JournalError
-        if the journal cannot be written."""
+        reply to the client after the limit is on disk. The caller must then wake the training loop,
+        so that it sees the limit. Raise JournalError if the journal cannot be written."""
         refusal = self._other_run("limit", "send the limit", request.run_id)
         if refusal is not None:
             return SuccessReply(success=False, failure_reason=refusal)
@@ -189,9 +191,9 @@ class ReleaseService:
     async def _making(
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
-        """Make sure that no other decision is made during the `with` block. Yield the decision that
-        was already made for this request, or None. An earlier attempt may have made it: if the
-        training loop ends during an attempt to make a decision, the attempt is repeated."""
+        """Make sure that no other decision is made during the `with` block. Yield the decision on
+        `request` if an earlier attempt has already made it, else None. There was an earlier attempt
+        if the training loop ended during this attempt, because the attempt is then repeated."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -301,7 +303,7 @@ class ReleaseService:
 
     def _newest_saved(self) -> int:
         """Return the version of the checkpoint that contains the newest weights. The caller makes
-        this version the candidate, which is evaluated for a release."""
+        this version the candidate (the version that is evaluated next)."""
         saved = self._journal.read(reads.checkpoints)
         step = self._log.last_step
         version = next((one.version for one in saved if one.step == step), MODEL)
@@ -404,12 +406,12 @@ class ReleaseService:
         return row
 
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
-        """Return the record of a return of training to `target`. It contains the versions whose
-        checkpoints are kept.
+        """Build the journal's record of the return of training to `target`. The record lists the
+        versions whose checkpoints are kept.
 
-        A version is pinned if its checkpoint must be kept. The checkpoints of all versions that are
-        pinned before or after the decision `row` are kept. The checkpoint of the version that the
-        decision rejects is also kept, because an operator may still release this version by force.
+        A version is pinned if its checkpoint must be kept. The list has all versions that are
+        pinned before or after the decision `row`. It also has the version that the decision
+        rejects, because an operator may still release this version by force.
         """
         kept = self._releases.state.pinned | self._releases.pinned_after(row)
         if row.record.version is not None and not row.is_rollback:
@@ -481,8 +483,8 @@ class ReleaseService:
 
 
 def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:
-    """Return a copy of a decision, changed into a decision that lets training go back to `version`.
-    The evidence in the copy contains `version`, so that clients can read it."""
+    """Return a copy of a decision that also lets training go back to `version`. The evidence in the
+    copy names `version`, so that clients can read it."""
     evidence = row.record.evidence | {"restored": version}
     record = row.record.model_copy(update={"evidence": evidence})
     return ReleaseRow(record, row.request_hash, row.newest, version, is_rollback, row.pinned)

@@ -4,10 +4,10 @@ earlier call of its session ended.
 A session is a sequence of model calls. Normally, each call continues the previous call. There are
 two kinds of sessions:
 
-* An episode that a client has claimed is one session, with its calls in order of time.
-* In a passive group (the answers to one request of an app), all calls share one prompt. This prompt
-  is the next turn of a conversation. The proxy reports the previous turn. The model call of the
-  previous turn is `FinishedGroup.follows`. A group without a known previous turn is not examined.
+* An episode that a client has claimed is one session. Its calls are in order of time.
+* A passive group has the answers to one request of an app. All its calls have the same prompt, so
+  only the first call is examined. The session consists of the previous turn of the conversation
+  (`FinishedGroup.follows`) and this call. A group without a known previous turn is not examined.
 
 The functions do no I/O.
 """

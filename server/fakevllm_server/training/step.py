@@ -1,4 +1,5 @@
-"""Make one training step: take groups from the pool, update the trainer, record the step."""
+"""Make one training step: take groups from the pool of waiting groups, update the trainer, and
+record the step."""
 
 from __future__ import annotations
 
@@ -129,28 +130,29 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Set the batches that must be trained again before a new batch is taken from the pool.
-        Call this method after the trainer was restored from a checkpoint. `batches` are the batches
-        of the steps after the checkpoint."""
+        """Set the batches that must be trained again before a new batch is trained. Call this
+        method after the trainer was restored from a checkpoint. `batches` are the batches of the
+        steps after the checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self._is_replaying = bool(batches)
         self.is_in_sync = True
 
     def steps_were_discarded(self) -> None:
-        """Forget the planned batches, and all data about steps after the last step of the run log.
-        Call this method after the journal recorded that training went back to an earlier version.
-        """
+        """Forget the planned batches, and all data about steps that the run log no longer contains.
+        Call this method after the journal recorded that training went back to an earlier version of
+        the weights."""
         self._planned.clear()
         self._num_failed, self._retry_at = 0, 0.0
         self._mismatch_stop = MismatchStop()
         self._count_earlier_steps(self._job.max_mismatch_k3)
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return a batch from the journal without its stale calls. The weights that sampled a stale
-        call are too old by now.
+        """Return a batch from the journal without its stale calls. A call is stale if the weights
+        that sampled it are too old.
 
         The journal stores the groups with all of their calls. When the batch was first taken from
-        the pool, the stale calls were removed only in memory. Therefore they must be removed again.
+        the pool of waiting groups, its stale calls were removed only in memory. Therefore they must
+        be removed again.
         """
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]

@@ -2,8 +2,8 @@
 
 The engine and the trainer compute the log-probabilities of one known prompt. With equal weights,
 the two results differ only by rounding. A larger difference means that the engine has old weights,
-or only a part of the new weights. A smaller difference does no harm, and the probe does not notice
-it.
+or only a part of the new weights. A difference that is as small as rounding does no harm, so the
+probe ignores it.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 
 class WeightProbe:
-    """The comparison of the rollout engine's weights with the trainer's weights, for one backend.
-    Engine and trainer are asked for log-probabilities of the known prompt. If one of the two cannot
-    answer, one log line says so."""
+    """Compares the rollout engine's weights with the trainer's weights, for one backend. Engine and
+    trainer compute the log-probabilities of the known prompt (one fixed text). If one of the two
+    cannot do so, one log line gives the reason, and no more probes are run."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -114,7 +114,7 @@ class WeightProbe:
 
     async def run(self, version: int) -> ProbeResult | None:
         """Compare the weights that the engine serves as `version` with the trainer's weights.
-        Return None if an engine cannot answer.
+        Return None if there is nothing to compare.
 
         Raises BackendError if an engine fails.
         """
@@ -156,8 +156,9 @@ class WeightProbe:
         )
 
     async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
-        """Return the engine's reply to the probe, and the trainer's log-probabilities of the tokens
-        in this reply. Return None if the engine cannot reply."""
+        """Return the engine's log-probabilities of the known prompt (one fixed text), and the
+        trainer's log-probabilities of the same tokens. Return None if the engine does not report
+        any."""
         reply = await self._backend.probe()
         if reply is None:
             return None

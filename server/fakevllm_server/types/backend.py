@@ -122,8 +122,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The calls and the demonstrations that one step trains on. If several of them share a prefix,
-    a trainer may compute the prefix once for all of them."""
+    """The calls and the demonstrations that one step trains on. If several calls or demonstrations
+    share a prefix, a trainer may compute the prefix once for all of them."""
 
     step: int
     calls: Sequence[Call]
@@ -257,9 +257,8 @@ class Trainer(Protocol):
         """Return the log-probabilities of each call's trained response tokens under the trained
         weights or the reference weights, as `policy` says.
 
-        The log-probabilities include the call's temperature and the set of allowed tokens at each
-        position, as in sampling. Only jobs with `use_kl_in_reward` and logged groups need this
-        method. A trainer that does not support the method refuses such a job in `boot`.
+        The log-probabilities are those of sampling: with the call's temperature, and over the set
+        of allowed tokens at each position.
         """
         ...
 
@@ -338,7 +337,8 @@ class Backend(Protocol):
         ...
 
     async def probe(self) -> ProbeReply | None:
-        """Return the result of `Rollout.probe` of the rollout engine."""
+        """Return the log-probabilities of the known prompt (one fixed text) under the weights that
+        the rollout engine serves, as `Rollout.probe` does."""
         ...
 
     async def close_rollout(self) -> None:

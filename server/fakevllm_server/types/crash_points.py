@@ -16,7 +16,7 @@ EXIT_CODE = 137
 
 def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
     """Return a function that ends the process when a certain crash point is passed. Assign the
-    function to `on_pass`.
+    returned function to this module's variable `on_pass`.
 
     `spec` is `LABEL`, the name of the crash point, or `LABEL:N` to end the process at the N-th
     pass. `before` is called just before the process ends.

@@ -86,5 +86,5 @@ def float_array(values: Iterable[float]) -> FloatArray:
 
 
 def repeated(value: float, times: int) -> FloatArray:
-    """Return an array that contains the number `value` `times` times."""
+    """Return an array with `times` copies of the number `value`."""
     return cast(FloatArray, FloatArray("d", array("d", [value]) * times))

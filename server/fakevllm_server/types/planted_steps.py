@@ -1,4 +1,5 @@
-"""Invert the rewards of some training steps, for a test of the release gate.
+"""Invert the rewards of some training steps, to test the release gate (the evaluation that a
+version must pass before it answers apps).
 
 `FAKEVLLM_INVERT_REWARDS=39:48` inverts the rewards of the steps that begin with the weights of
 version 39 to 48. Training may return to earlier weights and repeat a step. Version numbers are

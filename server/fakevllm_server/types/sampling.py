@@ -1,5 +1,5 @@
 """Parameters for sampling, and sampled tokens. The HTTP layer passes the parameters to an engine,
-and gets the tokens from it."""
+and the engine returns the tokens."""
 
 from __future__ import annotations
 

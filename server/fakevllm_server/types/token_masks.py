@@ -44,7 +44,8 @@ def packed(bits: bytes) -> bytes:
 
 
 def unpacked(packed_set: bytes) -> bytes:
-    """Return the bitmap of token ids in a packed set, without trailing zero bytes.
+    """Return the bitmap in a packed set (the size and the compressed bitmap of a set of token ids).
+    The bitmap has no trailing zero bytes.
 
     Raises ValueError if `packed_set` does not have the format of a packed set.
     """
@@ -110,8 +111,8 @@ class TokenMasks:
         return [index != WHOLE and is_single[index] for index in self.set_indices]
 
     def packed_set_at(self, position: int) -> bytes | None:
-        """Return the packed set of the response token at `position`, or None if the whole
-        vocabulary was allowed."""
+        """Return the packed set (size and compressed bitmap) of the tokens that were allowed at
+        `position` of the response. Return None if the whole vocabulary was allowed."""
         index = self.set_indices[position]
         return None if index == WHOLE else self.sets[index]
 

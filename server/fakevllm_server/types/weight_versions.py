@@ -130,9 +130,9 @@ class WeightGate:
 
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
-        """Set `overlaps_swap` for all calls that run at any time during the `with` block. In this
-        block, an engine changes to the weights of `version`. New calls do not wait. Use this method
-        for an engine that itself reports the versions of calls.
+        """Set the flag `overlaps_swap` of every call that runs at any time during the `with` block.
+        In this block, the caller makes the engine change to the weights of `version`. New calls do
+        not wait. Use this method for an engine that itself reports which versions sampled a call.
 
         If the block fails, it is unknown which weights the engine has. In this case,
         `overlaps_swap` is set for all further calls until a later `swap` succeeds.
@@ -145,12 +145,12 @@ class WeightGate:
         self._is_swapping = False
 
     def serve_adapter(self, name: str, version: int) -> None:
-        """Answer new calls with the weights in the adapter `name`, as `version`, from now on. No
-        call has to wait.
+        """From now on, answer new calls with the weights in the adapter `name`, and record these
+        calls with the version `version`. No call has to wait.
 
-        A running call normally keeps the adapter with which it began. But a running call may not
-        have been sent yet, or may be sent once more, and may then get the new adapter. Therefore
-        the new version is added to the stamps of all running calls.
+        A running call normally keeps the adapter with which it began. But a running call that has
+        not been sent yet, or that is sent a second time, may get the new adapter. Therefore the new
+        version is recorded for all running calls too.
         """
         for stamp in self._running:
             stamp.versions.append(version)

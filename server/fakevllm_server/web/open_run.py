@@ -1,5 +1,6 @@
-"""One run that the server has open. It consists of the run's folder, journal, run log, checkpoints,
-intake and curves."""
+"""One run that the server has open, with its parts. The parts include the run's folder, the journal
+(SQLite file), the run log, the checkpoints and the learning curves. Another part is the intake,
+which accepts calls, groups and episodes."""
 
 from __future__ import annotations
 
@@ -85,12 +86,13 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Compare a new job with the job with which the run's engine was started last. `identity`
-        has the settings of the new job that identify a job. Return the names of those settings that
-        differ. All changes of the journal must be on disk before this call.
+        """Return the names of the settings in which a new job differs from the job with which the
+        run's engine was started last. Only the settings that identify a job are compared.
+        `identity` contains these settings of the new job. Call this method only when no change of
+        the journal is queued.
 
-        An older version of the server did not store the identity of its job. The job of such a
-        server is assumed to have the model and the experiment name of the new job.
+        The journal of an older server does not contain the identity of its job. In this case, the
+        old job is assumed to have the model and the experiment name of the new job.
         """
         previous = self._read_identity()
         job_yaml = self.journal.read(reads.meta, JOB)

@@ -21,8 +21,8 @@ def pool_information(state: ServerState) -> PoolInformation:
     """Return the batch that is being collected: the groups and episodes that wait to be trained,
     the claimed episodes, and the engine's status.
 
-    The target numbers of groups and episodes are taken from the job. Before a client has sent the
-    first job, they are those of a job with default settings.
+    The target numbers of groups and episodes are taken from the job. If no client has sent a job
+    yet, the job's default settings apply.
     """
     pool, job = state.pool, state.job or TrainJob()
     tasks = _tasks(pool)
@@ -57,8 +57,9 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return a dict from the id of each task in the pool to the task's waiting episodes. Each group
-    of answers to an app's request counts as a task."""
+    """Return a dict from the id of each task in the pool (the episodes and groups that wait to be
+    trained) to the task's waiting episodes. Each group of answers to an app's request counts as a
+    task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes

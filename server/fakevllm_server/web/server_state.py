@@ -144,12 +144,14 @@ class ServerState:
 
     @property
     def privacy(self) -> PrivacySettings:
-        """The settings for redaction and pruning of the server's flags and of its job together."""
+        """The settings for redaction and pruning in use: the settings from the server's flags,
+        combined with the settings of its training job."""
         return self._redaction_in_use.settings
 
     @property
     def redactor(self) -> Redactor:
-        """The redactor with the settings of the server's flags and of its job together."""
+        """The redactor in use. Its settings are those from the server's flags, combined with those
+        of the server's training job."""
         return self._redaction_in_use.redactor
 
     @property
@@ -368,9 +370,9 @@ class ServerState:
         await previous.close()
 
     async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
-        """Drop the groups and episodes that wait in a run, if they were collected for another job.
-        `identity` is the identity of the present job. Raises JournalError if the journal cannot be
-        written."""
+        """Drop the groups and episodes that wait to be trained in `run`, if they were collected for
+        another job than the present job. `identity` has the settings that identify the present job.
+        Raises JournalError if the journal cannot be written."""
         await run.journal.flush()
         changed = run.changed_settings(identity)
         num_dropped = run.intake.drop_waiting(OTHER_JOB) if changed else 0
@@ -445,9 +447,10 @@ class ServerState:
     def status_for(self, *, is_own_client: bool) -> EngineStatus:
         """Return the engine's status for a client.
 
-        `is_own_client` is True if the client is fakevllm's own client. Other clients see each state
-        of a step for longer if the job's training steps need the agreement of clients. Other
-        clients read the status rarely, and could otherwise miss short states.
+        `is_own_client` is True if the client is fakevllm's own client, which always gets the
+        current status. Other clients read the status rarely, and could miss a short state. If the
+        job's training steps need the agreement of clients, each state of a step is therefore
+        reported to other clients for a minimum time.
         """
         if is_own_client or self.job is None or not method_of(self.job).is_agreed_on:
             return self.engine.status
@@ -457,9 +460,10 @@ class ServerState:
     def closed_reason(self) -> str | None:
         """Reason why no more groups and episodes will be trained; None while training may continue.
 
-        While the engine is off, two jobs may be known: the current run's own job, and the next job
-        that a client has sent. The next job's limit of steps may be meant for another run.
-        Therefore training has ended only if the current run has reached the last step of both jobs.
+        While the engine is off, two jobs may be known: the job of the current run, and the job that
+        a client has sent for the next start of the engine. The client's job may be meant for
+        another run. Therefore training has ended only if the current run has reached the step limit
+        of both jobs.
         """
         if self._loop is not None:
             return self._loop.closed_reason
@@ -496,13 +500,14 @@ class ServerState:
         return self.engine.is_serving or self.journal.error is None
 
     def notify_loop(self) -> None:
-        """Wake the training loop, so that it checks whether the pool has enough groups for a
+        """Wake the training loop, so that it checks whether enough groups wait for a training
         step."""
         if self._loop is not None:
             self._loop.notify()
 
     def attached_engine(self) -> EngineClient:
-        """Return the client of the present engine, which answers calls or is being restarted.
+        """Return the HTTP client of the present engine. This engine answers calls, or is being
+        restarted.
 
         Raises WireError (503) at once if there is no engine. There is no engine before the first
         engine is ready, and after the engine was stopped.
@@ -512,19 +517,20 @@ class ServerState:
         return self.engine_client
 
     def serving_engine(self) -> EngineClient:
-        """Return the client of an engine that answers calls. Raises WireError (503) if no engine
-        answers calls."""
+        """Return the HTTP client of the engine if the engine answers calls. Otherwise raise
+        WireError (503)."""
         client = self.attached_engine()
         if not self.engine.is_serving:
             raise self._not_ready()
         return client
 
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
-        """Wait until the engine answers calls, and return its client. The wait has no time limit.
+        """Wait until the engine answers calls, and return the engine's HTTP client. The wait has no
+        time limit.
 
-        `failed` is the client of an engine on which a call failed. The function returns this client
-        again only if the client's engine is healthy. Raises WireError (503) before the first engine
-        is ready, and after the engine was stopped.
+        `failed` is an HTTP client on which a call has failed. This client is returned only if its
+        engine passes a health check. Raises WireError (503) before the first engine is ready, and
+        after the engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -543,8 +549,8 @@ class ServerState:
         return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
     async def connect(self, endpoint: Endpoint) -> None:
-        """Direct all calls to a new engine at `endpoint`, and close the client of the previous
-        engine."""
+        """Send all calls to a new engine at `endpoint` from now on, and close the HTTP client of
+        the previous engine."""
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client

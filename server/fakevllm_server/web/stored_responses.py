@@ -37,8 +37,9 @@ class StoredResponses:
     def store(self, key: str, response_id: str, body: bytes | None) -> None:
         """Store a response.
 
-        `key` is the fingerprint of the API key that made the response, or "". `body` is the
-        response object in JSON. `body` is None if only the engine has the response.
+        `key` is the fingerprint of the API key that made the response. It is "" if the request had
+        no API key. `body` is the response object in JSON, or None if only the engine has the
+        response.
         """
         if len(response_id) > MAX_ID_CHARS:
             return

@@ -32,8 +32,8 @@ class VerboseLog:
         """Each message with the time of its push on the caller's monotonic clock."""
 
     def push(self, tag: str, message: str, *, now: float, unix_now: float) -> None:
-        """Add a message. `now` is the time on a monotonic clock in seconds. `unix_now` is the time
-        in Unix seconds. Readers of the message get `unix_now`."""
+        """Add a message. `now` is the time in seconds on a monotonic clock, and decides when the
+        message expires. `unix_now` is the Unix time that readers of the message see."""
         self._entries.append((now, VerboseEntry(unix_now, tag, message)))
 
     def entries(self, now: float) -> list[VerboseEntry]:

@@ -1,5 +1,5 @@
-"""The adapter of /v1/responses. It translates requests to chat completions. The answers equal those
-of vLLM.
+"""The adapter (format translator) of /v1/responses. It translates requests to chat completions. The
+app gets the same answers as from vLLM's own /v1/responses.
 
 Items of a response keep the ids that the engine gave to tool calls. A tool call therefore has the
 same id in the app's history and in the proxy's ledger of requests.
@@ -205,7 +205,7 @@ class ResponsesExchange:
 
 
 class ResponsesAdapter(ChatAdapter):
-    """The adapter of OpenAI's Responses format."""
+    """The adapter (format translator) of OpenAI's Responses API."""
 
     name = "responses"
     path = "/v1/responses"

@@ -61,7 +61,7 @@ def check_after_types(background: bool, body: Json) -> None:
     """Run vLLM's last checks of a Responses body, which come after the checks of the fields' types.
     Raises NotTranslated if a check fails.
 
-    `background` is the validated field of this name.
+    `background` is the validated value of the body's field `background`.
     """
     if background:
         error = error_body(_NO_BACKGROUND, "invalid_request_error", 400, "background")

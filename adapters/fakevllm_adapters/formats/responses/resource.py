@@ -33,8 +33,8 @@ class Resource:
     """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
     def update_from(self, upstream: Json) -> None:
-        """Update model, prompt length and KV/EC transfer parameters from a chat completion or
-        chunk."""
+        """Update the model, the prompt length, `kv_transfer_params` and `ec_transfer_params` from a
+        chat completion or from one of its stream chunks."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")

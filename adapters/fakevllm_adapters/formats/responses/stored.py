@@ -23,11 +23,10 @@ def check_query(query: bytes) -> None:
 
 
 def refuse_stream(query: bytes, response_id: str) -> None:
-    """Raise WireError (400) if a GET request for a stored response asks for the response's stream
-    of events.
+    """Raise WireError (400) if a GET request asks for a stored response as a stream of events.
 
-    Only vLLM's background responses have stored events. `query` is the query of the request, after
-    `check_query`.
+    Only vLLM's background responses have stored events. `query` is the query string of the GET
+    request. It must have passed `check_query`.
     """
     if _parse(query).stream:
         raise bad_request(f"Unknown response_id: {response_id}", "response_id", response_id)

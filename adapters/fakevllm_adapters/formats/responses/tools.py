@@ -82,7 +82,7 @@ _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """The name and the namespace of a called function, as the response gives them."""
+    """The name and the namespace of a called function, as they appear in the response."""
 
     name: str
     namespace: str | None = None
@@ -104,7 +104,7 @@ class Tools:
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the name and the namespace of a called function, as the response gives them.
+        """Return the name and the namespace of a called function, as they appear in the response.
 
         `name` is the function's name in the chat completion. If the function is in a namespace,
         this name includes the namespace.
@@ -160,9 +160,10 @@ def tools_of(tools: list[Any]) -> Tools:
 def tool_problems(tools: list[Any]) -> list[Json]:
     """Return the problems in a list of tools: missing fields, and fields of wrong types.
 
-    The problems have the form of pydantic's `errors()`. vLLM reports problems for each type that a
-    tool might have had. This function reports only the problems for the type that the tool names.
-    If the tool names no known type, the function reports the problems for a function.
+    The problems have the form of pydantic's `errors()`. vLLM compares a tool with every type of
+    tool, and reports the problems for each type. This function reports only the problems for the
+    type that the tool names. If the tool names no known type, the function reports the problems for
+    the type `function`.
     """
     return [problem for index, tool in enumerate(tools) for problem in _problems(index, tool)]
 

@@ -159,8 +159,8 @@ class EmbeddedEngine:
         self._thread.start()
 
     def _sampling_state(self, model: PreTrainedModel, memory_share: float = 1.0) -> SamplingState:
-        """Return the state of a sampler for the model `model`. `memory_share` is the sampler's
-        share of the memory for keys and values."""
+        """Return a new sampling state for the model `model`, with its own KV cache. `memory_share`
+        is the share of the memory for keys and values that this state may use."""
         config, shape = self._config, self._cache_shape
         max_rows = 1 if config.lockstep else config.max_num_seqs
         memory = _device_memory(self._device) * memory_share

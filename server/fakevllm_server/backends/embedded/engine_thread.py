@@ -102,8 +102,9 @@ class EngineThread:
         self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
-        """Accept requests for a further policy (weights beside the trained weights), and decode
-        them with the sampling state `state`. Call this method from a task on the engine thread."""
+        """Accept requests for a further policy (weights beside the trained weights). `state` is the
+        SamplingState that decodes these requests. Call this method from a task on the engine
+        thread."""
         self._policies[name] = state
 
     def remove_policy(self, name: str) -> None:

@@ -96,7 +96,7 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of some values of each weight. Adapters do not change the hash. The hash
+    """Return a hash of some values of each weight of the model, without its adapters. The hash
     identifies the model for which adapters were trained. Comparing only shapes would not detect
     another model of the same shape."""
     digest = hashlib.sha256()
@@ -110,9 +110,11 @@ def fingerprint(model: PreTrainedModel) -> str:
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
     """Return the full names of the layers that get an adapter.
 
-    Raises BackendRefused in three cases: the model has no layer for an adapter, a name in
-    `target_modules` matches no linear layer, or the LM head would get an adapter although it shares
-    its weight with the embedding.
+    Raises BackendRefused in three cases:
+
+    * The model has no layer for an adapter.
+    * A name in `target_modules` matches no linear layer.
+    * The LM head would get an adapter although it shares its weight with the embedding.
     """
     network: Any = model
     head = network.get_output_embeddings()

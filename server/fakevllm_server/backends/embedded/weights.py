@@ -71,8 +71,8 @@ def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
     """Copy the weights of `source` into `target` in place. The adapters of `source` are merged into
-    the copied weights. Check first that both models have the same architecture. An incomplete copy
-    would make `target` useless."""
+    the copied weights. The caller must check first that both models have the same architecture. An
+    error in the middle of the copy would make `target` useless."""
     merged = MergedWeights(source)
     with torch.no_grad():
         for name, tensor in named_weights(target).items():

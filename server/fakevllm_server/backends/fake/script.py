@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A tool call of the script."""
+    """A tool call in a scripted answer."""
 
     name: str
     arguments: Any
@@ -58,8 +58,8 @@ class Script:
 
     @property
     def text(self) -> str | None:
-        """Text of the scripted answer, in which tool calls are in Hermes format. None if the answer
-        is not scripted; the engine's policy then samples the answer."""
+        """Text of the scripted answer. Tool calls in the text are in Hermes format. None if no
+        answer is scripted: the fake engine then samples an answer."""
         if not self.calls:
             return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)

@@ -121,10 +121,10 @@ def requested_version_spans(request: ChatRequest, tokens: Sequence[Token]) -> li
 def requested_allowed_sets(
     engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
 ) -> Json | None:
-    """Return the set of tokens that could be sampled at each position, encoded for JSON.
+    """Return the sets of tokens that could be sampled, one set for each of `tokens`, encoded for
+    JSON.
 
-    Return None if the request does not ask for these sets. Also return None if the engine cannot
-    report them.
+    Return None if the request does not ask for these sets, or if the engine cannot report them.
     """
     if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None

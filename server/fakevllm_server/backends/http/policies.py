@@ -1,9 +1,9 @@
-"""The policies of an engine's process (sets of weights beside the set that is trained). A call
-selects a policy by the model's name.
+"""The policies of an engine's process. A policy is a set of weights beside the set that is trained.
+A model call selects a policy by its model name.
 
 As long as the process lives, a name belongs to one version of the weights, even after its policy
-was unloaded. Therefore data that are cached under a name, here or at a client, can never belong to
-other weights.
+was unloaded. Therefore data that are cached under a name, in this process or at a client, can never
+belong to other weights.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class PolicyNames:
 
 
 class PolicyView(EngineWrapper):
-    """A TokenEngine that samples with one policy. Only the weights are its own. Everything else
-    belongs to the engine that holds the policy."""
+    """A TokenEngine that samples with one policy (a set of weights beside the trained weights). The
+    object has its own weights. Everything else belongs to the engine that holds the policy."""
 
     def __init__(self, engine: TokenEngine, name: str, generate: Generate) -> None:
         super().__init__(engine, name)

@@ -205,10 +205,10 @@ class TextCompletion:
         return sample_choice(self._engine, self._common, ids, sampling, continuation.choice)
 
     async def _chunks_of(self, continuation: Continuation) -> AsyncGenerator[Json]:
-        """Yield the chunks of one continuation, one for each engine iteration.
+        """Yield the chunks of one continuation (one sampled answer), one for each engine iteration.
 
-        The last chunk is yielded after sampling has ended. It contains the finish reason and the
-        text that was held back.
+        The last chunk is yielded after sampling has ended. It contains the finish reason, and the
+        text that was held back because it might have become a stop string.
         """
         pending = _PendingChunk()
         async with aclosing(self._pieces(continuation)) as pieces:

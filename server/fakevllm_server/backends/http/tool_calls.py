@@ -37,7 +37,7 @@ class ParsedAnswer(NamedTuple):
 
 
 class AnswerParser(Protocol):
-    """Extracts content and tool calls from the text of one choice."""
+    """A parser that extracts content and tool calls from the text of one choice."""
 
     def push(self, text: str) -> list[Json]:
         """Read the next piece of the text. Return the deltas of the response stream that are

@@ -47,8 +47,8 @@ VERSION = "0.33.0+fakevllm"
 
 
 class SampledRequest(Protocol):
-    """A request for chat completions or text completions. Call one of `answer`, `chunks` and
-    `complete_choices`, exactly once."""
+    """A request for chat completions or text completions. Exactly one of the methods `answer`,
+    `chunks` and `complete_choices` must be called, and only once."""
 
     separate_prompt: bytes | None
     """The prompt's token ids to send in front of the response, or None."""
@@ -231,8 +231,8 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
 
 
 def _prompt_headers(sampled: SampledRequest) -> dict[str, str]:
-    """If the prompt's token ids are sent before the rest of the response, return the header with
-    their size. Otherwise return no header."""
+    """Return the header with the size of the prompt's token ids, if these ids are sent before the
+    rest of the response. Otherwise return no header."""
     prompt = sampled.separate_prompt
     return {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
 

@@ -231,11 +231,11 @@ class ChildEngine:
         body: Json | None = None,
         rows: Mapping[str, Sequence[_Row]] | None = None,
     ) -> Json:
-        """Send a control request to the engine, and return the reply. `rows` has long lists of
-        calls and demonstrations, which are sent as further fields of the body.
+        """Send a control request to the engine, and return the reply. `rows` has the long lists of
+        the request (calls and demonstrations), which are sent as further fields of the body.
 
-        The calls of a step may be hundreds of megabytes. Therefore a worker thread serialises one
-        call at a time, and the event loop sends one call at a time.
+        These lists may have hundreds of megabytes. Therefore a worker thread serialises them one
+        element at a time, and the event loop sends them in small parts.
 
         Raises ActionFailed if the engine reports a failed action. The caller may then repeat the
         action. Raises BackendRefused if the user must correct something. Raises BackendError for
@@ -255,7 +255,7 @@ class ChildEngine:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
-                f"{self._process.name} did not answer {action}: {error!r}"
+                f"{self._process.name} did not answer {action}: {_cause(error)}"
             ) from error
         try:
             reply: Json = orjson.loads(raw)
@@ -272,10 +272,20 @@ class ChildEngine:
         return reply
 
 
+def _cause(error: Exception) -> str:
+    """Return the text of a network error, without the connection's settings that aiohttp adds.
+
+    >>> _cause(ConnectionRefusedError(111, "Connection refused")), _cause(TimeoutError())
+    ('Connection refused', 'TimeoutError')
+    """
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
+
+
 def _json_parts(body: Json, rows: Mapping[str, Sequence[_Row]]) -> list[bytes]:
-    """Return the JSON object `body` with the lists `rows` as additional fields, in parts. Each
-    element of a list is a part of its own. Serialising a part holds the interpreter's lock (GIL),
-    so other threads wait only for the time of one part."""
+    """Serialise the JSON object `body`, with the lists in `rows` as additional fields, and return
+    the text in parts. Each element of a list is a part of its own. Serialising a part holds the
+    interpreter's lock (GIL), so other threads wait only for the time of one part."""
     assert body, "a step and a request for log-probabilities have fields of their own"
     parts = [json.dumps(body).removesuffix("}").encode()]
     for name, row_list in rows.items():

@@ -79,8 +79,9 @@ class TwoProcesses:
     loads them from this folder. If one process dies, only this process is restarted."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine a rollout engine and a trainer. A publish of new weights creates the folder
-        `weights_folder` when it begins, and removes the folder when it ends."""
+        """Combine a rollout engine and a trainer. When new weights are passed from the trainer to
+        the rollout engine, the folder `weights_folder` is created, and it is removed again
+        afterwards."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder

@@ -71,9 +71,9 @@ class AttentionCheck:
 
 
 def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
-    """Check an attention method that shares prefixes, and return the result. If the model does not
-    support prefix sharing, the result has a fault. Otherwise the results of the method are compared
-    with those of the unchanged model."""
+    """Check an attention method that shares prefixes between calls, and return the result. If the
+    model does not support prefix sharing, the field `fault` of the result says why. Otherwise the
+    results of the method are compared with those of the unchanged model."""
     reason = sharing_refusal(model)
     return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
@@ -172,9 +172,11 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Return random calls that are long enough to check the given attention method. For `flex`,
-    which computes blocks of tokens, the calls have several query blocks, and key blocks to which
-    all queries of later blocks attend."""
+    """Return random calls that are long enough to check the given attention method.
+
+    The method `flex` computes attention between blocks of tokens. Its calls span several query
+    blocks. They also have key blocks to which every query of the later blocks attends.
+    """
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT

@@ -1,7 +1,8 @@
 """Compute the log-probabilities of the trained tokens of a piece. A prediction that several calls
 share is computed once.
 
-A piece is a set of calls that go through the model together. A head is a node of the forest that
+A piece is a set of calls that go through the model together. The calls of a piece form a forest, in
+which each node is one token and calls with a common prefix share nodes. A head is a node that
 predicts tokens, at one temperature and from one set of allowed tokens. An edge is one token that is
 predicted by a head:
 
@@ -29,7 +30,7 @@ from fakevllm_server.types.token_masks import unpacked
 
 
 class EdgeValues(NamedTuple):
-    """Values of the edges of a piece. A piece is a set of calls that go through the model together.
+    """Values of all edges of a piece. A piece is a set of calls that go through the model together.
     An edge is a token that is predicted in the piece. Several calls may share one edge."""
 
     log_prob: Tensor
@@ -52,8 +53,8 @@ def edge_values(
     the log-probability of each edge (predicted token). If `with_entropy` is true, also return the
     entropy of each edge's distribution. `attention` is the name of a method in ATTENTIONS.
 
-    Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
-    gradient graph keeps logits in memory that no backward pass frees.
+    If the loss does not use the entropy, set `entropy_trains` to False. Otherwise a gradient graph
+    of the entropy keeps logits in memory, although no backward pass uses this graph.
 
     At most `max_logits` logits are in memory at a time. If a piece has more logits, they are
     computed in several chunks, and computed again in the backward pass. If the piece has no trained
@@ -84,9 +85,9 @@ def edge_log_probs(
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Divide the heads 0 to `num_heads` into consecutive ranges [first, last), and return the
-    ranges. A head is a node that predicts tokens, and has one logit per token of the vocabulary. A
-    range has at most `max_logits` logits, but at least one head."""
+    """Divide the heads 0 to `num_heads` - 1 into consecutive ranges [first, last), and return the
+    ranges. A head (a node that predicts tokens) has one logit per token of the vocabulary. A range
+    has at most `max_logits` logits, but at least one head."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
@@ -121,9 +122,9 @@ def _head_values(
     with_entropy: bool,
     entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities and the entropies of the edges (predicted tokens) of some heads
-    (nodes that predict tokens), [edges] each. `hidden` has the hidden states of the heads, [heads,
-    hidden]. If `with_entropy` is false, the entropies are an empty tensor."""
+    """Return two tensors [edges]: the log-probabilities and the entropies of the edges (predicted
+    tokens) of some heads (nodes that predict tokens). `hidden` has the hidden states of these
+    heads, [heads, hidden]. If `with_entropy` is false, the second tensor is empty."""
     logits = _apply_logit_transforms(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
@@ -159,8 +160,8 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 
 
 class HeadTokenSets:
-    """The sets of tokens that could be sampled at some heads (nodes that predict tokens), as masks
-    of the logits.
+    """The sets of tokens that could be sampled at some heads, as masks of the logits. A head is a
+    node that predicts tokens.
 
     If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
     normalized over this set. A mask is as large as the logits. Therefore the sets stay packed
@@ -191,8 +192,8 @@ class HeadTokenSets:
 
 
 def _unpack_sets(sets: Sequence[bytes], vocabulary: int) -> Tensor:
-    """Unpack sets of token ids to a mask, [sets, vocabulary] of bool, that is True for the members
-    of each set."""
+    """Unpack sets of token ids into a boolean mask [sets, vocabulary]. The mask is True for the
+    members of each set."""
     width = -(-vocabulary // 8)
     bits = b"".join(unpacked(packed)[:width].ljust(width, b"\0") for packed in sets)
     rows = numpy.frombuffer(bits, dtype=numpy.uint8).reshape(len(sets), width)

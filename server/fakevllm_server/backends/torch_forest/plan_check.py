@@ -36,7 +36,7 @@ from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class RecordedCall(Protocol):
-    """A call as the rollout engine reported it, with the fields that the check reads."""
+    """A call as the rollout engine reported it, with the fields that the plan check reads."""
 
     @property
     def group_id(self) -> str: ...
@@ -134,8 +134,9 @@ def _is_correct(
 
 
 def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
-    """Return one number for each response token of all calls. The number is the index of the
-    token's set of allowed tokens in the list of sets that the plan has."""
+    """Return one index for each response token of all calls. The index selects the token's set of
+    allowed tokens in the plan's list of sets. WHOLE means that every token was allowed. WHOLE - 1
+    means that the plan lacks the set."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
@@ -198,12 +199,13 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
-    """Return a mask, [nodes] of bool. It is True for each node that attends to exactly its
-    ancestors and itself.
+    """Return a mask, [nodes] of bool. It is True for each node (token of the forest) that attends
+    to exactly its ancestors and itself.
 
-    Two conditions are checked. First, `_has_consistent_segment` must be true for the node. Second,
-    the number of subtrees that contain the node must be the node's position + 1, because these
-    subtrees are its own subtree and the subtree of each ancestor.
+    Two conditions are checked for each node. First, the mask of `_has_consistent_segment` must be
+    True for the node. Second, the number of ancestors must be equal to the node's position. Each
+    ancestor has a subtree that contains the node, and so does the node itself. Therefore the number
+    of subtrees that contain the node must be its position + 1.
     """
     forest = plan.forest
     num = forest.num_nodes
@@ -214,12 +216,15 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool. It is True for each node of a segment for which two
-    conditions hold. A segment is a range of nodes without a branch.
+    """Return a mask, [nodes] of bool. It is True for each node of a segment that meets two
+    conditions. A segment is a range of consecutive nodes (tokens of the forest) without a branch.
 
-    First, all nodes of the segment have the same subtree end, so that the segment has no branch.
-    Second, the path of the segment contains each ancestor once, and ends with the segment's own
-    nodes.
+    * All nodes of the segment have the same subtree end (`tout`). Otherwise, the segment would have
+      a branch.
+    * The path of the segment (the nodes to which the segment attends) contains each ancestor once,
+      and ends with the segment's own nodes.
+
+    If the segments do not cover all nodes, the mask is False for every node.
     """
     num = forest.num_nodes
     segments = forest.segments

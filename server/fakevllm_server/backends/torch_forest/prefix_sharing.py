@@ -1,15 +1,16 @@
 """Split a tree of calls if sharing the calls' common prefix costs more time than it saves.
 
 Calls may share only a few first tokens, such as the token that begins every prompt. Sharing these
-tokens saves almost nothing. But sharing has two costs. First, at each branch of the tree, all
-subtrees except the largest one need one more partial attention (attention to a part of a token's
-ancestors) for each of their tokens. Second, if the tree is cut into parts that go through the model
-separately, each part computes the shared tokens again.
+tokens saves almost nothing, but has two costs. The first cost is additional attention: at each
+branch of the tree, all subtrees except the largest one need one more partial attention for each of
+their tokens. A partial attention is attention to a part of a token's ancestors. The second cost
+arises if the tree is cut into parts that go through the model separately. Each part then computes
+the shared tokens again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
 this module splits the tree into one tree for each branch. To do so, the module gives the calls of
-each branch another root key. Calls with different root keys share no tokens. The training result
-does not change.
+each branch a root key of their own. Calls with different root keys share no tokens. The training
+result does not change.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return the calls, with new root keys where sharing a small prefix costs more time than it
-    saves. Calls with different root keys share no tokens. Call this function before `pack`, which
-    builds the trees of calls."""
+    """Return the calls, some of them with new root keys. If sharing a small prefix costs more time
+    than it saves, each branch after the prefix gets a root key of its own. Calls with different
+    root keys share no tokens. Call this function before `pack`, which builds the trees of calls."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -66,9 +67,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs. The top of a tree is the
-    part before the first branch. The result is the call's first node after the top. If the call
-    ends inside the top, the result is the first node of the top."""
+    """Return the number of a node (a token in the tree of calls) that identifies the branch of a
+    call. The top of a tree is the part before its first branch. The result is the call's first node
+    after the top. If the call ends inside the top, the result is the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -1,8 +1,9 @@
 """Allow-list of the model types whose calls may share prefixes.
 
-In these models, the hidden state at a token depends only on the token's position and on the token
-ids up to it. A token can attend to any set of keys. Other models would silently give wrong results,
-because the calls that share prefixes are put into one row. Examples of unsuitable parts of a model:
+Calls that share prefixes are put into one row. An attention mask decides which earlier tokens of
+the row belong to a call. In the models of this list, the hidden state at a token depends only on
+the token's position, and on the ids of the tokens that the mask allows. Other models would silently
+give wrong results. Examples of unsuitable parts of a model:
 
 * Recurrent layers (linear attention, Mamba, short convolutions) depend on all earlier tokens of the
   row, including tokens of other calls.

@@ -22,8 +22,8 @@ def dpo(
     log_prob: Tensor, reference: Tensor | None, rows: DemonstrationRows, spec: LossSpec
 ) -> DemonstrationLoss:
     """Return a micro-batch's part of the loss. `log_prob` and `reference` have the log-probability
-    of each row under the policy and under the reference policy. The metric `preference_accuracy` is
-    the share of pairs with r_chosen > r_rejected."""
+    of each response under the policy and under the reference policy. The metric
+    `preference_accuracy` is the share of pairs with r_chosen > r_rejected."""
     assert reference is not None, "dpo needs the reference policy"
     signed = rows.signs.to(log_prob.dtype) * (log_prob - reference)
     margin = log_prob.new_zeros(rows.num_pairs).index_add(0, rows.pairs, signed)

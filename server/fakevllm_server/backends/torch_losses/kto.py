@@ -6,7 +6,7 @@
 
 The loss is the mean over the responses of the step. z estimates the KL divergence between policy
 and reference policy, and has no gradient. A mismatched pair is a prompt with a response of another
-group of the step; without such pairs, z is 0. β is `preference_beta`, and λ_D and λ_U are
+group of the step. If there is no such pair, z is 0. β is `preference_beta`, and λ_D and λ_U are
 `desirable_weight` and `undesirable_weight`. TRL's `KTOTrainer` with `loss_type = "kto"` has the
 same loss. One step here corresponds to one batch of TRL.
 """
@@ -26,9 +26,10 @@ from fakevllm_server.backends.torch_losses.demonstration_rows import (
 def kto(
     log_prob: Tensor, reference: Tensor | None, rows: DemonstrationRows, spec: LossSpec
 ) -> DemonstrationLoss:
-    """Return the loss of a step. `log_prob` and `reference` have the log-probability of each row
-    under the policy and under the reference policy. The metric `kto_kl` is z, the estimated KL
-    divergence between the two policies."""
+    """Return what `rows` contribute to the step's loss, and the metric `kto_kl`. This metric is z,
+    the estimated KL divergence between the policy and the reference policy. A row is a prompt with
+    a response. `log_prob` and `reference` have the log-probability of each row's response under the
+    policy and under the reference policy."""
     assert reference is not None, "kto needs the reference policy"
     log_ratio = log_prob - reference
     z = log_ratio.detach().new_zeros(())

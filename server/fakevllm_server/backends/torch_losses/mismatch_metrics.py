@@ -11,7 +11,7 @@ log-probability) and w = exp(d). n is the number of tokens.
 
 The formulas are for tokens of equal weight. In general, the weight of a token is its `token_share`,
 as in all means over the step's tokens. The metrics are computed from sums over all tokens of the
-step. Therefore they do not depend on the division into micro-batches.
+step. Therefore the metrics do not depend on the division into micro-batches.
 
 Rounding differences increase the metrics, and so do weights that changed after sampling. To measure
 only rounding differences, the metrics are computed only from calls that were sampled entirely with
@@ -35,8 +35,9 @@ LARGE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Weighted sums over some tokens, from which the mismatch metrics are computed. The weight of a
-    token is its `token_share`, as in all means over the step's tokens."""
+    """Weighted sums over some tokens. The mismatch metrics, which compare the log-probabilities of
+    trainer and rollout engine, are computed from these sums. The weight of a token is its
+    `token_share`, as in all means over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -71,8 +72,8 @@ class MismatchSums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mismatch metrics by name, computed from the sums. The sums must include at least one
-        token."""
+        """The mismatch metrics (the differences between trainer and rollout engine) by name. The
+        sums must include at least one token."""
         return {
             "mismatch": self.absolute / self.share,
             "mismatch_k3": self.k3 / self.share,
@@ -83,9 +84,10 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Two sets of sums for the mismatch metrics, computed from some tokens of a step. The first set
-    is over all these tokens. The second set is over only those tokens whose call was sampled
-    entirely with the current weights."""
+    """Sums over some tokens of a step, from which the mismatch metrics are computed. These metrics
+    compare the log-probabilities of trainer and rollout engine. One set of sums has all these
+    tokens. The other set has only the tokens of calls that were sampled entirely with the current
+    weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums
@@ -93,9 +95,10 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Compute the two sets of sums over some tokens. Pass only tokens that count in the loss.
-        Each tensor has one value per token. `is_equal_version` is True for tokens of calls that
-        were sampled entirely with the current weights."""
+        """Compute both sets of sums over the given tokens: over all tokens, and over tokens whose
+        `is_equal_version` is True. Each tensor has one value per token. `is_equal_version` is True
+        for tokens of calls that were sampled entirely with the current weights. Pass only tokens
+        that count in the loss."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(
@@ -105,7 +108,7 @@ class Mismatch:
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
-        """Return the sums of a whole step, added up from the sums of its parts."""
+        """Return the sums for a whole step, added up from the sums for its parts."""
         parts = list(parts)
         return Mismatch(
             sum((part.all_tokens for part in parts), MismatchSums()),
@@ -114,8 +117,8 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mismatch metrics by name, computed from the sums. If there are no tokens, the
-        dictionary is empty."""
+        """The mismatch metrics (the differences between trainer and rollout engine) by name. If
+        there are no tokens, the dictionary is empty."""
         if not self.all_tokens.share:
             return {}
         sums = self.equal_version if self.equal_version.share else self.all_tokens

@@ -21,5 +21,6 @@ from fakevllm_server.backends.torch_losses.demonstration_rows import (
 def sft(
     log_prob: Tensor, reference: Tensor | None, rows: DemonstrationRows, spec: LossSpec
 ) -> DemonstrationLoss:
-    """Return a micro-batch's part of the loss. `log_prob` has the log-probability of each row."""
+    """Return the part that one micro-batch contributes to the step's loss. `log_prob` has the
+    log-probability of each row (demonstration) in the micro-batch."""
     return DemonstrationLoss(-log_prob.sum() / max(rows.step_tokens, 1), {})

@@ -126,9 +126,9 @@ def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
 
 
 def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
-    """Return one micro-batch's contributions to means over the step's tokens, by name and without a
-    gradient. `per_token` has a tensor of shape [tokens] for each name. Tokens with weight 0 in the
-    loss do not count."""
+    """Return what one micro-batch contributes to means over the tokens of the step, without a
+    gradient. `per_token` maps the name of each mean to the values of its tokens, a tensor of shape
+    [tokens]. Tokens with weight 0 in the loss do not count."""
     counted = tokens.counted
     return {
         name: (value.detach()[counted] * tokens.token_share[counted]).sum()

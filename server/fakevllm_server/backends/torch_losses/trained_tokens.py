@@ -62,8 +62,8 @@ class TrainedTokens:
         return self.scale != 0
 
     def only(self, chosen: Tensor) -> TrainedTokens:
-        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True, and
-        without demonstrations."""
+        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True. The
+        copy has no demonstrations."""
         old, reference = self.old_log_prob, self.reference_log_prob
         return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],
@@ -87,9 +87,9 @@ class TrainedTokens:
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
-        """Return the trained tokens of `calls` as flat tensors. `shares` has, for each call, its
-        unit (one sequence in the loss) and the factors by which its tokens count in the loss and
-        the metrics."""
+        """Return the trained tokens of `calls` as flat tensors. For each call, `shares` has the
+        call's unit (one sequence in the loss). It also has the factors by which the call's tokens
+        count in the loss and in the metrics."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 

@@ -39,7 +39,7 @@ here, because they affect only `sapo`, which this trainer refuses."""
 
 
 class VerlPolicyLoss:
-    """A policy loss of verl, with the name and the settings of a LossSpec."""
+    """One of verl's policy losses. A LossSpec names the loss and contains its settings."""
 
     def __init__(self, spec: LossSpec) -> None:
         """Look up verl's policy loss for `spec`. Raises BackendError if verl does not have this
@@ -78,9 +78,8 @@ class VerlPolicyLoss:
         of a token is the loss weight of its call. `log_probs` has one tensor [response tokens] for
         each row.
 
-        The embedded trainer reports the same numbers. The workers' own metrics cannot be used,
-        because they are unweighted means over micro-batches. For a loss that does not clip, the
-        fractions are 0.
+        The metrics of verl's workers cannot be used instead, because these metrics are unweighted
+        means over micro-batches. For a loss that does not clip, the fractions are 0.
         """
         sampled = [torch.tensor(list(row.logprobs)) for row in rows]
         advantages = [torch.tensor(list(row.advantages)) for row in rows]

@@ -1,4 +1,4 @@
-"""The configuration of verl's worker for this trainer."""
+"""The configuration of verl's training worker, as the server's verl trainer uses it."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

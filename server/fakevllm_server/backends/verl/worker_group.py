@@ -20,17 +20,17 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Raised if a worker has died. Also raised if a method call has failed on one of several ranks,
-    because this rank is then out of step with the other ranks. All workers must be started again
-    before training can continue."""
+    """Error that is raised if a worker has died. It is also raised if a method call has failed on
+    one of several ranks, because this rank is then out of step with the other ranks. All workers
+    must be started again before training can continue."""
 
 
 class WorkerGroup:
-    """All workers of the trainer. A method of this class calls a worker method on every rank.
+    """All workers of the trainer. Each method of this class calls a worker method on every rank.
 
-    If a worker dies, the method of this class raises WorkersLost. If the call fails on one of
-    several workers, the method raises WorkersLost too, because the ranks are then out of step. If
-    the call fails on the only worker, the method raises BackendError.
+    The method raises WorkersLost if a worker dies. If the call fails on one of several workers, the
+    method raises WorkersLost too, because the ranks are then out of step. If the call fails on the
+    only worker, the method raises BackendError.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
@@ -74,8 +74,9 @@ class WorkerGroup:
         self._call_all("keep_reference")
 
     def log_probs(self, rows: Any, policy: PolicyName) -> Any:
-        """Return the log-probabilities of all tokens of the rows under `policy`, as a jagged tensor
-        [rows, tokens] in the order of the rows. No gradient is computed."""
+        """Return the log-probabilities of all tokens of `rows` under `policy`. A row is one token
+        sequence. The result is a jagged tensor [rows, tokens], in the order of `rows`. No gradient
+        is computed."""
         group = self._group
         method = group.reference_log_probs if policy == "reference" else group.infer_batch
         result = method(rows)

@@ -2,8 +2,8 @@
 of the weights.
 
 Calls select an adapter by its name, `policy-N` for version N. The served weights are also an
-adapter, even at version 0, where the adapter changes nothing. Without an adapter, a vLLM on a CPU
-that holds adapters would compute the model wrongly.
+adapter, even at version 0, where the adapter changes nothing. The reason is that a vLLM on a CPU,
+once it holds adapters, computes calls without an adapter wrongly.
 
 Four rules follow from how vLLM works:
 
@@ -44,7 +44,7 @@ _ALREADY_LOADED = "has already been loaded"
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """An adapter that is no longer needed, but that running calls may still use."""
+    """A LoRA adapter that is no longer needed, but that running calls may still use."""
 
     name: str
     folder: Path
@@ -54,7 +54,7 @@ class _Leaving:
 
 
 class Adapters:
-    """The adapters of one running vLLM. Changes are made one after another."""
+    """The LoRA adapters that one running vLLM holds. Only one change is made at a time."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Adapters:
         *,
         were_held: bool = False,
     ) -> None:
-        """Create an empty list of adapters. `model_name` is the name of vLLM's model. `max_rank` is
-        the highest adapter rank that vLLM accepts. `were_held` is True if a vLLM with the same
-        arguments has held adapters before."""
+        """Create the object for a vLLM that holds no LoRA adapter yet. `model_name` is the name of
+        vLLM's model. `max_rank` is the highest adapter rank that vLLM accepts. `were_held` is True
+        if an earlier vLLM process with the same arguments has held an adapter."""
         self._client = client
         self._gate = gate
         self._max_rank = max_rank
@@ -83,12 +83,11 @@ class Adapters:
         """The loaded policies, which are versions that vLLM holds beside the served weights."""
 
     async def serve(self, folder: Path, version: int) -> None:
-        """Serve the adapters in `folder` as `version` from now on. If these adapters cannot be
-        loaded, vLLM continues to serve the previous adapters.
+        """Serve the LoRA adapter in `folder` as version `version` from now on. If the adapter
+        cannot be loaded, vLLM continues to serve the previous adapter.
 
-        Raise BackendRefused if vLLM refuses the adapters and has never held any adapters, because
-        vLLM then probably cannot hold adapters of this kind. Raise BackendError for all other
-        failures.
+        Raise BackendRefused if vLLM refuses the adapter and has never held an adapter, because vLLM
+        then probably cannot hold adapters of this kind. Raise BackendError for all other failures.
         """
         name = policy_name(version)
         async with self._lock:
@@ -108,8 +107,8 @@ class Adapters:
                 self._leave(previous, self._loaded[previous])
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
-        """Hold the adapters in `folder` as the policy (a version that vLLM holds beside the served
-        weights) with the name `name`. Raise ActionFailed if the adapters cannot be loaded, or if
+        """Load the LoRA adapter in `folder` as the policy `name`. A policy is a version that vLLM
+        holds beside the served weights. Raise ActionFailed if the adapter cannot be loaded, or if
         another version has this name."""
         async with self._lock:
             await self._remove_unused()
@@ -191,13 +190,13 @@ class Adapters:
         return name == self._gate.adapter or name in self.names.loaded
 
     def _leave(self, name: str, folder: Path) -> None:
-        """Record that an adapter is no longer needed. Replace an earlier record of the same
+        """Record that a LoRA adapter is no longer needed. Replace an earlier record of the same
         adapter."""
         self._leaving = [one for one in self._leaving if one.folder != folder]
         self._leaving.append(_Leaving(name, folder, self._gate.running))
 
     async def _remove_unused(self) -> None:
-        """Unload the adapters that no call can use any longer, and delete their files. If an
+        """Unload the LoRA adapters that no call can use any longer, and delete their files. If an
         adapter cannot be unloaded, the next change of adapters tries again."""
         for one in list(self._leaving):
             if one.calls & self._gate.running:

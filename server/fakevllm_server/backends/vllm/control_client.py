@@ -1,5 +1,5 @@
-"""HTTP client that controls a vLLM server. The client checks vLLM's health, replaces vLLM's
-weights, and sends the probe requests.
+"""HTTP client that controls a vLLM server. The client checks vLLM's health, and replaces vLLM's
+weights. It also sends probe requests, which show what vLLM supports and which weights it has.
 
 Every request has a timeout.
 """

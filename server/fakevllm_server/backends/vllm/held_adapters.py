@@ -1,8 +1,8 @@
-"""A file in the run directory, which records that vLLM has held the adapters of a job.
+"""A file in the run directory, which records that vLLM has loaded the LoRA adapters of a job.
 
-vLLM may refuse the first adapter after a start for two reasons. Either vLLM cannot hold adapters of
-this kind at all, or vLLM had a temporary failure. If the record shows that vLLM has held adapters
-of this kind before, the failure is temporary. The record outlives the server process that wrote it.
+vLLM may refuse the first adapter after a start for two reasons. Either vLLM cannot load this kind
+of adapter at all, or vLLM had a temporary failure. If the file shows that vLLM has loaded this kind
+of adapter before, the failure is temporary. The file outlives the server process that wrote it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ FILE_NAME = "engine_adapters_held"
 
 
 class HeldAdapters:
-    """The record that vLLM has held the adapters of a job. It is made for one combination of vLLM's
-    version, vLLM's arguments, and the job's kind of adapters."""
+    """The record that vLLM has loaded the LoRA adapters of a job. The record is valid for one
+    version of vLLM, one list of vLLM's arguments, and one kind of adapter (LoRA rank and target
+    modules)."""
 
     def __init__(self, spec: EngineSpec, version: str, arguments: Sequence[str]) -> None:
         """Create the object, without writing the record. `version` is the version of vLLM.
@@ -30,14 +31,14 @@ class HeldAdapters:
         self._digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()
 
     def is_recorded(self) -> bool:
-        """Return True if the record's file says that vLLM has held adapters of this kind, with the
-        same version and arguments of vLLM."""
+        """Return True if the file records that vLLM has loaded this kind of LoRA adapter before.
+        The recorded version of vLLM and its recorded arguments must be the same as now."""
         try:
             return self._file.read_text().strip() == self._digest
         except (OSError, ValueError):
             return False
 
     def record(self) -> None:
-        """Write the record to its file, in place of an earlier record. If a power cut damages the
+        """Write the record to its file, and replace an earlier record. If a power cut damages the
         file, `is_recorded` returns False. Raises OSError if the disk is full."""
         self._file.write_text(f"{self._digest}\n")

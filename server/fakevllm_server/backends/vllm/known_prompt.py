@@ -22,8 +22,8 @@ does not matter, because the trainer may have larger rounding errors."""
 
 
 async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int) -> list[int]:
-    """Return the token ids of the known prompt, cut so that one sampled token fits into the
-    context.
+    """Return the token ids of the known prompt, a fixed text with which the served weights are
+    checked. The ids are cut so that one sampled token fits into the context.
 
     Raise ActionFailed if vLLM cannot tokenize the known prompt.
     """
@@ -36,8 +36,9 @@ async def known_prompt_ids(client: ControlClient, model: str, max_model_len: int
 async def known_prompt_reply(
     client: ControlClient, model: str, ids: Sequence[int], num_layers: int
 ) -> ProbeReply:
-    """Return the log-probabilities of the known prompt at temperature 1. `ids` are the token ids of
-    the known prompt.
+    """Return the log-probabilities that vLLM computes for the known prompt at temperature 1. The
+    known prompt is a fixed text whose log-probabilities show which weights vLLM serves. `ids` are
+    its token ids.
 
     Raise ActionFailed if vLLM does not report the log-probabilities.
     """

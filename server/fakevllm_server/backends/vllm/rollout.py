@@ -95,10 +95,10 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace the weights that vLLM serves. A vLLM with adapters continues to answer during the
-        replacement.
+        """Replace the weights that vLLM serves. If vLLM serves LoRA adapters, it continues to
+        answer during the replacement.
 
-        A vLLM without adapters is paused for the replacement. Before the pause, running calls have
+        Without adapters, vLLM is paused for the replacement. Before the pause, running calls have
         up to `DRAIN_BOUND_S` seconds to finish. Raise BackendError if the weights cannot be
         replaced. The state after a failure depends on the cause:
 
@@ -136,8 +136,8 @@ class VllmRollout:
 
         * The model folder does not name the number of layers. The accepted difference from the
           trainer's log-probabilities depends on this number.
-        * vLLM holds adapters. Such a vLLM may run other requests meanwhile, and the engine of vLLM
-          0.27 dies if a request for prompt log-probabilities arrives while other requests run.
+        * vLLM serves LoRA adapters. It may then run other requests during the probe. The engine of
+          vLLM 0.27 dies if a request for prompt log-probabilities arrives while other requests run.
         """
         num_layers = read_num_layers(self._spec.model)
         if num_layers is None or self._adapters is not None:
@@ -300,8 +300,8 @@ class VllmRollout:
     async def _pause(self, client: ControlClient) -> None:
         """Pause vLLM. Raise BackendError if the pause request fails.
 
-        After a failed request, vLLM may be paused nevertheless. If vLLM still has its old weights,
-        vLLM is therefore resumed before the error is raised.
+        vLLM may be paused even if the request failed. Therefore vLLM is resumed before the error is
+        raised, if vLLM still has its old weights.
         """
         self._is_changing = True
         try:
@@ -395,8 +395,8 @@ def _read_from(file: Path, position: int) -> str:
 
 
 def find_install() -> Install:
-    """Find the vLLM package that is installed for this Python, without an import of the package.
-    Raise BackendRefused if vLLM is not installed."""
+    """Find the vLLM package that is installed for this Python, without importing it. Raise
+    BackendRefused if vLLM is not installed."""
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

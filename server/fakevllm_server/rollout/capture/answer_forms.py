@@ -75,8 +75,9 @@ class AnswerForms:
     A form has the names and the order of an answer's fields."""
 
     def __init__(self, version: str | None = None) -> None:
-        """Start with the forms that are known for this engine. `version` is the version that the
-        engine reports. Only the forms of the bundled engines are known at the start."""
+        """Start with the known forms: those of a bundled engine, or none for any other engine. A
+        form has the names and the order of an answer's fields. `version` is the version that the
+        engine reports, which shows whether the engine is bundled."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False
@@ -88,23 +89,25 @@ class AnswerForms:
             self._learn_bundled()
 
     def whole(self, path: str) -> WholeForm | None:
-        """Return the form of an answer that is not a stream. Return None if the form is not known
-        yet."""
+        """Return the form of a whole answer, which is an answer that is not streamed. The form has
+        the names and the order of the fields. Return None if the form is not known yet."""
         return self._whole.get(path)
 
     def usage_chunk(self, path: str) -> Json | None:
-        """Return a chunk with the form of a stream's last chunk, which has the usage. Return None
-        if the form is not known yet."""
+        """Return a chunk that shows the form of usage chunks. A usage chunk is the last chunk of a
+        stream, and has the token counts. Return None if the form is not known yet."""
         return self._usage_chunks.get(path)
 
     def learn_whole(self, path: str, answer: Json) -> None:
-        """Learn the form of a whole answer from an answer to a call with one choice."""
+        """Learn the form of a whole (not streamed) answer: the names and the order of its fields.
+        `answer` is the engine's answer to a call with one choice."""
         self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
-        """Learn the form of a usage chunk from a stream with one choice."""
+        """Learn the form of a usage chunk, which is the last chunk of a stream and has the token
+        counts. `chunk` is from a stream with one choice."""
         # Other objects, such as the timings, belong to one answer.
         form = {
             name: value

@@ -99,7 +99,7 @@ class CallCapture(ABC):
         return other
 
     def _begin_answer(self) -> None:
-        """Set all attributes that change while an answer is recorded."""
+        """Set the initial values of all attributes that change while an answer is recorded."""
         self._hides_usage = _adds_usage(self.body)
         self._prompt_ids: IdArray | None = None
         self._ids: list[int] = []
@@ -211,8 +211,9 @@ class CallCapture(ABC):
 
     @property
     def takes_long(self) -> bool:
-        """Whether `record` may take so long that another thread should call it: it reads the sets
-        of allowed tokens, or searches a long answer."""
+        """Whether `record` may take long, so that another thread should call it. It may take long
+        if it reads the sets of allowed tokens, or if it searches a long answer for texts to redact.
+        """
         return self._requests_allowed or (self._texts is not None and self._texts.is_long)
 
     @property
@@ -270,8 +271,8 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the request with the fields that the capture had added,
-        and answered the request without these fields. Such a call is untrainable."""
+        """Record that the engine refused the fields that the capture had added to the request. The
+        engine has answered the request without these fields. Such a call is untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
@@ -308,7 +309,8 @@ class CallCapture(ABC):
         )
 
     def _finds_in_answer(self) -> bool:
-        """Return True if the redactor finds a match that is in the answer or ends in it."""
+        """Return True if the redactor finds something to redact in the answer. A match may begin in
+        the prompt, if the answer continues the prompt's text."""
         if self._texts is None:
             return False
         return self._redactor.finds_continued(continued_texts(self.body), self._texts.texts)
@@ -358,10 +360,10 @@ class CallCapture(ABC):
         was held back.
 
         vLLM writes the system fingerprint only in the last chunk of a stream. If usage (token
-        counts) was requested, the last chunk is the usage chunk. If the app itself did not request
-        usage, the app does not get the usage chunk, and the chunk before the usage chunk is the
-        app's last chunk. The app's last chunk is held back until the usage chunk arrives, and then
-        gets the usage chunk's `fingerprint`.
+        counts) was requested, the last chunk is the usage chunk. If only the capture requested
+        usage, the app does not get the usage chunk. The app's last chunk is then the chunk before
+        the usage chunk. This chunk is held back until the usage chunk arrives, and then gets the
+        usage chunk's `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -438,11 +440,11 @@ def _as_vllm_writes(body: Json) -> bytes:
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return True if the capture must add a request for usage (token counts), because the app does
-    not request it.
+    """Return True if the capture must request usage (token counts), because the app does not
+    request it.
 
-    The capture needs usage only for streams. vLLM reports usage as the sum over all choices.
-    Therefore the capture requests usage only if the stream has one choice.
+    The capture requests usage only for streams with one choice. vLLM reports the sum over all
+    choices, so with several choices the counts of a single choice would be unknown.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False

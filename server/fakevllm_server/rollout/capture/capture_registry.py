@@ -1,4 +1,5 @@
-"""The capture class for each path of the engine's API, such as /v1/chat/completions."""
+"""The capture class for each path of the engine's API, such as /v1/chat/completions. A capture
+records the tokens of one call for training."""
 
 from __future__ import annotations
 

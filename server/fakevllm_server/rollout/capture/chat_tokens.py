@@ -1,5 +1,5 @@
-"""Capture of the tokens of chat completions. If the app does not want to see the model's reasoning,
-the reasoning is removed from the answer after the capture.
+"""Record the tokens of chat completions for training. If the app does not want to see the model's
+reasoning, the reasoning is removed from the answer after it was recorded.
 
 The module does no I/O.
 """
@@ -13,7 +13,7 @@ from fakevllm_server.rollout.capture.token_event import TokenEventReader
 
 
 class ChatCapture(CallCapture):
-    """Capture of one chat call, from the app's request body to the recorded call."""
+    """The capture of one chat completion call: it records the call's tokens for training."""
 
     def _begin_answer(self) -> None:
         super()._begin_answer()
@@ -52,20 +52,20 @@ class ChatCapture(CallCapture):
             self._hidden_reasoning.hide(choice)
 
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if this choice of a stream chunk is an empty delta that was sent only because
-        of the capture.
+        """Return True if this choice of a stream chunk is empty, and was sent only because the
+        server requested token ids and logprobs for training.
 
-        vLLM's parsers remove some tokens from the text. Such a token appears as an empty delta, but
-        only if token ids or logprobs are requested.
+        vLLM's parsers remove some tokens from the text. For such a token, vLLM sends an empty delta
+        if token ids or logprobs are requested, and nothing otherwise.
         """
         is_empty = choice.get("delta") == {} and choice.get("finish_reason") is None
         return is_empty and self._hides_all
 
 
 def _needs_own_logprobs(body: Json) -> bool:
-    """Return True if vLLM refuses the body because of missing `logprobs`. The body then has
-    `top_logprobs` or `logprob_token_ids`, but not `logprobs`. The app must get this refusal, so the
-    capture does not add `logprobs` to such a body."""
+    """Return True if vLLM refuses the body because `logprobs` is missing. This happens if the body
+    has `top_logprobs` or `logprob_token_ids`. The app must get this refusal, so the server does not
+    add `logprobs` to such a body."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
     )
@@ -76,12 +76,11 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
 class HiddenReasoning:
-    """Removes the reasoning from one answer in the same way as vLLM does. The answer may be
-    streamed.
+    """Removes the model's reasoning from one answer, streamed or not, in the same way as vLLM does.
 
-    With `include_reasoning: false`, vLLM hides the reasoning and also its token ids and logprobs.
-    Training needs the ids and logprobs. Therefore the capture requests the reasoning from vLLM, and
-    this class hides the reasoning from the app.
+    If an app sends `include_reasoning: false`, vLLM leaves out the reasoning, and also its token
+    ids and logprobs. Training needs these ids and logprobs. Therefore the server requests the
+    reasoning from vLLM, and this class removes it before the app gets the answer.
     """
 
     def __init__(self) -> None:

@@ -41,8 +41,8 @@ class EngineStreamError(Exception):
 
 @dataclass(slots=True)
 class ChoiceEvents:
-    """The events of one choice so far. Each event is the JSON text of a chunk, in which the choice
-    has the index 0."""
+    """The events of one choice that have arrived so far. Each event is the JSON text of a chunk. In
+    this text, the choice has the index 0, as in a response with one choice."""
 
     index: int
     data: list[bytes] = field(default_factory=list[bytes])
@@ -64,10 +64,10 @@ class ChoiceEvents:
 
 
 class ChoiceSplitter:
-    """The reader of one stream with `num` choices.
+    """The reader of one stream with `num` choices, which splits the stream's events by choice.
 
-    The prompt's ids come with the first event of each choice. The ids are parsed once. If
-    `removes_prompt_ids` is True, they are removed from the events of all choices.
+    The prompt's ids come with the first event of each choice. If `removes_prompt_ids` is True, the
+    ids are removed from these events, and are parsed only once.
     """
 
     def __init__(self, num: int, *, removes_prompt_ids: bool) -> None:
@@ -107,12 +107,12 @@ class ChoiceSplitter:
 
 
 class PartReader:
-    """The reader of a response with `num` choices. The engine sends each choice as one part when
-    the choice is complete."""
+    """The reader of a multipart response with `num` choices. The engine sends each choice as one
+    part when the choice is complete."""
 
     def __init__(self, num: int, content_type: str) -> None:
-        """Create the reader. Raises ValueError if `content_type` is not the type of a response in
-        parts."""
+        """Create the reader. Raises ValueError if `content_type` is not that of a multipart
+        response."""
         self._decoder = PartDecoder(content_type)
         self._running = set(range(num))
 
@@ -137,9 +137,9 @@ class PartReader:
 
 
 def _check_without_choices(data: bytes | None) -> None:
-    """Check an event without the index of a choice. A comment, `[DONE]` and a chunk without choices
-    are valid. Raises EngineStreamError if the event is an error. Raises ValueError for any other
-    event."""
+    """Check an event in which no index of a choice was found. A comment, `[DONE]` and a chunk
+    without choices are valid. Raises EngineStreamError if the event is an error. Raises ValueError
+    for any other event."""
     if data is None:
         return
     chunk: Any = orjson.loads(data)
@@ -201,15 +201,13 @@ def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
 
 
 def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Return the concatenation of the lists that are not None. Return None if all lists are
-    None."""
     present = [part for part in lists if part is not None]
     return [item for part in present for item in part] if present else None
 
 
 def _joined_logprobs(logprobs: Sequence[Json | None]) -> Json | None:
-    """Return one logprobs object whose lists are the concatenated lists of `logprobs`, the logprobs
-    objects of the chunks."""
+    """Return one logprobs object for all chunks. Each of its lists is the concatenation of the
+    chunks' lists."""
     present = [part for part in logprobs if part is not None]
     if not present:
         return None

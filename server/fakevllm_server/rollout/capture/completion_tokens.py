@@ -1,5 +1,6 @@
-"""Capture of the tokens of text completions with one prompt and one choice. Other completions are
-not captured. In the answer, the choice contains the token ids and the logprobs."""
+"""Capture (record for training) the tokens of text completions with one prompt and one choice.
+Other completions are not captured. In the engine's answer, the choice contains the token ids and
+the logprobs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ continuation of known token ids."""
 
 
 class CompletionsCapture(CallCapture):
-    """Capture of one completions call, from the app's request body to the recorded call."""
+    """Recorder of one call of /v1/completions. It adds fields to the request for the engine, and
+    records the tokens in the answer."""
 
     @staticmethod
     def cannot_capture(body: Json) -> bool:

@@ -20,8 +20,9 @@ JSON string are escaped."""
 
 
 class RepeatedPrompt:
-    """The reader of a prompt that several choices repeat. The reader parses the numbers for the
-    first choice. For the other choices, it only compares the text of the numbers."""
+    """The reader of the prompt's token ids in a stream in which each choice repeats the ids. The
+    reader parses the ids of the first choice. For the other choices, it only compares the text of
+    the ids."""
 
     def __init__(self) -> None:
         self._text: bytes | None = None

@@ -1,9 +1,10 @@
-"""Capture of one LLM call that samples several siblings. Each choice of the call is a sibling.
+"""Capture of one LLM call that samples several siblings (answers to the same request). Each choice
+of the call is a sibling. To capture a call is to record its tokens for training.
 
-A choice can be answered before the other choices are complete. For this, the engine is asked for a
-stream, or is asked to send each choice when it is complete. Each choice is captured as a separate
-call, with its own tokens and usage. The caller gets each choice in the form of a call with one
-choice: as a stream, or as a whole answer.
+Each choice is returned as soon as it is complete, even if other choices are not. Therefore the
+engine is asked to stream the choices, or to send each choice when it is complete. Each choice is
+captured as a separate call, with its own tokens and usage. The caller gets each choice in the form
+of a call with one choice: as a stream, or as a whole answer.
 
 The module does no I/O.
 """
@@ -39,8 +40,8 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 
 
 class CannotShare(Exception):
-    """Error for a shared call whose choices cannot be answered in the same way as separate calls.
-    Each sibling then needs its own call."""
+    """Error for a shared call (one call with several choices) whose choices cannot be answered in
+    the same way as separate calls. Each choice then needs a call of its own."""
 
 
 _PARSES_REASONING = "the engine reads the reasoning of a stream differently"
@@ -63,7 +64,7 @@ class CompleteChoice:
 
 
 class SharedCapture:
-    """Capture of one call with several choices."""
+    """Recorder of the tokens and the answers of one call with several choices."""
 
     def __init__(
         self,
@@ -75,9 +76,10 @@ class SharedCapture:
     ) -> None:
         """Prepare the capture of a call with `num` choices.
 
-        `path` is the engine's path, and `body` the app's request for one choice. `create_capture`
-        returns the capture of a call with one choice. Raises CannotShare if the form of the
-        engine's answers is not known yet.
+        `path` is the API path at the engine. `body` is the app's request, which asks for one
+        choice. `create_capture` creates the recorder of a call with one choice. Raises CannotShare
+        if the choices cannot be answered in the same way as separate calls. This is the case, for
+        example, if the form (the fields) of the engine's answers is not known yet.
         """
         self._path = path
         self._num = num

@@ -69,11 +69,11 @@ class TokenEventReader:
         self._logprobs: list[bytes] = []
 
     def read(self, event: bytes) -> bytes | None:
-        """Return a usual event (one token with its logprob) without the token's id and logprob, and
-        record the token. Return None, and record nothing, if the event is not a usual one and must
-        be parsed.
+        """Record the token of a usual event (one token with its logprob). Return the event as the
+        app gets it, with null in place of the token's id and logprob.
 
-        Raises ValueError if the event is not valid UTF-8.
+        If the event is not a usual one, record nothing, and return None. The caller must then parse
+        the event. Raises ValueError if the event is not valid UTF-8.
         """
         match = None
         if event.startswith(self._head):

@@ -1,7 +1,7 @@
 """Routes of the swarm server, and the checks and refusals that they share.
 
 inference.py         calls to the model
-model_call_relay.py  one call to the model: translation, capture, forwarding to the engine
+model_call_relay.py  one call to the model: translation, recording, forwarding to the engine
 model_cards.py       one entry of the engine's list of models
 stored_responses.py  retrieval and deletion of answers in the Responses format
 episodes.py          episodes that clients claim

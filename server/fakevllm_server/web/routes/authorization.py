@@ -2,9 +2,9 @@
 API keys of the owner who claimed it.
 
 Clients may call the model, claim and end their own episodes, end groups, and read the status.
-Routes that affect other clients, or show other clients' calls, are only for admins. Groups of
-answers to apps' requests have no owner. Their ids are random. While a group is open, only the proxy
-that created the group knows its id.
+Routes that affect other clients, or show other clients' calls, are only for admins. A group (the
+answers that are sampled for one request of an app) has no owner. Instead, its random id protects
+it: while the group is open, only the proxy that created the group knows the id.
 """
 
 from __future__ import annotations

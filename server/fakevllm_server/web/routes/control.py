@@ -217,8 +217,9 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
-        """Refuse new claims until `/resume_claims`, a stop of the engine, or a restart of the
-        server. Claimed episodes are not affected."""
+        """Refuse to give further episodes to clients until `/resume_claims` is called, the engine
+        is stopped, or the server restarts. Episodes that clients have claimed already are not
+        affected."""
         if state.engine.status is EngineStatus.OFFLINE:
             reason = "The engine is offline, so there are no claims to pause."
             return SuccessReply(success=False, failure_reason=reason)
@@ -243,7 +244,8 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/get_weights")
     async def get_weights(version: int) -> WeightsReply:
         """Return the digest of a version's weights. The version must belong to the current run. If
-        the version is a restored copy of an earlier version, both versions have the same digest."""
+        training has restored an earlier version under a new number, both versions have the same
+        digest."""
         copies = state.run.releases.lineage().copies_of(version)
         known = state.journal.read(reads.checkpoints) + state.journal.read(reads.side_checkpoints)
         saved = next((one for one in known if one.version in copies), None)

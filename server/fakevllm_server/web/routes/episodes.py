@@ -180,9 +180,9 @@ def _end_refusal(status: EngineStatus) -> str:
 def _scalar_reward(request: EndEpisodeRequest) -> float:
     """Return the reward in a request that ends an episode.
 
-    Raises HTTPException (400) if the reward is not a single number, or if the task id is wrong.
-    This check is made before the episode is ended. Therefore the client can send the request again
-    with a correct reward.
+    Raises HTTPException (400) if the reward is not a single number, or if the task id is wrong. The
+    reward and the task id are checked before the episode is ended. Therefore the client can send a
+    corrected request.
     """
     output = request.workflow_output
     if not request.task_id or output.metadata.get("task_id") != request.task_id:

@@ -1,4 +1,4 @@
-"""Model calls: endpoints of the wire formats, and small engine routes whose requests are relayed.
+"""Routes for model calls in each wire format, and small engine routes whose requests are relayed.
 
 A sibling is one answer to an app's request. A call belongs to a sibling if a header names the
 sibling. A call belongs to a claimed episode if its path or its API key names the episode. Calls of
@@ -100,9 +100,9 @@ def engine_endpoint(
 ) -> AsgiApp:
     """Return an ASGI endpoint that answers requests with the help of the engine.
 
-    The function `answer` sends the answer to a request. It is cancelled if the client disconnects.
-    If `answer` raises WireError or EngineFailed, the client gets an error. If `adapter` is set, the
-    error has the adapter's wire format.
+    The function `answer` sends the answer to a request. If the client disconnects, `answer` is
+    cancelled. If `answer` raises WireError or EngineFailed, the client gets an error. If `adapter`
+    is set, the error has the adapter's wire format.
     """
 
     async def refuse(error: WireError, send: Send) -> None:
@@ -150,10 +150,10 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
 async def attempt_when_serving(
     state: ServerState, attempt: Callable[[EngineClient], Awaitable[None]]
 ) -> None:
-    """Call `attempt` with the client of an engine that answers calls. If the engine fails before
-    anything was sent to the client, wait until an engine answers again. Then call `attempt` a
-    second time. Raises EngineFailed if the second attempt fails too. Raises WireError (503) if no
-    engine answers in time."""
+    """Wait until an engine answers calls, and call `attempt` with the EngineClient of this engine.
+    If the engine fails before any part of its answer was passed on, wait until an engine answers
+    again, and call `attempt` a second time. Raises EngineFailed if the second attempt fails too.
+    Raises WireError (503) if no engine answers in time."""
     client = await _wait_until_serving(state)
     try:
         return await attempt(client)
@@ -165,11 +165,11 @@ async def attempt_when_serving(
 async def _wait_until_serving(
     state: ServerState, failed: EngineClient | None = None
 ) -> EngineClient:
-    """Wait until an engine answers calls, and return its client.
+    """Wait until an engine answers calls, and return its EngineClient.
 
-    The function is for small routes, such as /v1/models. The requests of small routes do not wait
-    while new weights are loaded, but model calls do. `failed` is the client of an engine on which
-    this request failed before. Raises WireError (503) after HOLD_S seconds.
+    This function is for small routes, such as /v1/models. Unlike model calls, requests for small
+    routes do not wait while new weights are loaded. `failed` is the EngineClient with which an
+    earlier attempt of this request failed, or None. Raises WireError (503) after HOLD_S seconds.
     """
     try:
         async with asyncio.timeout(HOLD_S):
@@ -179,8 +179,8 @@ async def _wait_until_serving(
 
 
 def path_at_engine(state: ServerState, scope: Scope) -> str:
-    """Return the path of a request at the engine. The prefix `/e/UUID`, which names an episode, is
-    removed.
+    """Return the path with which a request is relayed to the engine. It is the request's own path
+    without the prefix `/e/UUID`, which names an episode.
 
     Raises WireError (404) if the request names an episode that is not claimed.
     """
@@ -252,8 +252,8 @@ async def _answer_call(
 async def _answer_episode_call(
     state: ServerState, episode: Episode, call: ClientCall, *, is_stored: bool
 ) -> None:
-    """Answer a call of an episode. The call restarts the idle time of the episode, even if the call
-    is not stored."""
+    """Answer a call of an episode. The call restarts the episode's idle timer, even if the call is
+    not stored."""
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
     state.participation.clients.touch(episode.client_uuid, now)
@@ -269,8 +269,8 @@ async def _answer_episode_call(
 def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None:
     """Raise WireError (400) if vLLM would fetch a media URL whose host is not allowed.
 
-    With other rollout engines, nothing is checked. Other engines fetch no URL, and refuse media
-    with vLLM's error for a text model.
+    If the rollout engine is not vLLM, nothing is checked, because the other engines fetch no URLs.
+    They refuse media with the error that vLLM returns for a text model.
     """
     if state.config.rollout_name == "vllm":
         refusal = media_refusal(raw, body, state.config.media_domains)
@@ -279,11 +279,13 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 
 
 def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) -> None:
-    """Raise WireError (400) if a request asks a vLLM with adapters for log-probabilities of its
-    prompt. The engine of vLLM 0.27 crashes on such a request if other requests run at the same
-    time. A chat request that sets `echo` is always such a request.
+    """Raise WireError (400) if a request asks for log-probabilities of its prompt, and the engine
+    is a vLLM with LoRA adapters. The engine of vLLM 0.27 crashes on such a request if other
+    requests run at the same time. A chat request that sets `echo` always asks for these
+    log-probabilities.
 
-    If `body` is None, `raw` is parsed as in vLLM, which accepts some bodies that orjson refuses.
+    If `body` is None, `raw` is parsed in the same way as in vLLM, which accepts some bodies that
+    orjson refuses.
     """
     client = state.engine_client
     if client is None or not client.endpoint.takes_adapters:
@@ -308,9 +310,9 @@ def _check_prompt_logprobs(state: ServerState, raw: bytes, body: Json | None) ->
 
 
 def _policy_version(state: ServerState, body: Json | None) -> int | None:
-    """Return the version that a call requests by the model name of a policy (weights that the
-    engine holds beside the served weights), such as `policy-15`. Return None if the call names the
-    served weights, or an unknown model."""
+    """Return the version of the weights that a call requests by its model name. For example, the
+    name `policy-15` requests version 15. A policy is a version that the engine holds beside the
+    served weights. Return None if the call requests the served weights, or an unknown model."""
     name, served = (body or {}).get("model"), state.attached_engine().info.model
     if not isinstance(name, str) or not is_policy_name(name) or name == served:
         return None
@@ -376,11 +378,11 @@ async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
     """Wait until an engine answers calls and no change of its weights is in progress. Yield the
-    engine's client, and a stamp that records the weight versions of this call.
+    engine's EngineClient, and a stamp that records the weight versions of this call.
 
-    The call counts as running while the `with` block runs. `failed` is the client of an engine on
-    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or at once
-    if the engine is stopped.
+    The call counts as running while the `with` block runs. `failed` is the EngineClient with which
+    an earlier attempt of this call failed, or None. Raises WireError (503) after HOLD_S seconds, or
+    at once if the engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:

@@ -118,7 +118,7 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 def _batch_routes(state: ServerState) -> APIRouter:
     """Return two routes about the batch that is being collected. The first route shows the batch.
-    Through the second route, a client agrees to train on the batch."""
+    By the second route, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")

@@ -1,9 +1,10 @@
-"""One call of a client, in the client's wire format. The module sends the call to the engine.
+"""Send one call of a client to the engine. The call arrives in the client's API format.
 
 The call is usually translated to a chat completions or completions request for the engine. If the
 call cannot be translated, or if the engine refuses the translated request, the client's original
-request is sent to the engine's own route for this format. An error message of this route quotes the
-request as the client wrote it.
+request is sent to the engine's own route for the client's format. The engine's error messages quote
+the request. An error of the engine's own route therefore quotes what the client wrote, and not the
+translation.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class ClientCall:
     """Redactor of the texts whose tokens are not kept."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
-        """Send the call to the engine, and send the engine's answer to the client. The call is not
-        captured.
+        """Send the call to the engine, and send the engine's answer to the client. The call's
+        tokens are not recorded.
 
         Raises EngineFailed if the engine fails before anything was sent to the client.
         """
@@ -120,11 +121,11 @@ class ClientCall:
         return stamp.known_version if self.policy_version is None else self.policy_version
 
     def captured(self, save: SaveCall) -> Attempt:
-        """Return a function that makes one attempt to answer the call, and captures the call's
+        """Return a function that makes one attempt to answer the call, and records the call's
         tokens.
 
-        Each attempt captures the answer from its start. When an attempt has a complete answer, the
-        returned function calls `save` with the captured call.
+        Each attempt records the answer from its beginning. When an attempt has the complete answer,
+        the returned function calls `save` with the recorded call.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -148,11 +149,11 @@ class ClientCall:
 
     def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCalls) -> Attempt:
         """Return a function that makes one attempt to sample several siblings (answers to the same
-        request) with one model call. The call's `n` is the number of siblings. The tokens of each
-        sibling are captured as a call of its own.
+        request) with one model call. The call's `n` is the number of siblings. Each answer is
+        recorded as if it had been sampled by a separate call.
 
-        The returned function raises WireError (400) if the siblings cannot share a call. It calls
-        `save` with the captured calls before it sends the siblings' answers.
+        The returned function raises WireError (400) if one model call cannot sample the siblings.
+        It calls `save` with the recorded calls before it sends the answers to the client.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -320,8 +321,8 @@ class ClientCall:
         return self.adapter.path != self.adapter.upstream_path
 
     def _translation(self, exchange: Exchange) -> Exchange | None:
-        """Return the exchange if it must translate the answer. Return None if the client's format
-        is the engine's format."""
+        """Return `exchange` (the object that translates the call and its answer) if the answer must
+        be translated. Return None if the client's format is the engine's format."""
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:
@@ -374,10 +375,10 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 
 
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
-    """Return the recorded call of a capture. If the engine reports which tokens were allowed at
-    each position, the capture is read in a worker thread. A long answer may have thousands of such
-    sets of allowed tokens. Reading them in the event loop would block it. The same is true for a
-    long answer in which texts to redact are searched."""
+    """Return the model call that `capture` has recorded, with its tokens. If this takes long, it is
+    done in a worker thread, because it would block the event loop. It takes long for an answer with
+    thousands of sets of allowed tokens, and for a long answer that is searched for texts to
+    redact."""
     if capture.takes_long:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)

@@ -1,5 +1,5 @@
-"""Error responses of the swarm protocol's routes. They are for invalid bodies, an engine that does
-not serve, journal failures, and reused idempotency keys."""
+"""Error responses of the server's routes for clients. They are for invalid bodies, an engine that
+does not serve, journal failures, and reused idempotency keys."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _StrictRequest(Request):
             raise HTTPException(error.status, error.body["error"]["message"]) from None
 
     async def json(self) -> Any:
-        """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
-        refused. They would break the run log or a reply.
+        """Return the parsed body. A body with values that cannot be written as JSON (NaN, a lone
+        surrogate) is refused, because such values would break the run log or a reply.
 
         Raises orjson.JSONDecodeError for a refused body. FastAPI handles this error, because it is
         a subclass of json.JSONDecodeError.
@@ -49,8 +49,8 @@ class _StrictRequest(Request):
 
 class StrictRoute(APIRoute):
     """A route that accepts only strict JSON. It answers an invalid body with status 422 and a
-    message of one line. FastAPI's own response with status 422 repeats the body. The message of
-    this class does not repeat the body, because some bodies cannot be written as JSON."""
+    message of one line. FastAPI's own response would repeat the invalid body, and some invalid
+    bodies cannot be written as JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -65,11 +65,13 @@ class StrictRoute(APIRoute):
 
 
 class DirectRoute(StrictRoute):
-    """A StrictRoute whose function takes two arguments, the parsed body (named `body`) and the HTTP
-    request. The function returns a Response. If a request is valid, this class parses the body and
-    calls the function directly. FastAPI's general code for parameters would double the time of a
-    request that ends a group. An invalid request is passed on to FastAPI, which returns the error
-    response."""
+    """A route that parses the body of a valid request, and calls the route's function directly.
+    FastAPI's general code for parameters would double the time of a request that ends a group. All
+    other requests are passed on to FastAPI, which returns the error responses.
+
+    The route's function takes two arguments, the parsed body (named `body`) and the HTTP request.
+    The function returns a Response.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -96,8 +98,9 @@ async def _receive_again(body: bytes) -> dict[str, Any]:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Register the error responses to three exceptions. Every route that writes to the journal may
-    raise JournalError and IdempotencyConflict. Routes that need the engine may raise WireError."""
+    """Register the functions that turn three exceptions into error responses. Every route that
+    writes to the journal may raise JournalError and IdempotencyConflict. Routes that need the
+    engine may raise WireError."""
     app.add_exception_handler(WireError, _refused)
     app.add_exception_handler(JournalError, _journal_unavailable)
     app.add_exception_handler(IdempotencyConflict, _conflict)

@@ -206,9 +206,9 @@ class Decoder:
 
 class Prefill:
     """The prefill of several prompts, which computes the keys and values of the prompts. It runs in
-    parts, so that running requests get tokens in between. The keys and values of the first tokens
-    may be known already, for the same number of tokens in each prompt. `known` then has these keys
-    and values for each prompt, in parts.
+    parts, so that running requests get tokens in between. If the keys and values of the first
+    tokens are known already, `known` contains them for each prompt, divided into parts. The number
+    of these tokens must be the same for all prompts.
 
     In this class, a prompt does not include the last token of its request. To sample a token, the
     request needs the logits after this last token. If there is only one prompt, pass its last token
@@ -265,10 +265,8 @@ class Prefill:
         return is_last
 
     def result(self) -> dict[bytes, CachedPrefix]:
-        """Return a copy of the keys and values of each prompt.
-
-        Those of `last_id`, the last token of the request, are left out.
-        """
+        """Return a copy of the keys and values of each prompt. The keys and values of `last_id`,
+        the last token of the request, are left out."""
         return {
             key: self._cache.prefix(row, len(prompt))
             for row, (key, prompt) in enumerate(self._prompts.items())

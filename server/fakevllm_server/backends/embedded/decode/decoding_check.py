@@ -34,8 +34,8 @@ def check_decoding(
     model: PreTrainedModel, max_model_len: int, new_graph: GraphMaker | None = None
 ) -> ForwardChoice:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
-    check has two cases. First, it decodes two rows of different lengths, of which the second joins
-    the batch later. Then it decodes two rows that share a prompt.
+    check has two cases. In the first case, two rows of different lengths are decoded, and the
+    second row joins the batch later. In the second case, two rows that share a prompt are decoded.
 
     Return the fastest way of decoding that the model and the device support and that gives the
     right logits. There are three ways, the fastest first: the fused forward pass in CUDA graphs,
@@ -126,8 +126,9 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: Forwar
 
 
 def _join(decoder: Decoder, prompts: list[list[int]]) -> Tensor | None:
-    """Prefill prompts that are all equal, and add them to the batch. Return the logits after the
-    prompt, [1, vocabulary], or None for a prompt of one token."""
+    """Prefill `prompts`, which are all equal, and add them to the batch. Return the logits after
+    the prompt, [1, vocabulary]. Return None for a prompt of one token, because nothing is prefilled
+    then."""
     requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
     key, prefix = requests[0].prefix_key, requests[0].prefix
     if not prefix:

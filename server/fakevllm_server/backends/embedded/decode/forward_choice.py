@@ -1,5 +1,5 @@
-"""The ways of decoding: which forward pass computes the next tokens, and whether it runs as a CUDA
-graph."""
+"""The choice of how decoding computes the next tokens: with which forward pass, and with or without
+a CUDA graph."""
 
 from __future__ import annotations
 

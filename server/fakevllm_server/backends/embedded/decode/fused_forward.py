@@ -15,9 +15,9 @@ The weights stay parameters of the model under their own names. Each weight of a
 view of a part of this matrix. If new weights are copied into the model in place, the forward pass
 uses the new weights at once.
 
-The module is for float32 on a CPU, and for CUDA. It has not run on CUDA yet. All other models are
-decoded with their own forward passes. The check at start-up (`decoding_check`) compares the chosen
-forward pass with the model itself.
+The module is for float32 on a CPU, and for CUDA. It has not run on CUDA yet. Models that this
+module does not support are decoded with their own forward passes. The check at start-up
+(`decoding_check`) compares the chosen forward pass with the model itself.
 """
 
 from __future__ import annotations

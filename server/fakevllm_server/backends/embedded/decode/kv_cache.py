@@ -52,7 +52,7 @@ class CachedPrefix(NamedTuple):
 
 
 def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
-    """Join the keys and values of consecutive ranges of tokens. Return them as one copy."""
+    """Return one copy of the keys and values of consecutive ranges of tokens, joined."""
     return CachedPrefix(
         torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
     )
@@ -154,9 +154,9 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
-        """Append a row for a new request. The row begins with the keys and values of the shared
-        prefix, if there is one. The keys and values of `parts` follow. Without a prefix and parts,
-        the row is empty."""
+        """Append a row for a new request. The row begins with the shared prefix `shared`, if it is
+        not None. The cached keys and values in `parts` follow. Without `shared` and `parts`, the
+        row is empty."""
         num_tokens = sum(part.num_tokens for part in parts)
         self.reserve(self.num_rows + 1, num_tokens + 1)
         # If rows join or leave before the next forward pass, they must not cut off tokens of this
@@ -246,8 +246,9 @@ class KvCache(Cache):
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of one new token per row, [rows, heads, head dim] each. Return
-        the keys and values of all positions up to the end of the longest row, [rows, heads, width,
-        head dim] each, without a copy."""
+        the keys and values at the first `width` positions of all rows, [rows, heads, width, head
+        dim] each, without a copy. The longest row has at most `width` tokens, without its shared
+        prefix."""
         return (
             self._store(self.keys[layer], keys),
             self._store(self.values[layer], values),
@@ -260,9 +261,9 @@ class KvCache(Cache):
         return buffer[: self.num_rows, :, : self.width]
 
     def mask(self) -> Tensor:
-        """Return the additive attention mask, [rows, 1, 1, width]. The width is the rounded length
-        of the longest row. The mask hides the positions beyond each row's own length. The mask does
-        not cover shared prefixes."""
+        """Return the additive attention mask, [rows, 1, 1, width]. `width` is the number of
+        positions that attention reads in each row. The mask hides the positions beyond each row's
+        own length. Shared prefixes are stored elsewhere, and the mask does not cover them."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.own_positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)
@@ -312,8 +313,8 @@ class _KvCacheLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Store the keys and values of one new token per row, [rows, heads, 1, head dim] each.
-        Return the keys and values of all positions up to the end of the longest row, [rows, heads,
-        width, head dim] each."""
+        Return the keys and values at the first `width` positions of all rows, [rows, heads, width,
+        head dim] each."""
         return self._cache.store(self._index, key_states[:, :, 0], value_states[:, :, 0])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

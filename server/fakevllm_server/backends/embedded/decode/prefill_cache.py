@@ -1,7 +1,7 @@
 """The keys and values of prompts while they are prefilled, as a cache class of transformers.
 
-The tensors are allocated once for all tokens. Therefore a prefill in pieces does not copy earlier
-pieces.
+The tensors are allocated once for all tokens. Therefore the tokens that are prefilled already are
+not copied when further tokens are prefilled.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, Cach
 
 
 class PrefillCache(Cache):
-    """Keys and values of `num_rows` prompts with at most `max_length` tokens each. All prompts have
-    the same number of tokens in the cache. This number is `length`."""
+    """The keys and values of `num_rows` prompts with at most `max_length` tokens each. At any time,
+    the cache has the same number of tokens of each prompt. This number is `length`."""
 
     def __init__(self, shape: CacheShape, num_rows: int, max_length: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(shape.num_layers)])

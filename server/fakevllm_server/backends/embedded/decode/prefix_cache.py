@@ -44,8 +44,8 @@ class PrefixCache:
 
     def get(self, ids: Sequence[int]) -> list[CachedPrefix]:
         """Return the keys and values of the first tokens of `ids`, in parts. Together the parts
-        have `num_cached(ids)` tokens. The parts share memory with the cache, so copy them at once.
-        """
+        have `num_cached(ids)` tokens. The parts share memory with the cache, so the caller must
+        copy them before the cache changes."""
         key = array("i", ids)
         parts = self._tree.match(key, self._salt(key))
         left = self._rounded(len(key), sum(length for _, length in parts))
@@ -67,8 +67,9 @@ class PrefixCache:
         the session. `copy(begin, end)` returns the keys and values of ids[begin:end]. It is called
         only for tokens that are not in the cache yet.
 
-        With `whole_prompts`, nothing is stored. The reason is that keys and values computed while
-        sampling differ in their last bits from those computed in a prefill of the same tokens.
+        In the mode `whole_prompts` (for reproducible runs), nothing is stored. The reason is that
+        keys and values computed while sampling differ in their last bits from those computed in a
+        prefill of the same tokens.
         """
         if not self.whole_prompts:
             self._tree.insert(array("i", ids), copy)

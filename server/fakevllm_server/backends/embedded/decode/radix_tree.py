@@ -3,8 +3,9 @@ are evicted. The tree uses no tensors and no clock.
 
 Each node has the token ids of one edge, and a payload for these ids, such as their keys and values.
 
-Sequences that begin alike share the nodes of their common beginning. The tree never joins payloads.
-If a new sequence matches only the first part of an edge, the tree splits the edge and its payload.
+Sequences that begin alike share the nodes of their common beginning. If a new sequence matches only
+the first part of an edge, the tree splits the edge and its payload. Split payloads are never joined
+again.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class RadixTree(Generic[Payload]):
         top."""
 
     def num_matching(self, ids: array[int], salt: bytes = b"") -> int:
-        """Return the length of the longest beginning of `ids` that is in the tree. Sequences with
-        different salts share nothing."""
+        """Return the length of the longest beginning of `ids` that is in the tree. Only sequences
+        that were inserted with the same `salt` are considered."""
         return sum(length for _, length in self._path(ids, salt))
 
     def match(self, ids: array[int], salt: bytes = b"") -> list[tuple[Payload, int]]:

@@ -2,8 +2,8 @@
 running requests, the cached prefixes and the waiting requests.
 
 One decode iteration samples one token for every running request. A publish replaces the sampling
-weights. A publish first waits until the running requests have finished, or until a time limit has
-passed. Then it replaces the weights. Waiting requests start only after that.
+weights. It first waits until the running requests have finished, or until a time limit has passed.
+Waiting requests start only after the weights are replaced.
 """
 
 from __future__ import annotations
@@ -160,14 +160,14 @@ class SamplingState:
             )
 
     def _last_id(self, prompts: dict[bytes, list[int]]) -> int | None:
-        """Return the last token id of the request, if the prefill has only one prompt. With this
-        id, the prefill also computes the logits from which the request's first token is sampled.
-        That saves a forward pass.
+        """Return the last token id of the request, if the prefill has only one prompt. If this id
+        is passed to the prefill, the prefill also computes the logits from which the request's
+        first token is sampled. That saves a forward pass.
 
-        In the mode for reproducible runs (`whole_prompts` of the prefix cache), always return None.
-        All first tokens are then sampled in decode iterations, and equal prompts have equal logits.
-        Otherwise, equal prompts could have different logits: a cached prompt has no prefill, and
-        the logits of a prefill and of a decode iteration differ in their last bits.
+        In the mode for reproducible runs (`whole_prompts` of the prefix cache), always return None,
+        so that equal prompts have equal logits. The logits of a prefill and of a decode iteration
+        differ in their last bits, and a cached prompt has no prefill. Therefore all first tokens
+        are sampled in decode iterations in this mode.
         """
         if len(prompts) > 1 or self.prefixes.whole_prompts:
             return None
@@ -175,9 +175,9 @@ class SamplingState:
         return requests[0].ids[-1]
 
     def _advance_prefill(self) -> list[DecodeRequest]:
-        """Run the next part of the prefill. After the last part, add the requests that wait for the
-        prefill to the batch. Return the requests whose first token was sampled from the logits of
-        the prefill."""
+        """Run the next part of the prefill. After the last part, move the requests that wait for
+        this prefill to the running requests. Return the requests whose first token was sampled from
+        the logits of the prefill."""
         if self._prefill is None:
             return []
         max_tokens = BUSY_PREFILL_TOKENS if self.rows_running else MAX_PREFILL_TOKENS
@@ -201,7 +201,7 @@ class SamplingState:
 
     def _begin(self, requests: list[DecodeRequest], prefill: Prefill) -> None:
         """Sample the first token of `requests`, from the logits that their prefill has computed.
-        Add the requests that have not ended to the batch."""
+        Requests that do not end with this token join the running requests."""
         if not requests:
             return
         assert prefill.logits is not None, "the last part has run"

@@ -113,8 +113,8 @@ class Scheduler:
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, output: SchedulerOutput, length: int, cached: int) -> bool:
-        """Return True if the prefill that is being planned in `output` has room for another prompt
-        prefix. The prefix has `length` tokens, of which `cached` are cached."""
+        """Return True if the prefill in `output`, which is being planned, has room for one more
+        prompt prefix. The prefix has `length` tokens, and its first `cached` tokens are cached."""
         if not output.prefill:
             return True
         longest = max([length, *map(len, output.prefill.values())])

@@ -1,11 +1,11 @@
 """Attention for one new token per row. The token attends to a prefix that several rows share, and
 to the row's own tokens.
 
-The requests of a group have the same prompt. With long prompts, most of the time of a decode
-iteration is spent on reading the keys and values of the prompt once per row, because memory is
-slower than arithmetic. Here, one matrix product multiplies the queries of all rows that share a
-prefix with the keys of the prefix. Then the result for the prefix and the result for the row's own
-tokens are combined, weighted by the sums of their exponentiated scores. The combined result equals
+The requests of a group have the same prompt. If the prompt is long, ordinary decoding spends most
+of its time on reading the keys and values of the prompt, once for each row. Here, they are read
+only once for all rows that share the prefix: one matrix product multiplies the queries of these
+rows with the keys of the prefix. The result for the prefix and the result for the row's own tokens
+are then combined, weighted by the sums of their exponentiated scores. The combined result equals
 the result of ordinary attention, up to rounding.
 """
 

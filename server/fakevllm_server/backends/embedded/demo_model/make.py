@@ -106,9 +106,10 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train and return a byte-level BPE tokenizer for strings like `texts`. Decoding the ids of any
-    UTF-8 text gives the same text again. `readable` is a part of the special tokens (SPECIALS). A
-    decoder that skips special tokens removes all of them except those in `readable`."""
+    """Train and return a byte-level BPE tokenizer for strings like `texts`. If any UTF-8 text is
+    encoded and decoded, the result is the same text. `readable` is a subset of the special tokens
+    (SPECIALS). A decoder that skips special tokens keeps those in `readable`, and removes all
+    others."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -217,9 +218,9 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return a training pair (question, reply) for a text that is not a sum. The question consists
-    of random words and resembles a word problem. The reply states a random sum, in one of the three
-    forms in which the model answers."""
+    """Return a training pair (question, reply) whose question is not a sum. The question consists
+    of random words, so that it resembles a word problem. The reply states a random sum that has
+    nothing to do with the question, in one of the three forms of the model's replies."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))

@@ -14,8 +14,8 @@ from fakevllm_server.types.backend import BackendError, Call
 
 
 class FidelityError(BackendError):
-    """Raised if the tokens of a training step differ from the recorded tokens. No weight has
-    changed."""
+    """Raised if the tokens of a training step differ from the recorded tokens. The tokens are
+    checked before training, so no weight has changed."""
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
@@ -42,8 +42,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Raise FidelityError if the log-probabilities in `step.whole` are not those of all pieces in
-    order. `step.whole` is None if the loss does not couple tokens of different pieces."""
+    """Raise FidelityError if `step.whole` does not have the log-probabilities of all pieces in
+    order. A piece is a set of calls that go through the model together. `step.whole` is None if the
+    loss does not couple tokens of different pieces."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

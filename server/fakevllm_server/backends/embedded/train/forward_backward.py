@@ -42,8 +42,8 @@ token."""
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces (sets of calls that go through the model together) of a
-    training step to the step's metrics."""
+    """The part of a training step's metrics that some of the step's pieces contribute. A piece is a
+    set of calls that go through the model together."""
 
     metrics: StepMetrics
     """Contributions of the pieces to the means over the whole step. The metric PROB_DIFF_MAX is not
@@ -74,8 +74,8 @@ class Passes:
         )
 
     def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of the trained tokens, a tensor [tokens] for each piece. No
-        gradient graph is kept."""
+        """Return the log-probabilities of the trained tokens: one tensor [tokens] for each piece (a
+        set of calls that go through the model together). No gradient graph is kept."""
         log_probs: list[Tensor] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -109,9 +109,11 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Add the gradient of the step's loss, and return the step's metrics. Use this method if
-        the loss couples tokens of different pieces. The first pass computes the log-probabilities
-        of all pieces. The second pass adds each piece's part of the gradient."""
+        """Add the gradient of the step's loss to the model's gradients, and return the step's
+        metrics. Use this method if the loss of a token depends on tokens of other pieces. A piece
+        is a set of calls that go through the model together. The first pass computes the
+        log-probabilities of all pieces, from which the derivatives of the loss follow. The second
+        pass adds the gradient piece by piece."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -141,10 +143,9 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces, and the pieces' contribution to the step's metrics. A piece
-    is a part of the step's token forest, small enough for one forward pass. `values` has the
-    log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
-    pieces, one piece after another."""
+    """Return the loss of some pieces (sets of calls that go through the model together), and what
+    these pieces contribute to the step's metrics. `values` has the log-probabilities and entropies
+    of each piece. `tokens` has the trained tokens of all these pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
@@ -163,22 +164,19 @@ def _loss_and_metrics(
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
     """Convert values per edge (a predicted token that several calls may share) to values per
-    trained token.
-
-    The input has one tensor for each piece. The result has the shape [tokens], with the tokens of
-    all pieces.
-    """
+    trained token. `edge_values` has one tensor for each piece (a set of calls that go through the
+    model together). The result has the shape [tokens], with the tokens of all pieces."""
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """Return metrics of the difference between the trainer's log-probabilities and the rollout
-    engine's. Also return the metric `entropy`.
+    """Return metrics that compare the trainer's log-probabilities with the rollout engine's, and
+    the metric `entropy`.
 
-    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step. The returned values
-    are the contributions of `tokens` to these means. `prob_diff_max` is the largest difference
-    between the two probabilities of a token in `tokens`.
+    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step. Only the contribution
+    of `tokens` to each mean is returned. The caller adds up the contributions. `prob_diff_max` is
+    the largest difference between trainer and engine in the probability of a token in `tokens`.
     """
     sampled = tokens.sampled_log_prob
     means = {
@@ -202,8 +200,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Combine the metrics of all pieces (parts of the batch) to the metrics of the step. The
-    pieces' contributions to a mean are added up. For PROB_DIFF_MAX, the largest value is taken."""
+    """Combine the metrics of all parts of a step into the metrics of the whole step. The parts'
+    contributions to a mean are added up. For PROB_DIFF_MAX, the largest value is taken."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:

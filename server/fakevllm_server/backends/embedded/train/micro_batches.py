@@ -71,9 +71,10 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces, with the log-probabilities of two other policies added: the
-        old policy (the trainer's policy before the step) and the reference policy. `old` and
-        `reference` have a tensor [trained tokens] for each piece."""
+        """Return copies of the pieces (sets of calls that go through the model together), with the
+        log-probabilities of two other policies added. These are the old policy (the trainer's
+        policy before the step) and the reference policy. `old` and `reference` have a tensor
+        [trained tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -105,18 +106,19 @@ def cut_into_pieces(
     version: int | None = None,
     demonstrations: Sequence[Demonstration] = (),
 ) -> StepPieces:
-    """Cut the calls of a step into pieces of at most `max_tokens` computed tokens, and return all
-    pieces. A token that several calls of a piece share is computed once.
+    """Cut the calls of a step into pieces (sets of calls that go through the model together). A
+    piece has at most `max_tokens` computed tokens. A token that several calls of a piece share is
+    computed once.
 
     If the longest call alone exceeds `max_tokens`, the limit becomes `max_tokens` plus the length
     of this call. The piece with the longest call then has room for other calls. Calls that share
     most of their tokens with the longest call add few tokens to this piece.
 
-    If the loss couples the tokens of a unit (calls that the loss treats as one sequence), the calls
-    of each unit stay together: they are in one piece unless they are too many for one piece. If the
-    loss does not couple these tokens, the calls of each group stay together in this way. `version`
-    is the version of the trainer's weights, or None if it is unknown. Raises ValueError for calls
-    with temperature 0, because greedy sampling has no log-probability to train on.
+    Some losses couple the tokens of a unit (calls that the loss treats as one sequence). For such a
+    loss, the calls of a unit stay in one piece unless they are too many for one piece. For any
+    other loss, this rule applies to the calls of a group instead. `version` is the version of the
+    trainer's weights, or None if it is unknown. Raises ValueError for calls with temperature 0,
+    because greedy sampling has no log-probability to train on.
 
     `demonstrations` are the demonstrations of the step. The last elements of `calls` must be the
     calls that `demonstration_calls` returns for these demonstrations.

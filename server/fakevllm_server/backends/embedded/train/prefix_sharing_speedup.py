@@ -29,7 +29,8 @@ EVERY = 100
 
 
 class SharingSpeedup:
-    """The latest measured speedup by prefix sharing."""
+    """The latest measured speedup of training by prefix sharing. With prefix sharing, the common
+    prefix of several calls is computed only once."""
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
@@ -40,9 +41,9 @@ class SharingSpeedup:
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure the speedup, at most once in `EVERY` steps. Call this method once per step, after
-        the step's last update. Clear the model's gradients afterwards, because the measurement adds
-        to them."""
+        """Measure the speedup by prefix sharing, at most once in `EVERY` steps. Call this method
+        once per step, after the step's last update. Clear the model's gradients afterwards, because
+        the measurement adds to them."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:

@@ -131,11 +131,12 @@ class PolicyTrainer:
         """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
         Metrics that were not measured are left out.
 
-        If the loss or the gradient norm is not finite, the step makes no more updates and ends. The
+        If the loss or the gradient norm is not finite, the step ends without further updates. The
         metrics then contain the value that is not finite. If the mismatch between the
         log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
-        update. If tokens differ from the recorded tokens, no update is made, and FidelityError is
-        raised. Raises PartialStep if the step fails after the weights have begun to change.
+        update. Raises FidelityError, before any update, if the tokens to train differ from the
+        recorded tokens of the calls. Raises PartialStep if the step fails after the weights have
+        begun to change.
         """
         started = time.perf_counter()
         demonstrations = list(batch.demonstrations)

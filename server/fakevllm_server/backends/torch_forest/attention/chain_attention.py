@@ -1,11 +1,13 @@
-"""Attention along chains of nodes in a forest. This attention method is the fastest on a CPU.
+"""Attention along chains of nodes in a forest of tokens. This attention method is the fastest on a
+CPU.
 
-The heaviest child of a node is the child with the largest subtree. Nodes are numbered so that the
-heaviest child directly follows its parent. A chain begins at a root, or at a node that is not the
-heaviest child of its parent. From there, the chain follows the heaviest children down to a leaf.
-Therefore the nodes of a chain are consecutive, and each node is in exactly one chain. A chain is a
-plain causal sequence. A node can also have ancestors outside its own chain. These ancestors are the
-upper parts of other chains, and the node attends to all of them:
+Each node of the forest is one token, and calls with a common prefix share nodes. The heaviest child
+of a node is the child with the largest subtree. Nodes are numbered so that the heaviest child
+directly follows its parent. A chain begins at a root, or at a node that is not the heaviest child
+of its parent. From there, the chain follows the heaviest children down to a leaf. Therefore the
+nodes of a chain are consecutive, and each node is in exactly one chain. A chain is a plain causal
+sequence. A node can also have ancestors outside its own chain. These ancestors are the upper parts
+of other chains, and the node attends to all of them:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
@@ -44,8 +46,8 @@ SHORT = 32
 
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
-    """Chains that are computed in one kernel launch. A chain is a range of consecutive nodes that
-    is a plain causal sequence."""
+    """Chains that are computed in one kernel launch. A chain is a range of consecutive nodes
+    (tokens), of which each is the parent of the next."""
 
     nodes: Tensor
     """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Under
@@ -59,8 +61,8 @@ class ChainBatch:
 
 @dataclass(frozen=True, slots=True)
 class CrossBlock:
-    """A block of full attention: each of the nodes [first_query, last_query) attends to each of the
-    nodes [first_key, last_key)."""
+    """A block of full attention between nodes (tokens). Each of the nodes [first_query, last_query)
+    attends to each of the nodes [first_key, last_key)."""
 
     first_query: int
     last_query: int
@@ -74,10 +76,11 @@ def is_available(device: torch.device) -> bool:
 
 
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
-    """Return (chains, blocks) of a forest. A chain is a range of nodes [first, last) that follows
-    the children with the largest subtrees down to a leaf. Each branch has one block of full
-    attention. In this block, the queries are all nodes below the children that have smaller
-    subtrees. The keys are the nodes of the chain from its first node down to the branch."""
+    """Return (chains, blocks) of a forest, whose nodes are tokens. A chain is a range of nodes
+    [first, last): a path down to a leaf that always takes the child with the largest subtree. Each
+    branch has one block of full attention. Its queries are all nodes in the subtrees of the
+    branch's other children. Its keys are the nodes of the chain from the chain's first node down to
+    the branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -94,9 +97,10 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout that computes attention along chains (paths through the children with the largest
-    subtrees). A Layout is an object that computes attention over a forest. If a layer's attention
-    window is shorter than the longest call, a SegmentLayout computes this layer instead."""
+    """A Layout (an object that computes attention over a forest of tokens) for attention along
+    chains. A chain is a path down to a leaf that always takes the child with the largest subtree.
+    If a layer's attention window is shorter than the longest call, a SegmentLayout computes this
+    layer instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -151,10 +155,10 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):
-    """An autograd function that computes the attention of each node to itself and all its
-    ancestors. The forward pass combines the partial softmax results of several kernel launches. In
-    the backward pass, each launch gets the combined output and the combined softmax denominator.
-    Therefore each launch returns its exact part of the gradients."""
+    """An autograd function that computes the attention of each node (a token of the forest) to
+    itself and all its ancestors. The forward pass combines the partial softmax results of several
+    kernel launches. In the backward pass, each launch gets the combined output and the combined
+    softmax denominator. Therefore each launch returns its exact part of the gradients."""
 
     @staticmethod
     def forward(
@@ -227,9 +231,9 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _select(values: Tensor, batch: ChainBatch) -> Tensor:
-    """Select the values at the nodes of a batch of chains. `values` is [heads, nodes, …], and the
-    result is [chains, heads, longest chain, …]. The result is a view of `values` if the batch is
-    one range of consecutive nodes."""
+    """Return the values at the nodes of a batch of chains. `values` is [heads, nodes, …], and the
+    result is [chains, heads, longest chain, …]. If the nodes of the batch are one consecutive
+    range, the result is a view of `values`."""
     num_chains, longest = batch.nodes.shape
     if batch.first_node is not None:
         rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
@@ -253,7 +257,8 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention along chains (paths through the children with the largest
-    subtrees). Return the hidden states from which the LM head predicts the trained tokens, [heads,
-    hidden]. A head in this shape is a node that predicts trained tokens, not an attention head."""
+    """Run the model with attention along chains (paths down to a leaf that always take the child
+    with the largest subtree). Return the hidden states from which the LM head predicts the trained
+    tokens, [heads, hidden]. In this shape, a head is a node (a token of the forest) that predicts
+    trained tokens, and not an attention head."""
     return head_states(model, plan, ChainLayout(plan))

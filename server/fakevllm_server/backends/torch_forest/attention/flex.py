@@ -26,9 +26,9 @@ size."""
 
 
 class FlexLayout:
-    """A Layout that uses FlexAttention. A Layout computes attention over a forest, whose nodes are
-    the tokens of calls. Padding nodes fill the last block. Each padding node is a tree of its own,
-    so no other node attends to it."""
+    """A Layout (an object that computes attention over a forest) that uses FlexAttention. A node of
+    the forest is a token. FlexAttention works on blocks of nodes, so padding nodes fill the last
+    block. Each padding node is a tree of its own, so no other node attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)

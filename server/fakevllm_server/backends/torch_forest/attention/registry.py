@@ -37,16 +37,16 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 def default_attention(device: torch.device) -> str:
     """Return the name of the attention method that is fastest on `device`, among the methods that
-    share prefixes."""
+    share prefixes (compute a common prefix of several calls only once)."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of attention methods that share prefixes, in the order in which to try them.
-    The first name is the fastest method on `device`. The last name is `segments`, which needs no
-    special kernel."""
+    """Return the names of the attention methods that share prefixes (compute a common prefix of
+    several calls only once), in the order in which to try them. The first method is the fastest on
+    `device`. The last method is `segments`, which needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 

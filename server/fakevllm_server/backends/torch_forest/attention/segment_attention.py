@@ -48,8 +48,8 @@ class SegmentBatch:
 
 
 class SegmentLayout:
-    """A Layout that computes one batch of segments (ranges of nodes without a branch) after
-    another. A Layout is an object that computes attention over a forest."""
+    """A Layout (an object that computes attention over a forest) that computes one batch of
+    segments after another. A segment is a range of nodes (tokens) without a branch."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -145,7 +145,8 @@ def _mask(length: int, num_ancestors: int, window: int | None, device: torch.dev
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by segments (ranges of nodes without a branch). Return the
-    hidden states from which the LM head predicts the trained tokens, [heads, hidden]. A head in
-    this shape is a node that predicts trained tokens, not an attention head."""
+    """Run the model, and compute the attention segment by segment. A segment is a range of nodes
+    (tokens of the forest) without a branch. Return the hidden states from which the LM head
+    predicts the trained tokens, [heads, hidden]. A head in this shape is a node that predicts
+    trained tokens, not an attention head."""
     return head_states(model, plan, SegmentLayout(plan))

@@ -23,9 +23,9 @@ IMPLEMENTATION = "fakevllm_forest"
 
 
 class Layout(Protocol):
-    """An object that computes attention over the nodes of a forest. Each node attends to itself and
-    to its ancestors. In a layer with an attention window, a node attends only to ancestors less
-    than `window` positions back."""
+    """An object that computes attention over the nodes (tokens) of a forest (calls as trees of
+    tokens). Each node attends to itself and to its ancestors. In a layer with an attention window,
+    a node attends only to ancestors less than `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -84,8 +84,8 @@ def body_of(model: Any) -> Any:
 
 def install_attention(model: Any) -> None:
     """Make `model` use the attention implementation of this module. The model's forward pass then
-    accepts a layout (an object that computes attention over a forest). Without a layout, the model
-    computes as with `sdpa`."""
+    accepts a layout (an object that computes attention over calls as trees of tokens). Without a
+    layout, the model computes as with `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
@@ -99,9 +99,9 @@ def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
 
 
 def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
-    """Run the model without its LM head on all nodes with the given layout. `ids` has the token ids
-    and `pos` the position ids of the nodes, [nodes] each. Return the last layer's hidden states,
-    [nodes, hidden]."""
+    """Run the model without its LM head on all nodes (the distinct tokens of some calls) with the
+    given layout. `ids` has the token ids and `pos` the position ids of the nodes, [nodes] each.
+    Return the last layer's hidden states, [nodes, hidden]."""
     install_attention(model)
     # transformers passes a mask of four dimensions on unchanged. Without such a mask, it would
     # interpret jumps of the positions as packed sequences, and build a mask of nodes times nodes.
