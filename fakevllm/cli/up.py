@@ -46,7 +46,7 @@ def down(config: ConfigFile = None, run_dir: RunDir = None) -> None:
 
     def run() -> None:
         from fakevllm.config.model import load
-        from fakevllm.up.detached import stop_running
+        from fakevllm.up.down import stop_running
 
         folder = run_dir if run_dir is not None else load(config, {}).proxy.run_dir
         stop_running(folder)

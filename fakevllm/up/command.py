@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -21,19 +20,15 @@ from fakevllm.processes.output import LineOutput
 from fakevllm.processes.pid_file import PidFile
 from fakevllm.processes.run_folder import make_run_folder
 from fakevllm.processes.supervisor import SupervisedProcess, supervise
-from fakevllm.up.log_lines import LineWriter, PrefixedLines, is_colored
-from fakevllm.up.settings import SERVER_MODULE, UpSettings
+from fakevllm.up.log_lines import READY, LineWriter, PrefixedLines, is_colored
+from fakevllm.up.programs import PROGRAMS, Urls
+from fakevllm.up.settings import UpSettings
 from fakevllm_runtime.http_server import listening_socket
 
 OWN_NAME = "up"
-PROGRAMS = ("server", "proxy")
-"""Names of the programs in the order of their start. They are stopped in the opposite order."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_EVERY_S = 0.25
 POLL_TIMEOUT_S = 5.0
-READY = b"\0\n"
-"""Line in the pipe of `--ready-fd` that says that all programs are ready. No program writes this
-line, because control characters are replaced."""
 
 
 def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
@@ -43,7 +38,7 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
     READY. Raises UserError if a program cannot be started, FakevllmError if a program does not stay
     up, and KeyboardInterrupt after SIGINT.
     """
-    lines = PrefixedLines(OWN_NAME, PROGRAMS, is_colored=is_colored(sys.stdout, os.environ))
+    lines = PrefixedLines(OWN_NAME, list(PROGRAMS), is_colored=is_colored(sys.stdout, os.environ))
     writer = LineWriter(sys.stdout)
     if ready_fd is not None:
         writer.copy_to(ready_fd)
@@ -51,28 +46,19 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
     def write(name: str, line: str) -> None:
         writer.write(lines.format(name, line))
 
+    def announce(urls: Urls) -> None:
+        write(OWN_NAME, f"ready: apps use {urls['proxy']}/v1, the server is {urls['server']}")
+        writer.end_copy(READY)
+
     make_run_folder(settings.run_dir, "--run-dir")
     with ExitStack() as stack:
         stack.callback(PidFile(settings.run_dir).close)
-        server, proxy = settings.server, settings.config.proxy
-        server_listener, proxy_listener = (
-            stack.enter_context(listening_socket(host, port, setting=setting))
-            for host, port, setting in (
-                (server.host, server.port, "port in [server]"),
-                (proxy.host, proxy.port, "proxy.port"),
-            )
-        )
-        stack_urls = [
-            local_url(host, listener.getsockname()[1])
-            for host, listener in ((server.host, server_listener), (proxy.host, proxy_listener))
-        ]
-        programs = _programs(settings, server_listener, proxy_listener, stack_urls[0], write)
+        processes, urls = _processes(settings, stack, write)
         number = asyncio.run(
             _run(
-                programs,
-                stack_urls[1],
-                settings.server.ready_timeout_s,
-                partial(_announce, stack_urls, write, writer),
+                processes,
+                partial(_wait_until_healthy, urls["proxy"], settings.server.ready_timeout_s),
+                partial(announce, urls),
                 partial(write, OWN_NAME),
             )
         )
@@ -81,45 +67,43 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
     write(OWN_NAME, "stopped")
 
 
-def _programs(
-    settings: UpSettings,
-    server_listener: socket.socket,
-    proxy_listener: socket.socket,
-    server_url: str,
-    write: Callable[[str, str], None],
-) -> list[SupervisedProcess]:
-    port = str(server_listener.getsockname()[1])
-    arguments = {
-        "server": (SERVER_MODULE, [*settings.server_flags, "--port", port], server_listener),
-        "proxy": (
-            "fakevllm",
-            ["serve", *settings.proxy_flags, "--swarm", server_url],
-            proxy_listener,
-        ),
+def _processes(
+    settings: UpSettings, stack: ExitStack, write: Callable[[str, str], None]
+) -> tuple[list[SupervisedProcess], Urls]:
+    """Return the processes, which are not started yet, and their addresses. The sockets on which
+    they will listen are closed by `stack`."""
+    programs = {name: program(settings) for name, program in PROGRAMS.items()}
+    listeners = {
+        name: stack.enter_context(listening_socket(one.host, one.port, setting=one.port_setting))
+        for name, one in programs.items()
     }
-    return [
-        SupervisedProcess(f"the {name}", module, flags, LineOutput(partial(write, name)), listener)
-        for name, (module, flags, listener) in arguments.items()
+    urls = {
+        name: local_url(one.host, listeners[name].getsockname()[1])
+        for name, one in programs.items()
+    }
+    processes = [
+        SupervisedProcess(
+            f"the {name}",
+            one.module,
+            one.arguments(urls),
+            LineOutput(partial(write, name)),
+            listeners[name],
+        )
+        for name, one in programs.items()
     ]
-
-
-def _announce(urls: Sequence[str], write: Callable[[str, str], None], writer: LineWriter) -> None:
-    server_url, proxy_url = urls
-    write(OWN_NAME, f"ready: apps use {proxy_url}/v1, the server is {server_url}")
-    writer.end_copy(READY)
+    return processes, urls
 
 
 async def _run(
-    programs: Sequence[SupervisedProcess],
-    proxy_url: str,
-    timeout_s: float,
+    processes: Sequence[SupervisedProcess],
+    wait_until_ready: Callable[[], Coroutine[None, None, None]],
     on_ready: Callable[[], None],
     on_note: Callable[[str], None],
 ) -> signal.Signals:
-    """Run the programs until a signal arrives, and return the signal."""
+    """Run the processes until a signal arrives, and return the signal."""
     with _first_signal() as stop:
-        async with supervise(programs, on_note):
-            ready = asyncio.create_task(_wait_until_healthy(proxy_url, timeout_s))
+        async with supervise(processes, on_note):
+            ready = asyncio.create_task(wait_until_ready())
             try:
                 await asyncio.wait((ready, stop), return_when=asyncio.FIRST_COMPLETED)
                 if not stop.done():
@@ -129,7 +113,7 @@ async def _run(
             finally:
                 ready.cancel()
                 await asyncio.gather(ready, return_exceptions=True)
-            on_note("stopping the proxy, and then the server")
+            on_note(f"stopping {', then '.join(one.name for one in reversed(processes))}")
     return number
 
 

@@ -1,26 +1,21 @@
-"""Starts `fakevllm up` in the background, and stops it again (`fakevllm down`)."""
+"""Starts `fakevllm up` in the background (`fakevllm up --detach`)."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.processes.pid_file import running_message, running_pid
 from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
 from fakevllm.processes.run_folder import make_run_folder
-from fakevllm.processes.supervisor import STOP_GRACE_S
-from fakevllm.up.command import PROGRAMS, READY
+from fakevllm.up.log_lines import READY
+from fakevllm.up.programs import STOP_TIMEOUT_S
 from fakevllm.up.settings import UpSettings
 
 LOG_NAME = "up.log"
-STOP_TIMEOUT_S = STOP_GRACE_S * len(PROGRAMS) + 10.0
-"""Seconds to wait for the end of `fakevllm up`, which stops its programs one after the other."""
-POLL_EVERY_S = 0.1
 
 
 def start_detached(settings: UpSettings) -> None:
@@ -70,27 +65,3 @@ def _last_message(log_file: Path) -> str:
     """Return the message with which the background process ended."""
     lines = log_file.read_text(errors="replace").splitlines()
     return lines[-1].removeprefix("fakevllm: ") if lines else ""
-
-
-def stop_running(run_dir: Path) -> None:
-    """Stop the `fakevllm up` that runs on this run directory, and wait for its end. Raises
-    UserError if none runs, and FakevllmError if it does not end."""
-    pid = running_pid(run_dir)
-    if pid is None:
-        raise UserError(
-            f"No `fakevllm up` runs on {run_dir}: name its run directory with --run-dir."
-        )
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:  # it ended a moment ago
-        return
-    except PermissionError:
-        raise UserError(f"Process {pid} belongs to another user: stop it as this user.") from None
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while running_pid(run_dir) == pid:
-        if time.monotonic() > deadline:
-            raise FakevllmError(
-                f"Process {pid} did not end within {STOP_TIMEOUT_S:.0f} s: see "
-                f"{run_dir / LOG_NAME}."
-            )
-        time.sleep(POLL_EVERY_S)

@@ -13,6 +13,9 @@ COLORS = ("36", "32", "35", "34")
 """ANSI codes of the programs' colours: cyan, green, magenta, blue."""
 OWN_COLOR = "33"
 """ANSI code of the lines of `fakevllm up` itself: yellow."""
+READY = b"\0\n"
+"""Line in the pipe of `--ready-fd` that says that all programs are ready. No program writes this
+line, because control characters are replaced."""
 
 
 class PrefixedLines:
@@ -48,6 +51,7 @@ class LineWriter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._encoding = stream.encoding or "utf-8"
         self._lock = threading.Lock()
         self._copy_fd: int | None = None
 
@@ -60,7 +64,9 @@ class LineWriter:
     def write(self, line: str) -> None:
         with self._lock:
             try:
-                self._stream.write(line + "\n")
+                # A program may print characters that this terminal cannot show.
+                shown = line.encode(self._encoding, "replace").decode(self._encoding)
+                self._stream.write(shown + "\n")
                 self._stream.flush()
             except OSError:  # isolated: the terminal was closed
                 pass

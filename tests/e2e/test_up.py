@@ -4,11 +4,12 @@ background."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ UP = ("-m", "fakevllm", "up")
 DOWN = ("-m", "fakevllm", "down")
 HI: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 WAIT_S = 40.0
+CTRL_C = b"\x03"
+IN_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+"""Program that runs a command in a terminal of its own, whose keyboard is the standard input."""
 END_S = 30.0
 
 
@@ -104,7 +108,9 @@ def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
     assert up.log.count("ready: apps use") == 1 and "\x1b" not in up.log
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)]
+)
 def test_a_signal_stops_the_proxy_and_then_the_server(
     processes: Processes, number: signal.Signals, code: int
 ) -> None:
@@ -121,6 +127,19 @@ def test_a_signal_stops_the_proxy_and_then_the_server(
     assert running_pid(up.folder / "run") is None
 
 
+def test_ctrl_c_in_a_terminal_reaches_the_proxy_before_the_server(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    command = [sys.executable, "-c", IN_A_TERMINAL, sys.executable, *UP]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe) as terminal:
+        assert terminal.stdin is not None and terminal.stdout is not None
+        assert any(b"ready: apps use" in line for line in terminal.stdout)
+        output, _ = terminal.communicate(CTRL_C, timeout=END_S)
+    assert terminal.returncode == 130
+    assert re.findall(rb"m(proxy|server) +\|.* stopped\r", output) == [b"proxy", b"server"]
+    assert output.endswith(b"fakevllm: stopped\r\n")
+
+
 def test_if_the_command_itself_is_killed_no_program_is_left(processes: Processes) -> None:
     up, server_port = started_up(processes)
     wait_for_line(up, "ready: apps use")
@@ -132,7 +151,7 @@ def test_if_the_command_itself_is_killed_no_program_is_left(processes: Processes
 
 
 @contextmanager
-def detached(folder: Path) -> Iterator[subprocess.CompletedProcess[str]]:
+def detached(folder: Path) -> Generator[subprocess.CompletedProcess[str]]:
     """Run `fakevllm up --detach`, and stop what it started when the block ends."""
     try:
         yield run(folder, *UP, "--detach", timeout_s=WAIT_S)
@@ -187,13 +206,14 @@ def test_down_without_anything_running_stops_nothing(tmp_path: Path) -> None:
 def test_a_port_in_use_is_refused_with_the_setting(
     tmp_path: Path, taken: str, flags: tuple[str, ...]
 ) -> None:
-    ports = dict(zip(("server", "proxy"), write_config(tmp_path), strict=True))
+    names = ["server", "proxy"]
+    ports = dict(zip(names, write_config(tmp_path), strict=True))
     setting = {"server": "port in [server]", "proxy": "proxy.port"}[taken]
     with socket.create_server(("127.0.0.1", ports[taken])):
         done = run(tmp_path, *UP, *flags)
     assert_mistake(done, f"127.0.0.1:{ports[taken]} cannot be used (Address already in use)")
     assert f"choose another {setting}." in done.stderr
-    assert is_refused(ports["proxy" if taken == "server" else "server"])
+    assert all(is_refused(ports[name]) for name in names)
 
 
 def test_a_proxy_that_refuses_its_hooks_ends_all_with_one_line(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ def test_a_line_of_a_program_cannot_control_the_terminal(text: str) -> None:
     assert line.replace("\t", "").isprintable() and len(line) == len("proxy  | ") + len(text)
 
 
+def test_characters_that_the_terminal_cannot_show_are_replaced() -> None:
+    shown = io.BytesIO()
+    terminal = io.TextIOWrapper(shown, encoding="ascii")
+    LineWriter(terminal).write("wörld")
+    assert shown.getvalue() == b"w?rld\n"
+
+
 def test_a_closed_terminal_does_not_stop_the_writer() -> None:
     read_end, write_end = os.pipe()
     writer = LineWriter(ClosedTerminal())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fakevllm.cli.main import app
 from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
-from fakevllm.up.detached import STOP_TIMEOUT_S
+from fakevllm.up.programs import STOP_TIMEOUT_S
 
 UNIT = Path(__file__).parents[3] / "deploy/fakevllm.service"
 
