@@ -49,6 +49,7 @@ long:
     python -m benchmarks.planted_steps --parallel 2
     python -m benchmarks.rescore_predicts
     python -m benchmarks.retrain_gain
+    python -m benchmarks.edits_or_thumbs
     python -m benchmarks.fake_gate_runs --parallel 4
     python -m benchmarks.feedback_latency
     python -m benchmarks.mixed_traffic

@@ -186,7 +186,7 @@ def _group_line(group: SessionGroup, turn_before: int) -> Text:
 
 def _feedback_line(row: FeedbackRecord) -> Text:
     values = [row.thumbs, None if row.score is None else f"score {row.score:g}"]
-    values += ["edited" if row.edited else None, "comment" if row.comment else None]
+    values += [_edit_word(row), "comment" if row.comment else None]
     if row.kind != "feedback":
         values = [row.kind.replace("_", " ")]
     words = ", ".join(word for word in values if word is not None) or "withdrawn"
@@ -194,6 +194,15 @@ def _feedback_line(row: FeedbackRecord) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis").append(f"feedback: {words}", "green")
     text.append(f"  {row.state}{amount}{f', {row.reason}' if row.reason else ''}", "dim")
     return text.append(f", {_time(row.received_at)}", "dim")
+
+
+def _edit_word(row: FeedbackRecord) -> str | None:
+    """Return the word for the edit of a feedback, with what became of the edit as a demonstration.
+    Return None if the feedback has no edit."""
+    if row.edit_state is not None:
+        reason = "" if row.edit_reason is None else f", {row.edit_reason.partition(':')[0]}"
+        return f"edited ({row.edit_state}{reason})"
+    return "edited" if row.edited else None
 
 
 def _summary(groups: Sequence[SessionGroup]) -> str:

@@ -254,6 +254,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_edits_have_a_loss(self) -> Self:
+        edits = self.feedback.edits
+        if edits != "keep" and edits not in (self.job.loss, self.job.demonstration_loss):
+            raise ValueError(
+                f'feedback.edits "{edits}" needs a loss that trains edits: set '
+                f'job.demonstration_loss (or job.loss) to "{edits}", or feedback.edits to "keep"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_lockstep_is_deterministic(self) -> Self:
         rules = [self.serve.rules(name) for name in ADAPTERS]
         timing_settings = {

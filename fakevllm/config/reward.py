@@ -3,6 +3,8 @@ changed after the reward hook (the user's function) has computed it."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from fakevllm.config.base import Section
@@ -40,3 +42,6 @@ class FeedbackSection(Section):
     num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
     """Number of feedback values that an API key must have before feedback of this key is trained as
     a sample of its own. The baseline of such a sample is the mean of the key's other values."""
+    edits: Literal["keep", "sft", "dpo"] = "keep"
+    """How corrected texts of users are used. `keep`: they are stored. `sft` and `dpo`: they are
+    also trained as demonstrations, with this loss of the job."""

@@ -241,7 +241,7 @@ _SIBLING = (
 )
 _FEEDBACK = (
     *("feedback_id", "received_at", "kind", "score", "thumbs", "edited", "comment"),
-    *("state", "reason", "value", "amount"),
+    *("state", "reason", "value", "amount", "edit_state", "edit_reason"),
 )
 
 FORMATS: dict[str, RowFormat] = {

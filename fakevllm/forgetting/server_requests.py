@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.edit_rows import edit_name
 from fakevllm.ledger.feedback_rows import sample_name
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.forgetting import (
@@ -114,7 +115,8 @@ class ServerRequests:
         run_id = await self._find_run()
         while ids := await asyncio.to_thread(rows.unsent, run_id, GROUPS_PER_REQUEST, among):
             feedback = await asyncio.to_thread(rows.feedback_ids, ids)
-            names = [*ids, *(sample_name(*one) for one in feedback)]
+            samples = [name(*one) for one in feedback for name in (sample_name, edit_name)]
+            names = [*ids, *samples]
             for some in in_batches(names, MAX_GROUPS):
                 reply = await self._send(ForgetGroupsRequest(run_id=run_id, group_ids=list(some)))
                 if not reply.success:

@@ -19,6 +19,7 @@ from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.sessions.types import Kind, Place
+from fakevllm_adapters.protocol.forgetting import FORGOTTEN
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry
 
 _SAMPLE = "feedback:"
@@ -50,7 +51,7 @@ _MARK_TOO_LATE = """
     UPDATE feedback SET reason = 'too_late: earlier feedback counts already'
     WHERE group_id = ?1 AND feedback_id = ?2 AND EXISTS (
         SELECT 1 FROM feedback WHERE group_id = ?1 AND kind = 'feedback'
-        AND state IN ('joined', 'pooled', 'trained'))
+        AND (state IN ('joined', 'pooled', 'trained') OR edit_state IN ('pooled', 'trained')))
 """
 _FIND_GROUP = """
     SELECT group_id FROM (
@@ -107,23 +108,32 @@ def sample_name(group_id: str, feedback_id: str) -> str:
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
     """Apply one entry of the server's run log to the table `feedback`. The entry says which
     feedback samples were trained, dropped or lost."""
+    rows = sample_outcomes(entry, _SAMPLE)
+    if rows:
+        db.exec_driver_sql(_APPLY_LOG, rows)
+
+
+def sample_outcomes(entry: LogEntry, prefix: str) -> list[tuple[Any, ...]]:
+    """Return what one entry of the server's run log says about samples that were made from
+    feedback. `prefix` is the prefix of their ids. Each item has the state, the reason, the step and
+    the version, and then the sample's group id and feedback id."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
             trained = ("trained", None, entry.step, entry.version)
-            rows = [(*trained, *key) for key in _sample_keys(_in_loss(entry))]
+            rows = [(*trained, *key) for key in _sample_keys(_in_loss(entry), prefix)]
             left_out = ("dropped", "not_trained", None, None)
-            rows += [(*left_out, *key) for key in _sample_keys(_not_in_loss(entry))]
+            rows += [(*left_out, *key) for key in _sample_keys(_not_in_loss(entry), prefix)]
         case "dropped":
             for group_id, reason in entry.reasons.items():
-                rows += [("dropped", reason, None, None, *key) for key in _sample_keys([group_id])]
+                keys = _sample_keys([group_id], prefix)
+                rows += [("dropped", reason, None, None, *key) for key in keys]
         case "restored":
             reason = entry.reason or "server_crashed"
-            rows = [("lost", reason, None, None, *key) for key in _sample_keys(entry.lost)]
+            rows = [("lost", reason, None, None, *key) for key in _sample_keys(entry.lost, prefix)]
         case _:
             pass
-    if rows:
-        db.exec_driver_sql(_APPLY_LOG, rows)
+    return rows
 
 
 def _in_loss(entry: LogEntry) -> list[str]:
@@ -141,10 +151,10 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
     return [group.group_id for group in entry.groups if entry.metrics and not group.siblings]
 
 
-def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pair (group id, feedback id) for each id that belongs to a training sample made
-    from feedback. Ids of ordinary groups are left out."""
-    samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
+def _sample_keys(ids: Iterable[str], prefix: str) -> list[tuple[str, str]]:
+    """Return the pair (group id, feedback id) for each id with this prefix, which belongs to a
+    training sample made from feedback. Ids of ordinary groups are left out."""
+    samples = [one.removeprefix(prefix).rpartition("/") for one in ids if one.startswith(prefix)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
 
@@ -246,6 +256,13 @@ class FeedbackRows:
         rows = self._rows(has_key & (FEEDBACK.c.state == FeedbackState.WAITING.value))
         return rows[0] if rows else None
 
+    def find(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
+        """Return the feedback with these ids, or None if the ledger does not have it."""
+        rows = self._rows(
+            (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
+        )
+        return rows[0] if rows else None
+
     def of_group(self, group_id: str) -> list[FeedbackRecord]:
         """Return all feedback on the answer that was served for a group (request), oldest first."""
         return self._rows(FEEDBACK.c.group_id == group_id)
@@ -306,6 +323,8 @@ def _run(db: Connection, sql: str, row: tuple[Any, ...]) -> None:
 def _record(db: Connection, row: FeedbackRecord) -> None:
     if is_forgotten(db, row.group_id):
         row = replace(row, edited=None, comment=None, reason=_slug(row.reason))
+        if row.edit_state is not None:
+            row = replace(row, edit_state=FeedbackState.DROPPED, edit_reason=FORGOTTEN)
     db.exec_driver_sql(_INSERT, _VALUES(row))
 
 

@@ -42,6 +42,7 @@ write-ahead log from being truncated."""
 _IDS = "(SELECT value FROM json_each(?))"
 _SLUG = "substr(reason, 1, instr(reason || ':', ':') - 1)"
 """SQL for a reason without its details, which may quote an error message."""
+_EDIT_SLUG = _SLUG.replace("reason", "edit_reason")
 _VALID = "CASE WHEN json_valid({0}) THEN {0} ELSE '[]' END"
 """SQL for the slices of a content. A damaged list counts as empty, because nothing can be read with
 it."""
@@ -92,7 +93,9 @@ _CLEAR = (
     f"""
     UPDATE feedback SET edited = NULL, comment = NULL,
     reason = CASE WHEN state = 'waiting' THEN '{FORGOTTEN}' ELSE {_SLUG} END,
-    state = CASE WHEN state = 'waiting' THEN 'dropped' ELSE state END
+    state = CASE WHEN state = 'waiting' THEN 'dropped' ELSE state END,
+    edit_reason = CASE WHEN edit_state = 'waiting' THEN '{FORGOTTEN}' ELSE {_EDIT_SLUG} END,
+    edit_state = CASE WHEN edit_state = 'waiting' THEN 'dropped' ELSE edit_state END
     WHERE group_id IN {_IDS}
     """,
     f"DELETE FROM kept_answers WHERE group_id IN {_IDS}",
@@ -149,6 +152,9 @@ _VERSIONS = f"""
     UNION
     SELECT g.run_id, f.trained_version FROM feedback AS f JOIN group_rows AS g USING (group_id)
     WHERE f.trained_version IS NOT NULL AND f.group_id IN {_IDS}
+    UNION
+    SELECT g.run_id, f.edit_version FROM feedback AS f JOIN group_rows AS g USING (group_id)
+    WHERE f.edit_version IS NOT NULL AND f.group_id IN {_IDS}
     ORDER BY 1, 2
 """
 _UNSENT = """
@@ -248,7 +254,7 @@ class ForgottenGroups:
         """Return the versions of the weights that were trained on these groups, with the ids of
         their runs."""
         ids = _json(group_ids)
-        return [(run_id, version) for run_id, version in self._rows(_VERSIONS, ids, ids)]
+        return [(run_id, version) for run_id, version in self._rows(_VERSIONS, ids, ids, ids)]
 
     def forget(self, group_ids: Sequence[str], cause: Cause, now: float) -> WriteReceipt:
         """Queue the deletion of the contents of a few groups. The pieces (stored bytes) of these

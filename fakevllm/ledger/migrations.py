@@ -171,6 +171,13 @@ def m017_forgotten(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m018_edits(db: Connection) -> None:
+    """Add the columns for what becomes of users' edits as demonstrations. Earlier edits have no
+    state, because they were not trained."""
+    for statement in _M018_EDITS:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -189,6 +196,7 @@ MIGRATIONS: list[Migration] = [
     m015_arms,
     m016_rescored,
     m017_forgotten,
+    m018_edits,
 ]
 
 
@@ -573,4 +581,15 @@ _M017_FORGOTTEN = (
     CREATE INDEX ix_calls_response_piece ON call_rows (response_piece)
     WHERE response_piece IS NOT NULL
     """,
+)
+
+_M018_EDITS = (
+    *(
+        f"ALTER TABLE feedback ADD COLUMN {column}"
+        for column in (
+            *("edit_state VARCHAR", "edit_reason VARCHAR"),
+            *("edit_step INTEGER", "edit_version INTEGER"),
+        )
+    ),
+    "CREATE INDEX ix_feedback_edit ON feedback (edit_state) WHERE edit_state IS NOT NULL",
 )

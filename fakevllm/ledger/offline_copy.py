@@ -28,6 +28,7 @@ _CONTENTS = (
     "FROM siblings",
     "SELECT COUNT(*), MAX(received_at) FROM feedback",
     "SELECT state, reason, COUNT(*) FROM feedback GROUP BY state, reason ORDER BY state, reason",
+    "SELECT edit_state, COUNT(*) FROM feedback GROUP BY edit_state ORDER BY edit_state",
     "SELECT COUNT(edited), COUNT(comment), COUNT(value), ROUND(TOTAL(value), 6) FROM feedback",
 )
 """Queries on the content of a ledger. If groups or feedback are added, trained or withdrawn, or get

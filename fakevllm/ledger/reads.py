@@ -69,7 +69,8 @@ LATEST = f"""
 TRAINED = """
     SELECT question, task_id FROM group_rows
     WHERE state IN ('trained', 'pooled') OR (state = 'scored' AND ?)
-    OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled'))
+    OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled')
+                    OR edit_state IN ('trained', 'pooled'))
 """
 
 

@@ -236,7 +236,8 @@ class FeedbackState(StrEnum):
 
 
 TAKEN_BACK = "taken_back"
-VOID = (TAKEN_BACK, "replaced")
+REPLACED = "replaced"
+VOID = (TAKEN_BACK, REPLACED)
 """Reasons of feedback that is void: the user took it back or replaced it, so its value no longer
 counts."""
 
@@ -281,11 +282,22 @@ class FeedbackRecord:
     hook_hash: str | None = None
     trained_step: int | None = None
     trained_version: int | None = None
+    edit_state: str | None = None
+    """A `FeedbackState`: what became of `edited` as a demonstration. None if the feedback has no
+    edit, or if edits were not trained when it arrived. `state` is about the value alone."""
+    edit_reason: str | None = None
+    edit_step: int | None = None
+    edit_version: int | None = None
 
     @property
     def is_void(self) -> bool:
         """Whether the feedback no longer counts, because the user took it back or replaced it."""
         return self.reason in VOID
+
+    @property
+    def is_edit_void(self) -> bool:
+        """Whether the edit is not trained, because the user took it back or replaced it."""
+        return self.edit_reason in VOID
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import orjson
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.ledger import counters, feedback_rows
+from fakevllm.ledger import counters, edit_rows, feedback_rows
 from fakevllm.ledger.forgotten_groups import is_forgotten
 from fakevllm.ledger.records import (
     GroupRecord,
@@ -266,6 +266,7 @@ def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:
 
 def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
     feedback_rows.apply_log_entry(db, entry)
+    edit_rows.apply_log_entry(db, entry)
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]

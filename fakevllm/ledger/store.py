@@ -36,6 +36,7 @@ from fakevllm.ledger.conversation_history import (
 )
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
+from fakevllm.ledger.edit_rows import EditRows
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.migrations import MIGRATIONS
@@ -103,6 +104,7 @@ class Ledger:
         self.kept_answers = KeptAnswers(read_engine, self._writer.put, self._redactor)
         self.responses = StoredResponses(read_engine, self._writer.put, self._redactor)
         self.feedback = FeedbackRows(read_engine, self._writer.put, self._redactor)
+        self.edits = EditRows(read_engine, self._writer.put, self._redactor)
         self.rescored = RescoredRows(read_engine, self._writer.put, self._redactor)
         self.forgotten = ForgottenGroups(read_engine, self._writer.put)
 

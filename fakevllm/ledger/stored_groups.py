@@ -15,7 +15,7 @@ _Place = tuple[float, str]
 OLDEST: _Place = (float("-inf"), "")
 OPEN_FEEDBACK = """
     EXISTS (SELECT 1 FROM feedback AS f WHERE f.group_id = g.group_id
-    AND f.state IN ('received', 'waiting', 'pooled'))
+    AND (f.state IN ('received', 'waiting', 'pooled') OR f.edit_state IN ('waiting', 'pooled')))
 """
 """SQL that is true if feedback about the answer of the group `g` waits to be trained."""
 _PAGE = f"""

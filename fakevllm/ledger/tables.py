@@ -166,6 +166,8 @@ FEEDBACK = Table(
     *_columns(FeedbackRecord),
     *_indexes(FeedbackRecord, "feedback"),
     Index("ix_feedback_app", "app_key", "received_at"),
+    # This index has only the edits that are to be trained.
+    Index("ix_feedback_edit", "edit_state", sqlite_where=text("edit_state IS NOT NULL")),
 )
 
 # A `RescoredSibling` with its group. `hook_hash` is the content hash of the other hooks.

@@ -7,8 +7,10 @@ rewards to the swarm server. `pending_groups` holds groups that wait for feedbac
 to the group's reward.
 
 Feedback may arrive after its group was sent to the server. `late_feedback` then makes a training
-sample from the feedback. `held_out_groups` finds recorded groups that quote a held-out row (a row
-that is reserved for evaluation). Such groups must not be trained.
+sample from the feedback. `edit_samples` sends users' edits of answers as demonstrations, and
+`edit_demonstrations` decides which token ids an edit has. `sending_loop` is the loop of both
+background tasks. `held_out_groups` finds recorded groups that quote a held-out row (a row that is
+reserved for evaluation). Such groups must not be trained.
 
 A group or sample is in the ledger before the server can train on it. If a stop or a crash prevents
 rewards or feedback from being sent, the next proxy process sends them. The server accepts each

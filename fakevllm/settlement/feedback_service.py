@@ -26,12 +26,13 @@ from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.version_leases import Use
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.records import REPLACED, TAKEN_BACK, FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Kind, Place
+from fakevllm.settlement.edit_samples import EditSamples
 from fakevllm.settlement.feedback_to_reward import (
     FeedbackBody,
     FeedbackIdConflict,
@@ -70,6 +71,7 @@ class FeedbackService:
         ledger: Ledger,
         delivery: Delivery,
         late: LateSamples,
+        edits: EditSamples,
         hooks: HookVersions | None,
         tasks: TaskIndex,
         metrics: Metrics,
@@ -80,6 +82,7 @@ class FeedbackService:
         self._ledger = ledger
         self._delivery = delivery
         self._late = late
+        self._edits = edits
         self._hooks = hooks
         self._tasks = tasks
         self._metrics = metrics
@@ -195,14 +198,18 @@ class FeedbackService:
             feedback_id=feedback_id,
             received_at=time.time(),
             app_key=app_key,
+            edit_state=None if body.edited is None else self._edits.first_state,
             **body.content,
         )
         if body.is_withdrawal:
-            row = replace(row, state=FeedbackState.KEPT, reason="taken_back")
+            row = replace(row, state=FeedbackState.KEPT, reason=TAKEN_BACK)
         receipts = [rows.record(row)]
         if body.is_withdrawal or body.value is not None:
-            reason = "taken_back" if body.is_withdrawal else "replaced"
+            reason = TAKEN_BACK if body.is_withdrawal else REPLACED
             receipts += [self._void(old, reason) for old in replaceable(earlier)]
+        if body.is_withdrawal or body.edited is not None:
+            reason = TAKEN_BACK if body.is_withdrawal else REPLACED
+            receipts.append(self._ledger.edits.void_earlier(row, reason))
         if body.is_withdrawal:
             receipts.append(rows.mark_too_late(row))
         if not (is_flushed and await self._ledger.is_written(*receipts, timeout_s=FLUSH_S)):
@@ -246,6 +253,8 @@ class FeedbackService:
         key = (row.group_id, row.feedback_id)
         try:
             await self._delivery.wait_recorded(row.group_id)
+            if row.edit_state is not None:
+                self._edits.wake()
             value = await self._value(row)
             async with self._lock(row.group_id):
                 return await self._amount(row, value) if self._in_progress[key] else None

@@ -89,11 +89,12 @@ def identify(
 
     If the app sent a `feedback_id`, earlier feedback with the same `feedback_id` is the original.
     Raises FeedbackIdConflict if the original has other content. Without a `feedback_id`, earlier
-    feedback with the same content is the original, except in two cases:
+    feedback with the same content is the original, except in these cases:
 
     * The earlier feedback was taken back or replaced.
     * The feedback has a value, and other feedback with a value was sent after the earlier feedback.
       Therefore the sequence thumbs up, down, up ends as up.
+    * The feedback has an edit, and another edit was sent after the earlier feedback.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
@@ -102,11 +103,13 @@ def identify(
         return body.feedback_id, known
     explicit = [row for row in earlier if row.kind == "feedback"]
     for row in reversed(explicit):
-        if row.is_void:
+        if row.is_void or row.is_edit_void:
             continue
         if content_of(row) == body.content:
             return row.feedback_id, row
-        if body.value is not None and value_of(row.score, row.thumbs) is not None:
+        has_value = body.value is not None and value_of(row.score, row.thumbs) is not None
+        has_other_edit = body.edited is not None and row.edited not in (None, body.edited)
+        if has_value or has_other_edit:
             break
     digest = hashlib.sha256(orjson.dumps(body.content, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return f"{digest[:16]}.{len(explicit)}", None

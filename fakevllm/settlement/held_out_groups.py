@@ -7,6 +7,7 @@ A group may have been recorded before its row was held out. Such a group must no
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _HELD_OUT_REASON = f"reason = '{HELD_OUT}' OR reason LIKE '{HELD_OUT}:%'"
 _HELD_OUT_QUERIES = (
     f"SELECT 1 FROM group_rows WHERE kind = '{EVAL_KIND}' OR {_HELD_OUT_REASON} LIMIT 1",
     f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON} LIMIT 1",
+    f"SELECT 1 FROM feedback WHERE {_HELD_OUT_REASON.replace('reason', 'edit_reason')} LIMIT 1",
 )
 
 
@@ -39,12 +41,15 @@ class HeldOutGroups:
         self._rows = rows
         self._ledger = ledger
 
-    async def contains(self, group_id: str) -> bool:
-        """Return True if the group quotes a held-out row. If there are no held-out rows, return
-        False without reading the ledger. Raises LedgerError if the ledger cannot be read."""
-        return bool(self._rows) and await asyncio.to_thread(self._quotes_row, group_id)
+    async def contains(self, group_id: str, *further_texts: str) -> bool:
+        """Return True if the group, or one of the further texts, quotes a held-out row. If there
+        are no held-out rows, return False without reading the ledger. Raises LedgerError if the
+        ledger cannot be read."""
+        return bool(self._rows) and await asyncio.to_thread(
+            self._quotes_row, group_id, further_texts
+        )
 
-    def _quotes_row(self, group_id: str) -> bool:
+    def _quotes_row(self, group_id: str, further_texts: Sequence[str]) -> bool:
         with self._ledger.reading():
             texts = self._ledger.user_texts(group_id)
-        return self._rows.are_quoted(*texts)
+        return self._rows.are_quoted(*texts, *further_texts)

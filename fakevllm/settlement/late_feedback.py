@@ -21,15 +21,12 @@ from fakevllm.release.arms import OTHER_ARM, Arm
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
 from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.reward_delivery import reason_of
+from fakevllm.settlement.sending_loop import Candidate, SendingLoop
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
-
-PAUSE_S = 1.0
-"""Seconds before the next attempt to send late feedback after an error."""
-
 
 _TRAINED_ARMS = (None, Arm.TRAINING.value)
 
@@ -51,62 +48,28 @@ class LateSamples:
         self._held_out = held_out
         self._ledger = ledger
         self._link = link
-        self._woken = asyncio.Event()
-        self._woken.set()  # an earlier proxy process may have left feedback
-        self._blocked: set[str] = set()
-        """Groups for which the server's decision is not known yet. Feedback about such a group is
-        sent only after this decision."""
-        self._settled: set[str] | None = None
-        """Groups whose outcome became known while the ledger was being read. None if the ledger is
-        not being read at the moment."""
+        self._loop = SendingLoop("late feedback", link.serving, self._waiting, self._send)
 
     def wake(self) -> None:
         """Wake the background task, so that it looks for feedback to send."""
-        self._woken.set()
+        self._loop.wake()
 
     def group_settled(self, group_id: str) -> None:
         """Record that the server's decision about a group is known. If feedback about this group
         waited for the decision, wake the background task. The task then sends the feedback."""
-        if self._settled is not None:
-            self._settled.add(group_id)
-        if group_id in self._blocked:
-            self._woken.set()
+        self._loop.group_settled(group_id)
 
     async def run(self) -> None:
         """Send late feedback to the server until cancelled."""
-        while True:
-            await self._woken.wait()
-            await self._link.serving.wait()  # until then, the server refuses samples
-            self._woken.clear()
-            try:
-                for key in await self._ready():
-                    await self._send(*key)
-            except Exception as error:  # isolates: waiting feedback is retried
-                cause = (
-                    str(error)
-                    if isinstance(error, LedgerError)
-                    else f"swarm server {describe_error(error)}"
-                )
-                log.warning("late feedback could not be sent and is retried: %s", cause)
-                await asyncio.sleep(PAUSE_S)
-                self._woken.set()
+        await self._loop.run()
 
-    async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent now. Feedback can be
-        sent if its app has sent enough feedback for a baseline, and if its group no longer has the
-        state `scored`. (A group in this state still waits to be sent to the server.)"""
-        settled = self._settled = set[str]()
-        try:
-            await self._ledger.flush()
-            candidates = await asyncio.to_thread(
-                self._ledger.feedback.with_baseline, self._settings.num_for_baseline
-            )
-        finally:
-            self._settled = None
-        self._blocked = {group_id for group_id, _, is_settled in candidates if not is_settled}
-        if self._blocked & settled:
-            self._woken.set()
-        return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
+    async def _waiting(self) -> list[Candidate]:
+        """Return the feedback that waits, and whose app has sent enough feedback for a baseline.
+        The group of feedback is settled if it no longer has the state `scored`. (A group in this
+        state still waits to be sent to the server.)"""
+        await self._ledger.flush()
+        num = self._settings.num_for_baseline
+        return await asyncio.to_thread(self._ledger.feedback.with_baseline, num)
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
         """Send one feedback to the server as a training sample, if a sample can be made from the

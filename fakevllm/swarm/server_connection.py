@@ -43,6 +43,7 @@ from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, p
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
     AbortGroupRequest,
+    AddDemonstrationRequest,
     AddSampleRequest,
     EndGroupReply,
     EndGroupRequest,
@@ -86,6 +87,13 @@ MAX_START_PAUSE_S = 10.0
 _UNCOMPARED_KEYS = frozenset({"num_repeat", "temperature", "privacy"})
 """Settings of the job that may differ from the settings of the server's job. The proxy takes the
 first two from its own job when it samples siblings. `privacy` is checked with each status."""
+
+
+class TokenizeReply(BaseModel):
+    """The part of vLLM's reply to `/tokenize` that is used here."""
+
+    tokens: list[int]
+    max_model_len: int | None = None
 
 
 class StartBackoff:
@@ -344,6 +352,19 @@ class SwarmLink:
         group had been sent. Transient errors are retried. Raises one of NETWORK_ERRORS if the last
         attempt fails."""
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
+
+    async def tokenize(self, body: dict[str, Any]) -> TokenizeReply:
+        """Send a request to the engine's route `/tokenize`. `body` is vLLM's request, without the
+        model. Transient errors are not retried. Raises one of NETWORK_ERRORS if the request fails.
+        Raises ValueError if the reply is not valid."""
+        async with self._http.post("/tokenize", json=body) as response:
+            response.raise_for_status()
+            return TokenizeReply.model_validate_json(await response.read())
+
+    async def add_demonstration(self, request: AddDemonstrationRequest) -> EndGroupReply:
+        """Send a user's edit of an answer to the server. Transient errors are retried. Raises one
+        of NETWORK_ERRORS if the last attempt fails."""
+        return await _with_retries(self._post)("/add_demonstration", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
         """Ask the server to drop a group. If the request fails, the error is only logged. The

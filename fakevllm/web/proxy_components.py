@@ -50,6 +50,7 @@ from fakevllm.rescoring.hook_trial import HookTrial
 from fakevllm.runtime.plurals import counted
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
+from fakevllm.settlement.edit_samples import EditSamples
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
@@ -204,11 +205,17 @@ async def open_proxy(
         model_names = ModelNames(config.models.aliases, link)
         held_out_groups = HeldOutGroups(held_out, ledger)
         late = LateSamples(config.feedback, ledger, link, held_out_groups)
+        edits = EditSamples(config.feedback, ledger, link, held_out_groups)
+
+        def group_settled(group_id: str) -> None:
+            late.group_settled(group_id)
+            edits.group_settled(group_id)
+
         delivery = Delivery(
             ledger,
             link,
             config.feedback.window_s,
-            late.group_settled,
+            group_settled,
             on_final=lambda group_id: hooks.end(group_id, Use.FEEDBACK) if hooks else None,
             held_out=held_out_groups,
         )
@@ -227,7 +234,7 @@ async def open_proxy(
         )
         metrics = Metrics()
         feedback = FeedbackService(
-            config.feedback, ledger, delivery, late, hooks, tasks, metrics, redaction
+            config.feedback, ledger, delivery, late, edits, hooks, tasks, metrics, redaction
         )
         with ledger.reading():
             resends = _open_resend_cache(config, ledger)
@@ -294,8 +301,8 @@ async def open_proxy(
         )
         for work in (forget_requests.run(), retention.run()):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
-        sending = asyncio.create_task(late.run())
-        stack.push_async_callback(_cancel, sending)
+        for work in (late.run(), edits.run()):
+            stack.push_async_callback(_cancel, asyncio.create_task(work))
         running_hooks = None
         if hooks is not None:
             running_hooks = _open_reloads(config, hooks, ledger, tasks, redaction, stack)

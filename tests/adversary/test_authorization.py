@@ -92,6 +92,7 @@ SERVER_ROUTES: dict[str, Access] = {
             "/get_weights",
             *("/claim_episode", "/renew_episode", "/can_continue_episode"),
             *("/end_episode", "/abort_episode", "/end_group", "/abort_group", "/add_sample"),
+            "/add_demonstration",
             *("/get_episode_buffer", "/get_current_batch_rollout_pool_information"),
             *("/agree_sync_weight", "/push_verbose_log", "/get_verbose_logs"),
             *("/get_server_experiment_dir", "/register_episode", "/is_episode_claimed"),

@@ -270,6 +270,32 @@ async def test_a_conversation_is_tokenized_as_in_a_chat_request(rig: Rig) -> Non
     assert list(text) == ["prompt"] and "hi" in text["prompt"]
 
 
+async def test_an_answer_is_rendered_behind_the_prompt_of_its_conversation(rig: Rig) -> None:
+    """Users' edits are trained with the ids that follow those of the recorded prompt."""
+    prompt = (await send(rig, {"messages": user("hi")}, "/tokenize")).json["tokens"]
+    answer: Json = {"role": "assistant", "content": "An edited answer."}
+    fields: Json = {"messages": [*user("hi"), answer], "add_generation_prompt": False}
+    whole = (await send(rig, fields, "/tokenize")).json["tokens"]
+    assert whole[: len(prompt)] == prompt and len(whole) > len(prompt)
+    with_next_turn = (await send(rig, {"messages": fields["messages"]}, "/tokenize")).json["tokens"]
+    assert with_next_turn[: len(whole)] == whole and len(with_next_turn) > len(whole)
+    back: Json = {"tokens": whole[len(prompt) :]}
+    assert "An edited answer." in (await send(rig, back, "/detokenize")).json["prompt"]
+
+
+async def test_a_continued_answer_is_rendered_behind_the_prompt_that_it_continues(rig: Rig) -> None:
+    begin: Json = {"role": "assistant", "content": "An edited"}
+    fields: Json = {"add_generation_prompt": False, "messages": [*user("hi"), begin]}
+    request = fields | {"continue_final_message": True}
+    prompt = (await send(rig, request, "/tokenize")).json["tokens"]
+    answer = begin | {"content": "An edited answer."}
+    fields |= {"messages": [*user("hi"), answer]}
+    whole = (await send(rig, fields, "/tokenize")).json["tokens"]
+    assert whole[: len(prompt)] == prompt
+    text = (await send(rig, {"tokens": whole[len(prompt) :]}, "/detokenize")).json["prompt"]
+    assert text.startswith(" answer.")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [

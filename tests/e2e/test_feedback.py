@@ -90,6 +90,7 @@ def test_late_feedback_is_trained_once_minus_its_baseline_also_after_a_restart(
     assert stats["feedback"] == {"kept": 1, "trained": 2}
     shown = httpx.get(f"{proxy.url}/fakevllm/groups/{first.json()['group_id']}").json()
     expected = {"kind": "feedback", "state": "trained", "reason": None, "value": 1.0}
+    expected |= {"edit_state": None, "edit_reason": None}
     assert shown["feedback"] == [expected]
     counted = 'fakevllm_feedback_total{kind="feedback"} 2.0'  # counted by this process
     assert counted in httpx.get(f"{proxy.url}/metrics").text

@@ -114,6 +114,14 @@ SWARM: dict[str, list[Json]] = {
     "/end_group": [{"group_id": "g", "task_id": "t", "rewards": [1.0, None], "metadata": {"a": 1}}],
     "/abort_group": [{"group_id": "g"}],
     "/add_sample": [{"sample_id": "s", "run_id": "r", "advantage": 0.5, "calls": [_SAMPLED]}],
+    "/add_demonstration": [
+        {
+            **{"sample_id": "e", "run_id": "r"},
+            "demonstrations": [
+                {"kind": "plain", "prompt_ids": "AQAAAA==", "response_ids": "AgAAAA=="}
+            ],
+        }
+    ],
     "/add_logged_group": [{"group_id": "g", "rewards": [1.0, None], "calls": [[_SAMPLED], []]}],
     "/claim_episode": [_CLAIM | {"throttle_policy": {"a": 1}}],
     "/end_episode": [_EPISODE],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -319,8 +319,8 @@ class CapturedCall(BaseModel):
 
 
 class EndGroupReply(BaseModel):
-    """The server's reply to EndGroupRequest and to AddSampleRequest. It contains the captured LLM
-    calls."""
+    """The server's reply to EndGroupRequest, AddSampleRequest and AddDemonstrationRequest. It
+    contains the captured LLM calls."""
 
     success: bool
     failure_reason: str = ""
@@ -388,6 +388,28 @@ class AddSampleRequest(BaseModel):
     advantage: Reward
     """Advantage of every token. The sender has already subtracted the baseline."""
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
+
+
+class DemonstrationIds(BaseModel):
+    """A text to imitate or to avoid, as token ids. The ids are sent as in `CapturedCall`."""
+
+    kind: Literal["plain", "chosen", "rejected"]
+    prompt_ids: str
+    response_ids: str
+
+
+class AddDemonstrationRequest(BaseModel):
+    """A request to train a user's edit of an answer. The edit is one demonstration of the kind
+    `plain`, or a pair of the kinds `chosen` (the edit) and `rejected` (the answer), in this order.
+
+    The reply is an EndGroupReply. The server accepts each sample id only once.
+    """
+
+    sample_id: str = Field(min_length=1, max_length=300)
+    """Id of the demonstrations. It must differ from the ids of all groups and feedback samples."""
+    run_id: str
+    """Value of `run_id` in the EndGroupReply that contained the answer's calls."""
+    demonstrations: list[DemonstrationIds] = Field(min_length=1, max_length=2)
 
 
 class AddLoggedGroupRequest(BaseModel):

@@ -173,6 +173,8 @@ class Stats(BaseModel):
     """Number of siblings without a usable answer, by the kind of failure, such as `cut_off`."""
     feedback: dict[str, int] = {}
     """Number of feedback items by state."""
+    edits: dict[str, int] = {}
+    """Number of users' edits by state. Only edits that the proxy was asked to train are counted."""
     arms: ArmStats | None = None
     """Sessions and gains by arm (which decides the weights that answer a session). None if all
     sessions are in the training arm."""
@@ -296,6 +298,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         )
     )
     feedback = await asyncio.to_thread(ledger.feedback.counts)
+    edits = await asyncio.to_thread(ledger.edits.counts)
     failures = await asyncio.to_thread(ledger.failures)
     return Stats(
         engine=proxy.link.status,
@@ -307,6 +310,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         untrained=untrained,
         failures=failures,
         feedback=feedback,
+        edits=edits,
         arms=None if proxy.arms is None else arm_stats(proxy.arms),
         release=None
         if proxy.gate is None

@@ -27,6 +27,10 @@ class FeedbackReply(BaseModel):
     group_id: str
     state: str
     reason: str | None
+    edit_state: str | None
+    """State of the edit, which is trained apart from the value. None if the feedback has no edit,
+    or if edits are not trained."""
+    edit_reason: str | None
     is_repeated: bool
     """Whether the same feedback was stored before this request. The request has then changed
     nothing."""
@@ -52,6 +56,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
             group_id=row.group_id,
             state=row.state,
             reason=row.reason,
+            edit_state=row.edit_state,
+            edit_reason=row.edit_reason,
             is_repeated=is_repeated,
         )
 

@@ -62,6 +62,9 @@ class GroupFeedback(BaseModel):
     state: str
     reason: str | None
     value: float | None
+    edit_state: str | None
+    """What became of the feedback's edit as a demonstration; None if edits are not trained."""
+    edit_reason: str | None
 
 
 class SiblingReceipt(BaseModel):

@@ -31,6 +31,8 @@ version."""
 UNVERIFIED = "unverified_weights"
 """Reason for dropping a group that was sampled while the weights in the engine were not those of
 the version that the engine reported."""
+NO_LOSS = "no_demonstration_loss"
+"""Reason for not pooling a user's edit that the job's loss does not train."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 """AgentJet's sample-collection method that collects until enough groups are not tied. The rewards
 within such a group are not all equal."""
@@ -39,6 +41,9 @@ within such a group are not all equal."""
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
     """Return the reason why a group is not pooled (kept for training), or None if the group is
     pooled."""
+    if group.demonstrates is not None:
+        is_loss = group.demonstrates in (job.loss, job.demonstration_loss)
+        return None if is_loss else f"{NO_LOSS}: the job has no loss {group.demonstrates}"
     reason = _why_untrainable(group)
     if group.is_sample:
         return reason

@@ -45,6 +45,7 @@ from fakevllm_server.types.calls import (
     ScoredEpisode,
     with_prompts_apart,
 )
+from fakevllm_server.types.edit_demonstrations import edit_episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,30 @@ class Pool:
         episode = ScoredEpisode(0, advantage, tuple(calls), SiblingRef(sample_id, 0).episode_id)
         sample = FinishedGroup(sample_id, [episode], advantage=advantage)
         reason = closed_reason or self._pool_group(sample)
+        self._ended.remember(sample_id, reason)
+        return EndGroupReply(
+            success=True, failure_reason=reason or "", pooled=reason is None, step=step
+        )
+
+    def add_demonstrations(
+        self,
+        sample_id: str,
+        loss: str,
+        calls: Sequence[RecordedCall],
+        step: int,
+        *,
+        closed_reason: str | None = None,
+    ) -> EndGroupReply:
+        """Add the demonstrations of a user's edit to the groups that wait for training. `loss` is
+        the demonstration loss that trains them, and `calls` has one call for each demonstration.
+
+        The demonstrations of an edit count as one group of a training step.
+        """
+        refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
+        if refusal is not None:
+            return EndGroupReply(success=False, failure_reason=refusal)
+        group = FinishedGroup(sample_id, edit_episodes(sample_id, calls), demonstrates=loss)
+        reason = closed_reason or self._pool_group(group)
         self._ended.remember(sample_id, reason)
         return EndGroupReply(
             success=True, failure_reason=reason or "", pooled=reason is None, step=step

@@ -97,6 +97,12 @@ def m008_loose_pieces(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m009_demonstrates(db: Connection) -> None:
+    """Add the demonstration loss of groups that were made from users' edits. No earlier group was
+    made from an edit."""
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN demonstrates VARCHAR")
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
@@ -106,6 +112,7 @@ MIGRATIONS: list[Migration] = [
     m006_prompts,
     m007_releases,
     m008_loose_pieces,
+    m009_demonstrates,
 ]
 
 

@@ -477,9 +477,11 @@ def _group(db: Connection, calls: CallReader, group_id: str) -> FinishedGroup:
         )
         for sample in samples
     ]
-    query = "SELECT advantage, hook_hash FROM groups WHERE group_id = ?"
-    advantage, hook_hash = db.exec_driver_sql(query, (group_id,)).one()
-    return FinishedGroup(group_id, episodes, advantage=advantage, hook_hash=hook_hash)
+    query = "SELECT advantage, hook_hash, demonstrates FROM groups WHERE group_id = ?"
+    advantage, hook_hash, demonstrates = db.exec_driver_sql(query, (group_id,)).one()
+    return FinishedGroup(
+        group_id, episodes, advantage=advantage, hook_hash=hook_hash, demonstrates=demonstrates
+    )
 
 
 def _rows(db: Connection, query: str, *values: Any) -> list[Any]:

@@ -130,9 +130,10 @@ def group_ended(
     """Store an ended group with its samples and rewards. `calls` has the model calls of each sample
     that are not in the journal yet.
 
-    The group is one of three kinds. A passive group has the answers to one request of an app, and
+    The group is one of four kinds. A passive group has the answers to one request of an app, and
     its calls were stored when they were made. A feedback sample is a group of one answer, which is
-    trained again because of later feedback. A logged group is a group of an earlier run.
+    trained again because of later feedback. A user's edit has one sample without a reward for each
+    demonstration. A logged group is a group of an earlier run.
     """
 
     def apply(db: Connection) -> None:
@@ -440,11 +441,12 @@ def put_group(db: Connection, group: PooledGroup) -> None:
     """Insert a row for a group. If the group already has a row, change only the row's state and
     reason."""
     put = (
-        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash) VALUES (?, ?, ?, ?, ?) "
+        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash, demonstrates) "
+        "VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
     )
-    row = (group.group_id, group.state, group.reason, group.advantage, group.hook_hash)
-    execute(db, put, row)
+    values = (group.group_id, group.state, group.reason, group.advantage)
+    execute(db, put, (*values, group.hook_hash, group.demonstrates))
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:

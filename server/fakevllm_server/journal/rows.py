@@ -178,15 +178,21 @@ class PooledGroup:
     advantage: float | None = None
     hook_hash: str = ""
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
+    demonstrates: str | None = None
+    """Demonstration loss of a group that was made from a user's edit; None for other groups."""
 
 
 def pooled_or_dropped(
-    group_id: str, reason: str | None, advantage: float | None = None, hook_hash: str = ""
+    group_id: str,
+    reason: str | None,
+    advantage: float | None = None,
+    hook_hash: str = "",
+    demonstrates: str | None = None,
 ) -> PooledGroup:
     """Return the row of a group that has ended. The state of the group is `dropped` if `reason` is
     not empty, and otherwise `pooled`."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
-    return PooledGroup(group_id, state, reason or None, advantage, hook_hash)
+    return PooledGroup(group_id, state, reason or None, advantage, hook_hash, demonstrates)
 
 
 @dataclass(frozen=True, slots=True)

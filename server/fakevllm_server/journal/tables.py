@@ -148,8 +148,8 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples whose rewards are compared, or a feedback sample (an answer that is
-    trained again because of later feedback)."""
+    """A group of samples whose rewards are compared, a feedback sample (an answer that is trained
+    again because of later feedback), or the demonstrations that were made from a user's edit."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number of the group, in the order in which the groups ended."""
@@ -165,6 +165,9 @@ class Groups(_Row, table=True):
     """Advantage of a feedback sample; NULL for a group of compared samples."""
     hook_hash: str = Field(default="", sa_column_kwargs={"server_default": ""})
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
+    demonstrates: str | None = None
+    """Demonstration loss of a group that was made from a user's edit of an answer; NULL for other
+    groups. The samples of such a group have no rewards, and their calls no log-probabilities."""
 
 
 class Drops(_Row, table=True):

@@ -26,7 +26,7 @@ MAX_REASON_CHARS = 40
 """Maximum length of a reason within a metric's name, in characters."""
 _ADDITIVE = re.compile(
     r"tokens_(sampled|eligible|trained|saved|computed)|(untrainable|untrained)_.*|branch_(?!rate$).*"
-    r"|groups(_with_signal)?|(tied|partial)_groups|feedback_samples|stale_calls"
+    r"|groups(_with_signal)?|(tied|partial)_groups|feedback_samples|edits|stale_calls"
 )
 
 

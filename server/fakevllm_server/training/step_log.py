@@ -55,7 +55,7 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
 
 def _groups(metrics: Mapping[str, float]) -> list[str]:
     num = metrics.get("groups", 0)
-    if not num and metrics.get("feedback_samples"):
+    if not num and (metrics.get("feedback_samples") or metrics.get("edits")):
         return []
     return [
         f"reward {formatted(metrics, 'reward_mean', '.3f')} of {num:.0f} groups",
@@ -65,7 +65,9 @@ def _groups(metrics: Mapping[str, float]) -> list[str]:
 
 def _feedback(metrics: Mapping[str, float]) -> list[str]:
     num, tokens = metrics.get("feedback_samples", 0), metrics.get("feedback_tokens", 0)
-    return [f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"] if num else []
+    parts = [f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"] if num else []
+    edits = metrics.get("edits", 0)
+    return parts + ([f"{edits:.0f} edits of answers"] if edits else [])
 
 
 def _dropped(metrics: Mapping[str, float]) -> list[str]:

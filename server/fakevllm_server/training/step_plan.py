@@ -24,6 +24,7 @@ from fakevllm_server.run.trained_token_share import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.demonstrations import Demonstration
+from fakevllm_server.types.edit_demonstrations import edit_demonstrations
 from fakevllm_server.types.number_arrays import float_array, repeated
 
 
@@ -34,8 +35,9 @@ class PlannedStep:
     batch: Batch
     trained: list[TrainedGroup]
     """Every group of the step, with the indices of those siblings of the group that are in the
-    loss. If the job's `control` is `frozen`, no group has such siblings. If `control` is
-    `shuffled`, feedback samples have no such siblings."""
+    loss. For a user's edit, these are the indices of its demonstrations. If the job's `control` is
+    `frozen`, no group has such siblings. If `control` is `shuffled`, feedback samples and edits
+    have no such siblings."""
     metrics: dict[str, float]
     calls: Sequence[Call]
     """The calls of the siblings in the loss. If the job trains demonstrations alone, the batch has
@@ -95,6 +97,11 @@ def plan_step(
     demonstrations: list[Demonstration] = []
     trained: list[TrainedGroup] = []
     for group, group_entries in zip(groups, entries, strict=True):
+        if group.demonstrates is not None:
+            edit = _edit_in_loss(group, job, loss)
+            demonstrations.extend(edit)
+            trained.append(TrainedGroup(group_id=group.group_id, siblings=[*range(len(edit))]))
+            continue
         by_sibling = {
             entry.index: list(_with_advantages(entry.calls, _advantages(group, entry, advantages)))
             for entry in group_entries
@@ -156,6 +163,13 @@ def _advantages(
     return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
 
 
+def _edit_in_loss(group: FinishedGroup, job: TrainJob, loss: LossSpec) -> list[Demonstration]:
+    """Return the demonstrations of a group that was made from a user's edit. Return [] if they do
+    not belong in the loss: in a control run, or after a restart with a job of another loss."""
+    is_trained = loss.of_demonstrations == group.demonstrates and _is_in_loss(group, job)
+    return edit_demonstrations(group) if is_trained else []
+
+
 def _scores(group: FinishedGroup, entries: Sequence[_Entry]) -> dict[int, float]:
     """Return the score of each episode for demonstrations, by the episode's index. The score is the
     reward with all penalties, minus the mean of the group. If all rewards of the group are equal,
@@ -175,8 +189,8 @@ def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
     In a normal run, the result is always True. This includes tied groups, whose rewards are all
     equal. A tied group usually has advantage 0, but its tokens count in the denominators of the
     loss, as in verl. A control run with `frozen` trains nothing. A control run with `shuffled`
-    trains no feedback samples. The rewards are shuffled within each group, and a feedback sample is
-    the only answer of its group.
+    trains no feedback samples and no users' edits. The rewards are shuffled within each group, and
+    a feedback sample is the only answer of its group.
     """
     if job.control == "frozen":
         return False
@@ -262,7 +276,8 @@ def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
 def _metrics(
     groups: Sequence[FinishedGroup], calls: Sequence[Call], job: TrainJob
 ) -> dict[str, float]:
-    num_samples = sum(group.is_sample for group in groups)
+    num_samples = sum(group.advantage is not None for group in groups)
+    num_edits = sum(group.demonstrates is not None for group in groups)
     groups = [group for group in groups if not group.is_sample]
     rewards = [reward for group in groups for reward in group.rewards]
     have_signal = [not is_tied(shaped_rewards(group, job)) for group in groups]
@@ -277,6 +292,8 @@ def _metrics(
     metrics |= _advantage_spread(calls)
     if num_samples:
         metrics["feedback_samples"] = float(num_samples)
+    if num_edits:
+        metrics["edits"] = float(num_edits)
     if job.overlong_buffer_len is not None:
         overlong = [penalty for group in groups for penalty in overlong_penalties(group, job)]
         metrics["overlong"] = float(sum(penalty < 0 for penalty in overlong))

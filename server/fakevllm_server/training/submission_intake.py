@@ -1,4 +1,4 @@
-"""Accept calls, groups, episodes and feedback samples from clients.
+"""Accept calls, groups, episodes, feedback samples and users' edits from clients.
 
 Each request is handled in three steps. It is decided in memory, written to the journal (the
 server's SQLite file), and then acknowledged. Requests are accepted in every state of the engine,
@@ -18,6 +18,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
 from fakevllm_adapters.protocol.run_finished import describe_closed_run
 from fakevllm_adapters.protocol.swarm import (
+    AddDemonstrationRequest,
     AddLoggedGroupReply,
     AddLoggedGroupRequest,
     AddSampleRequest,
@@ -42,6 +43,7 @@ from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
 from fakevllm_server.types.calls import RecordedCall, with_prompts_apart
+from fakevllm_server.types.edit_demonstrations import edit_episodes
 
 CALL_LIMIT_S = 2.0
 """Maximum number of seconds that the end of an answer is delayed until its call is on disk. Apps do
@@ -356,6 +358,40 @@ class Intake:
             return reply, change if reply.success else None
 
         return await self._acknowledger.once(f"sample:{name}", request, EndGroupReply, decide)
+
+    async def add_demonstration(
+        self,
+        request: AddDemonstrationRequest,
+        loss: str,
+        calls: Sequence[RecordedCall],
+        closed_reason: str | None,
+    ) -> EndGroupReply:
+        """Add the demonstrations of a user's edit to the groups that wait for training. `loss` is
+        their demonstration loss, and `calls` has one call for each demonstration.
+
+        Raises IdempotencyConflict if a different request has used the id before. Raises
+        JournalError if the demonstrations cannot be written to the journal.
+        """
+        name = request.sample_id
+
+        def decide() -> Decision[EndGroupReply]:
+            step = self._engine.collecting_step
+            reply = self.pool.add_demonstrations(
+                name, loss, calls, step, closed_reason=closed_reason
+            )
+            samples = [
+                ScoredSample(episode.owner, episode.index, None)
+                for episode in edit_episodes(name, calls)
+            ]
+            group = pooled_or_dropped(name, reply.failure_reason, demonstrates=loss)
+            change = partial(
+                row_changes.group_ended, group, samples, calls=[[one] for one in calls]
+            )
+            return reply, change if reply.success else None
+
+        return await self._acknowledger.once(
+            f"demonstration:{name}", request, EndGroupReply, decide
+        )
 
     async def add_logged_group(
         self,

@@ -248,6 +248,10 @@ class FinishedGroup:
     feedback sample has one episode, which is not compared with others."""
     hook_hash: str = ""
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
+    demonstrates: str | None = None
+    """The demonstration loss that trains the group, if the group was made from a user's edit of an
+    answer; None for all other groups. Its episodes have no rewards, and no log-probabilities: see
+    edit_demonstrations.py."""
 
     @property
     def task_id(self) -> str:
@@ -258,9 +262,9 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """True if the group is a feedback sample (an answer of an earlier group that is trained
-        once more because of later feedback)."""
-        return self.advantage is not None
+        """True if the group was made from a user's feedback on an answer of an earlier group: if it
+        is a feedback sample (the answer is trained once more), or if it was made from an edit."""
+        return self.advantage is not None or self.demonstrates is not None
 
     @property
     def num_tokens(self) -> int:
@@ -283,8 +287,9 @@ class FinishedGroup:
 
     @property
     def is_partial(self) -> bool:
-        """Whether at least one episode of the group has no reward."""
-        return len(self.rewards) < len(self.episodes)
+        """Whether at least one episode of the group has no reward. False for the group of a
+        user's edit, because its demonstrations need no rewards."""
+        return self.demonstrates is None and len(self.rewards) < len(self.episodes)
 
     @property
     def scored(self) -> list[ScoredEpisode]:

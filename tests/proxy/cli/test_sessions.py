@@ -90,11 +90,13 @@ def test_feedback_is_below_its_answer() -> None:
         joined, thumbs=None, edited=None, amount=None, state=FeedbackState.KEPT, reason="too_late"
     )
     other = replace(joined, kind="next_message", state=FeedbackState.WAITING, amount=None)
-    shown = lines_of(render_tree("s", TREE, [], {}, [joined, back, other]))
+    edit = replace(back, edited="Six.", reason=None, edit_state="kept", edit_reason="too_long: 9")
+    shown = lines_of(render_tree("s", TREE, [], {}, [joined, back, edit, other]))
     at = next(number for number, line in enumerate(shown) if "regenerates" in line)
-    assert [line.rpartition(", ")[0] for line in shown[at + 1 : at + 4]] == [
+    assert [line.rpartition(", ")[0] for line in shown[at + 1 : at + 5]] == [
         "│   ├── feedback: up, edited  joined +1.00",
         "│   ├── feedback: withdrawn  kept, too_late",
+        "│   ├── feedback: edited (kept, too_long)  kept",
         "│   └── feedback: next message  waiting",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sqlite3
 import tarfile
@@ -239,7 +240,9 @@ def test_a_ledger_that_a_released_version_wrote_has_the_same_contents(tmp_path: 
         'SELECT * FROM siblings ORDER BY group_id, "index"',
     )
     before = [rows(path, query) for query in queries]
-    Ledger.open(path).close()
+    ledger = Ledger.open(path)
+    assert (ledger.edits.waiting(math.inf), ledger.edits.counts()) == ([], {})
+    ledger.close()
     assert [rows(path, query) for query in queries] == before
     assert len(before[0]) > 100
 

@@ -61,7 +61,7 @@ class ClientRecords:
         default_factory=dict[str, defaultdict[int, Calls]]
     )
     ended_groups: dict[str, dict[int, Calls]] = field(default_factory=dict[str, dict[int, Calls]])
-    """Pooled groups and feedback samples, with the calls of their scored siblings."""
+    """Pooled groups, feedback samples and edits, with the calls of their scored siblings."""
     aborted_groups: set[str] = field(default_factory=set[str])
     acknowledged: list[AcknowledgedRequest] = field(default_factory=list[AcknowledgedRequest])
 

@@ -28,12 +28,15 @@ from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, Ste
 # The entropy bonus has a gradient for every call, so that no group is left out of a batch.
 JOB = TrainJob(num_repeat=2, batch_size=1, entropy_coeff=0.1, save_freq=2, max_staleness=1000)
 
+EDIT = "edit:"
+"""Prefix of the ids of users' edits."""
 Trained = list[list[tuple[str, list[int]]]]
-"""The group id and response ids of each call, for each step in order."""
+"""The group id and response ids of each call and each demonstration of a user's edit, for each step
+in order."""
 
 
 class RecordingTrainer:
-    """A trainer that records the calls that its weights were trained on."""
+    """A trainer that records the calls and edits that its weights were trained on."""
 
     def __init__(self) -> None:
         self.weights: Trained = []
@@ -42,7 +45,9 @@ class RecordingTrainer:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         self.before_step()
-        self.weights.append([(call.group_id, list(call.response_ids)) for call in batch.calls])
+        edits = [one for one in batch.demonstrations if one.group_id.startswith(EDIT)]
+        trained = [*batch.calls, *edits]
+        self.weights.append([(one.group_id, list(one.response_ids)) for one in trained])
         self.after_step()
         return {"loss": 0.0}
 

@@ -27,8 +27,11 @@ from hypothesis.stateful import (
 from pydantic import BaseModel
 from swarm_server.samples import call
 
+from fakevllm_adapters.protocol.packed_numbers import pack_ids
 from fakevllm_adapters.protocol.swarm import (
+    AddDemonstrationRequest,
     AddSampleRequest,
+    DemonstrationIds,
     EndEpisodeRequest,
     EndGroupReply,
     EndGroupRequest,
@@ -40,6 +43,7 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.edit_demonstrations import parse_demonstrations
 from tests.swarm_server.journal.client_records import (
     AcknowledgedRequest,
     Claim,
@@ -49,7 +53,7 @@ from tests.swarm_server.journal.client_records import (
 )
 from tests.swarm_server.journal.process_kill import Outcome, kill_at
 from tests.swarm_server.journal.run_invariants import RunInvariants
-from tests.swarm_server.journal.server_process import JOB, ServerProcess
+from tests.swarm_server.journal.server_process import EDIT, JOB, ServerProcess
 
 T = TypeVar("T")
 CLIENT = "a client"
@@ -93,6 +97,7 @@ class AnyOrder(RuleBasedStateMachine):
         own = {
             "save_freq": save_freq,
             "num_repeat": num_repeat,
+            "demonstration_loss": "dpo",  # trains users' edits
             "partial_after_s": LONG_H * HOUR_S / 2,  # sweeps of claims leave tasks alone
         }
         self.process = ServerProcess(self._folder(), JOB.model_copy(update=own))
@@ -362,6 +367,37 @@ class AnyOrder(RuleBasedStateMachine):
         if self.has_effect(fate, outcome):
             self.records.ended_groups[name] = {0: [one]}
             self.record_acknowledged(request, request_with(0.25), outcome.result)
+
+    @rule(number=st.integers(0, 3), fate=fates("end_group"))
+    def add_edit(self, number: int, fate: str | None) -> None:
+        name = f"{EDIT}g/{number}"
+        if name in self.records.ended_groups:
+            return  # another rule repeats requests
+        served, edit = next(self.serial), next(self.serial)
+
+        def sent_with(edit: int) -> AddDemonstrationRequest:
+            prompt_ids = pack_ids([1, 2])
+            pair = [
+                DemonstrationIds(
+                    kind="chosen", prompt_ids=prompt_ids, response_ids=pack_ids([edit])
+                ),
+                DemonstrationIds(
+                    kind="rejected", prompt_ids=prompt_ids, response_ids=pack_ids([served])
+                ),
+            ]
+            return AddDemonstrationRequest(sample_id=name, run_id="r", demonstrations=pair)
+
+        def request_with(edit: int) -> Request:
+            sent = sent_with(edit)
+            loss, calls = parse_demonstrations(sent)
+            return lambda process: process.intake.add_demonstration(sent, loss, calls, None)
+
+        request = request_with(edit)
+        outcome = self.act(fate, lambda: request(self.process))
+        if self.has_effect(fate, outcome):
+            _, calls = parse_demonstrations(sent_with(edit))
+            self.records.ended_groups[name] = {index: [one] for index, one in enumerate(calls)}
+            self.record_acknowledged(request, request_with(edit + 1), outcome.result)
 
     def _calls_of(self, name: str) -> list[list[RecordedCall]]:
         return list(self.records.ended_groups[name].values())

@@ -209,6 +209,7 @@ def test_a_journal_that_a_released_version_wrote_has_the_same_calls(tmp_path: Pa
     pending = journal.read(reads.pending_work, 0.0)
     journal.close()
     assert not pending.corrupt and len(pending.groups) == 2
+    assert not any(group.is_sample for group in pending.groups)
     assert old_calls(path) == before and before
 
 

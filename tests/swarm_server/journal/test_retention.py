@@ -157,6 +157,22 @@ async def test_a_feedback_sample_is_never_trained_twice(
     assert server.process.content() == before
 
 
+async def test_an_edit_is_never_trained_twice(server: IntakeServer) -> None:
+    """A request for an edit contains the token ids, so that only its id shows that it was
+    trained."""
+    server.restart(demonstration_loss="sft", save_freq=1)
+    await server.process.boot_trainer()
+    await server.add_demonstration("edit:g/f")
+    assert await server.process.step()
+    await train_groups(server)
+    await restart(server)
+    before = server.process.content()
+    assert server.process.journal.read(reads.submission, "demonstration:edit:g/f") is None
+    reply = await server.add_demonstration("edit:g/f")
+    assert (reply.success, reply.failure_reason) == (False, "already_trained")
+    assert server.process.content() == before
+
+
 async def test_waiting_work_is_never_deleted(server: IntakeServer) -> None:
     """This holds for a claim, for an episode of an incomplete task, and for an open group."""
     claimed = await server.play(call(1))

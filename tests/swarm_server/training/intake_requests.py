@@ -49,6 +49,10 @@ async def adds_a_sample(server: IntakeServer) -> Request:
     return lambda: server.add_sample("s")
 
 
+async def adds_a_demonstration(server: IntakeServer) -> Request:
+    return lambda: server.add_demonstration("edit:g/f")
+
+
 async def ends_a_call_of_a_sibling(server: IntakeServer) -> Request:
     return lambda: server.process.intake.add_call(SiblingRef("g", 0), call())
 
@@ -58,6 +62,6 @@ async def ends_a_call_of_an_episode(server: IntakeServer) -> Request:
     return lambda: server.process.intake.add_episode_call(episode, call())
 
 
-ENDS = [ends_an_episode, ends_an_eval_episode, ends_a_group, adds_a_sample]
+ENDS = [ends_an_episode, ends_an_eval_episode, ends_a_group, adds_a_sample, adds_a_demonstration]
 ABORTS = [aborts_an_episode, aborts_a_group]
 CALLS = [ends_a_call_of_a_sibling, ends_a_call_of_an_episode]

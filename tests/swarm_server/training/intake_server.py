@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm_server.samples import call
 
+from fakevllm_adapters.protocol.packed_numbers import pack_ids
 from fakevllm_adapters.protocol.swarm import (
+    AddDemonstrationRequest,
     AddSampleRequest,
+    DemonstrationIds,
     EndEpisodeRequest,
     EndGroupReply,
     EndGroupRequest,
@@ -17,6 +21,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.edit_demonstrations import parse_demonstrations
 from tests.swarm_server.journal.server_process import JOB, ServerProcess
 
 LIMIT_S = 1e6
@@ -90,6 +95,16 @@ class IntakeServer:
             sample_id=name, run_id="r", advantage=advantage, calls=[call().to_wire()]
         )
         return await self.process.intake.add_sample(request, [call()], closed)
+
+    async def add_demonstration(
+        self, name: str, response_ids: Sequence[int] = (7, 8)
+    ) -> EndGroupReply:
+        """Add a user's edit as a demonstration of `sft`."""
+        ids = {"prompt_ids": pack_ids([1, 2]), "response_ids": pack_ids(response_ids)}
+        edit = DemonstrationIds.model_validate({"kind": "plain", **ids})
+        request = AddDemonstrationRequest(sample_id=name, run_id="r", demonstrations=[edit])
+        loss, calls = parse_demonstrations(request)
+        return await self.process.intake.add_demonstration(request, loss, calls, None)
 
 
 def end_request(uuid: str, reward: float = 1.0, task: str = "t") -> EndEpisodeRequest:

@@ -60,6 +60,7 @@ async def test_another_body_with_the_same_key_is_refused_and_changes_nothing(
     await server.capture("g")
     await server.end_group("g", 1.0, 0.0)
     await server.add_sample("s", 0.5)
+    await server.add_demonstration("edit:g/f")
     if is_restarted:
         server.restart()
     before = server.process.content()
@@ -68,6 +69,7 @@ async def test_another_body_with_the_same_key_is_refused_and_changes_nothing(
         lambda: server.end(uuid, 1.0, task="other"),
         lambda: server.end_group("g", 1.0, 0.5),
         lambda: server.add_sample("s", 0.25),
+        lambda: server.add_demonstration("edit:g/f", (9,)),
     ):
         with pytest.raises(IdempotencyConflict):
             await request()

@@ -1,4 +1,4 @@
-"""Routes for passive groups, for feedback samples and for logged groups.
+"""Routes for passive groups, for feedback samples, for users' edits and for logged groups.
 
 A passive group consists of the answers to one request of an app. The answers are called siblings.
 The proxy ends a group with one request that has the rewards of all siblings. Alternatively, the
@@ -19,6 +19,7 @@ from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroup
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
+    AddDemonstrationRequest,
     AddLoggedGroupReply,
     AddLoggedGroupRequest,
     AddSampleRequest,
@@ -29,6 +30,7 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.training.forget_service import ForgettingPending
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.edit_demonstrations import parse_demonstrations
 from fakevllm_server.web.routes.refusals import DirectRoute, StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
@@ -66,6 +68,18 @@ def router(state: ServerState) -> APIRouter:
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
         reply = await state.intake.add_sample(request, calls, state.closed_reason)
+        state.notify_loop()
+        return reply
+
+    @routes.post("/add_demonstration")
+    async def add_demonstration(request: AddDemonstrationRequest) -> EndGroupReply:
+        if request.run_id != state.run_id:
+            return EndGroupReply(success=False, failure_reason="other_run")
+        try:
+            loss, calls = parse_demonstrations(request)
+        except ValueError as error:
+            raise HTTPException(422, f"The demonstrations cannot be trained: {error}.") from None
+        reply = await state.intake.add_demonstration(request, loss, calls, state.closed_reason)
         state.notify_loop()
         return reply
 

@@ -40,10 +40,9 @@ class ChatRenderer:
         Raises WireError (400) if the chat template or the model does not accept the messages.
         Raises WireError (400) as well if the prompt is certainly longer than the model's context.
         """
-        extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
-            "add_generation_prompt": extra.get("add_generation_prompt", True),
-            "continue_final_message": extra.get("continue_final_message", False),
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
         }
         truncation = [request.truncate_prompt_tokens is None, request.truncation_side]
         text = json.dumps([request.messages, request.tools, options, truncation], default=str)
