@@ -1,14 +1,14 @@
 """Compare what users' edits teach with what their thumbs teach.
 
-    python -m benchmarks.edits_or_thumbs [--seeds 3] [--first-seed 0] [--feedbacks 100]
+    python -m benchmarks.edits_or_thumbs [--seeds 3] [--first-seed 0] [--edits 100]
         [--lr 2.5e-4] [--write]
 
-For each seed, two runs answer the same questions: sums from the demo, without the held-out sums. A
-made-up user gives feedback on each answer. In both runs, a right answer gets a thumbs up, and a
-wrong one a thumbs down. In one of the runs, the user also sends the right text instead of a wrong
-answer. Each answer is sampled by the weights of that moment, so the runs have other answers after
-the first steps. The hook gives all siblings the same reward, so nothing but feedback is trained.
-The score is the share of right answers to held-out sums.
+For each seed, two runs answer questions: sums from the demo, without the held-out sums. A made-up
+user gives feedback on each answer, until 100 answers were wrong. In both runs, a right answer gets
+a thumbs up, and a wrong one a thumbs down. In one of the runs, the user also sends the right text
+instead of each wrong answer. The answers of the two runs differ, because each is sampled by the
+weights of that moment. The hook gives all siblings the same reward, so nothing but feedback is
+trained. The score is the share of right answers to held-out sums.
 
 The exit code is 1 if the edits do not raise the score more than the thumbs with one of the seeds.
 """
@@ -32,7 +32,7 @@ import httpx
 
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from benchmarks.run_log_reader import read_step_entries
-from fakevllm.demo.accuracy_probe import MAX_TOKENS, NUM_SAMPLES, probe
+from fakevllm.demo.accuracy_probe import MAX_TOKENS, probe
 from fakevllm.demo.tasks import all_tasks, training_tasks
 from fakevllm_adapters.protocol.swarm import Task
 from tests.e2e.processes import Process, Processes
@@ -41,7 +41,9 @@ TITLE = "edits_or_thumbs"
 SEEDS = 3
 LR = 2.5e-4
 """The demo's learning rate."""
-NUM_FEEDBACKS = 100
+NUM_EDITS = 100
+NUM_SAMPLES = 1000
+"""Number of answers from which a score is computed."""
 BATCH_SIZE = 10
 LIMIT_S = 300.0
 """Seconds to wait until the feedback is trained."""
@@ -130,24 +132,28 @@ def measure(folder: Path, seed: int, num: int, lr: float, *, has_edits: bool) ->
 
 def score(server: Process) -> float:
     """Return the share of right answers to held-out sums. The server trains none of them."""
-    found = asyncio.run(probe(f"{server.url}/v1", "demo", held_out_tasks(), lambda: None))
+    found = asyncio.run(
+        probe(f"{server.url}/v1", "demo", held_out_tasks(), lambda: None, NUM_SAMPLES)
+    )
     return found.success
 
 
-def give_feedback(proxy: Process, rng: random.Random, num: int, *, has_edits: bool) -> None:
-    """Ask `num` questions, and send feedback on each answer."""
+def give_feedback(proxy: Process, rng: random.Random, num_edits: int, *, has_edits: bool) -> None:
+    """Ask questions, and send feedback on each answer, until `num_edits` answers were wrong."""
     tasks = training_tasks()
+    num_wrong = 0
     with httpx.Client(base_url=proxy.url, timeout=60.0) as http:
-        for _ in range(num):
+        while num_wrong < num_edits:
             task = rng.choice(tasks)
             messages = [{"role": "user", "content": task.main_query}]
             body = {"model": "demo", "messages": messages, "max_tokens": MAX_TOKENS}
             reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-            text = reply["choices"][0]["message"]["content"] or ""
-            feedback = {"id": reply["id"], "thumbs": "up" if is_right(task, text) else "down"}
-            if has_edits and not is_right(task, text):
+            is_wrong = not is_right(task, reply["choices"][0]["message"]["content"] or "")
+            feedback = {"id": reply["id"], "thumbs": "down" if is_wrong else "up"}
+            if has_edits and is_wrong:
                 feedback["edited"] = f"It is {task.metadata['sum']}."
             http.post("/v1/feedback", json=feedback).raise_for_status()
+            num_wrong += is_wrong
 
 
 def wait_trained(ledger: Path) -> tuple[int, int]:
@@ -184,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
-    parser.add_argument("--feedbacks", type=int, default=NUM_FEEDBACKS, help="feedbacks of a run")
+    parser.add_argument("--edits", type=int, default=NUM_EDITS, help="wrong answers of a run")
     parser.add_argument("--lr", type=float, default=LR, help="learning rate")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
@@ -194,16 +200,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for seed in range(args.first_seed, args.first_seed + args.seeds):
             folder = Path(temporary) / f"seed-{seed}"
-            edits = measure(folder / "edits", seed, args.feedbacks, args.lr, has_edits=True)
-            thumbs = measure(folder / "thumbs", seed, args.feedbacks, args.lr, has_edits=False)
+            edits = measure(folder / "edits", seed, args.edits, args.lr, has_edits=True)
+            thumbs = measure(folder / "thumbs", seed, args.edits, args.lr, has_edits=False)
             rows += [cells(seed, "thumbs and edits", edits), cells(seed, "thumbs", thumbs)]
             failed += failures(seed, edits, thumbs)
     caption = (
-        f"A made-up user gives feedback on {args.feedbacks} answers to the demo's sums: a thumb on "
-        "each, and in one of the runs also the right text instead of each wrong answer "
-        '(`[feedback] edits = "sft"`). Nothing else is trained, '
-        f"at a learning rate of {args.lr:g}. The score is the share of right "
-        f"answers among {NUM_SAMPLES} to sums about which the user never asked."
+        "A made-up user gives feedback on answers to the demo's sums, until "
+        f"{args.edits} were wrong: a thumb on each, and in one of the runs also the right text "
+        'instead of each wrong answer (`[feedback] edits = "sft"`). Nothing else is trained, at a '
+        f"learning rate of {args.lr:g}. The score is the share of right answers among "
+        f"{NUM_SAMPLES} to sums about which the user never asked."
     )
     print_table(HEADER, rows, caption)
     if args.write:

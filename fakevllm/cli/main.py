@@ -14,6 +14,7 @@ from fakevllm.cli import (
     export,
     forget,
     import_logs,
+    init,
     keys,
     overwatch,
     release,
@@ -357,6 +358,7 @@ def train(
 for command in (
     up.up,
     up.down,
+    init.init,
     control.status,
     control.pause,
     control.resume,

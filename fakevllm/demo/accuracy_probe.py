@@ -38,7 +38,11 @@ class Probe:
 
 
 async def probe(
-    url: str, model: str, tasks: Sequence[Task], on_sample: Callable[[], None]
+    url: str,
+    model: str,
+    tasks: Sequence[Task],
+    on_sample: Callable[[], None],
+    num_samples: int = NUM_SAMPLES,
 ) -> Probe:
     """Request answers to the fixed questions from the swarm server at `url`, score the answers, and
     return the result.
@@ -47,7 +51,7 @@ async def probe(
     These requests belong to neither, so they are not trained.
     """
     rng = random.Random(SEED)
-    chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]
+    chosen = [rng.choice(tasks) for _ in range(num_samples)]
     slots = asyncio.Semaphore(CONCURRENCY)
     reward = load_hooks(Path(__file__).parent / "hooks").reward
     async with openai.AsyncOpenAI(
@@ -70,5 +74,5 @@ async def probe(
             scores = reward([sibling], [message], task.main_query)
             return task.main_query, choice.message.content or "", scores[0] == 1.0
 
-        samples = list(await asyncio.gather(*map(sample, range(NUM_SAMPLES), chosen)))
+        samples = list(await asyncio.gather(*map(sample, range(num_samples), chosen)))
     return Probe(sum(right for _, _, right in samples) / len(samples), samples)
