@@ -53,6 +53,8 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "serve --help": (PROXY, "serve --help", frozenset()),
     "demo --help": (PROXY, "demo --help", frozenset()),
     "train --help": (PROXY, "train --help", frozenset()),
+    "up --help": (PROXY, "up --help", frozenset()),
+    "down": (PROXY, "down", frozenset({"asyncio"})),
     "replay --help": (PROXY, "replay --help", frozenset()),
     "tokens --help": (PROXY, "tokens --help", frozenset()),
     "status": (PROXY, "status --url {absent}", frozenset({"rich"})),

@@ -89,12 +89,14 @@ def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
     )
 
 
-def listening_socket(host: str, port: int, fd: int | None = None) -> socket.socket:
+def listening_socket(
+    host: str, port: int, fd: int | None = None, *, setting: str = "--port"
+) -> socket.socket:
     """Return a socket that listens on `host` and `port`.
 
     If `fd` is not None, return the socket with this file descriptor instead. The parent process has
     opened this socket, and the socket already listens. Raises ConfigError if the address cannot be
-    used.
+    used. The message contains `setting`, the name of the flag or key that sets the port.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -106,7 +108,7 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"{host}:{port} cannot be used ({error.strerror}): choose another --port."
+            f"{host}:{port} cannot be used ({error.strerror}): choose another {setting}."
         ) from None
     listener.listen(BACKLOG)
     return listener

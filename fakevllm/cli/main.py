@@ -21,6 +21,7 @@ from fakevllm.cli import (
     rescore,
     retrain,
     tokens,
+    up,
 )
 from fakevllm.cli import hooks as hook_commands
 from fakevllm.cli.options import (
@@ -355,6 +356,8 @@ def train(
 
 
 for command in (
+    up.up,
+    up.down,
     init.init,
     control.status,
     control.pause,

@@ -122,4 +122,4 @@ def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str
         return list(RouteRules.model_fields)
     for part in path:
         model = cast(type[BaseModel], model.model_fields[str(part)].annotation)
-    return list(model.model_fields)
+    return list(getattr(model, "model_fields", ()))  # the table [server] is a plain dict

@@ -1,8 +1,11 @@
-"""The check of an http address, without pydantic, so that small commands start quickly."""
+"""Checks and forms http addresses, without pydantic, so that small commands start quickly."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
+
+WILDCARD_HOSTS = ("0.0.0.0", "::")
+_LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
 
 
 def checked_http_url(text: str) -> str:
@@ -21,3 +24,13 @@ def checked_http_url(text: str) -> str:
     if not is_good:
         raise ValueError("write it as http://HOST:PORT")
     return text
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL with which this machine reaches a server that listens on `host` and `port`.
+
+    >>> local_url("0.0.0.0", 8000), local_url("::1", 8000)
+    ('http://127.0.0.1:8000', 'http://[::1]:8000')
+    """
+    host = _LOOPBACK_OF.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
 from fakevllm.config.hook_reload import ReloadSection
+from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
 from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
@@ -37,8 +38,6 @@ from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 from fakevllm_runtime.key_file import follow_key_file
 
 DEFAULT_FILE = Path("fakevllm.toml")
-WILDCARD_HOSTS = ("0.0.0.0", "::")
-_LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
 _DEFAULT_LIMITS = Limits()
 _TOMLLIB_INVALID_VALUE = "Invalid value"
 """Text with which tomllib's error message begins if a value is not valid TOML, such as text without
@@ -204,6 +203,9 @@ class Config(Section):
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """
+    server: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """The flags of the swarm server, for `fakevllm up`. The proxy does not check them: the server
+    reads them from the same file."""
 
     @model_validator(mode="after")
     def _give_privacy_to_job(self) -> Self:
@@ -305,13 +307,11 @@ class Config(Section):
     def local_url(self) -> str:
         """The URL of the proxy for commands on this machine. Raises ConfigError if the configured
         port is 0, because the real port is then unknown."""
-        host, port = self.proxy.host, self.proxy.port
-        if port == 0:
+        if self.proxy.port == 0:
             raise ConfigError(
                 "proxy.port is 0, which means any free port: pass the proxy's URL with --url."
             )
-        host = _LOOPBACK_OF.get(host, host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return local_url(self.proxy.host, self.proxy.port)
 
     @property
     def ledger_file(self) -> Path:

@@ -41,6 +41,9 @@ from fakevllm.demo.tasks import all_tasks, held_out_rows, training_tasks
 from fakevllm.demo.view import Snapshot, render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.ledger.store import Ledger
+from fakevllm.processes.output import LogFile
+from fakevllm.processes.run_folder import make_run_folder
+from fakevllm.processes.supervisor import SupervisedProcess, supervise
 from fakevllm.release.arm_gains import GroupOutcome
 from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.proxy_queries import register_tasks
@@ -48,7 +51,6 @@ from fakevllm.replay.retry_deadline import RETRY_FOR_S
 from fakevllm.replay.row_runner import play
 from fakevllm.replay.row_senders import EndpointPlayer, Player
 from fakevllm.runtime.local_engines import EngineChoice
-from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_adapters.protocol.swarm import Task
@@ -221,11 +223,13 @@ def _prepare_run(
             "the server",
             "fakevllm_server",
             server,
-            folder / "server.log",
+            LogFile(folder / "server.log"),
             server_socket,
             environment,
         ),
-        SupervisedProcess("the proxy", "fakevllm", proxy, folder / "proxy.log", proxy_socket),
+        SupervisedProcess(
+            "the proxy", "fakevllm", proxy, LogFile(folder / "proxy.log"), proxy_socket
+        ),
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
         releases=_watch(settings) if settings.is_gated else None,

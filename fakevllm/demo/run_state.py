@@ -14,8 +14,8 @@ from fakevllm.demo.gate_settings import PLANTED_FILE, PlantedSteps
 from fakevllm.demo.release_watch import ReleaseWatch
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError
+from fakevllm.processes.supervisor import SupervisedProcess
 from fakevllm.runtime.local_engines import EngineChoice
-from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply

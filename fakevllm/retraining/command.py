@@ -21,6 +21,9 @@ from fakevllm.ledger.broken_rows import READ_ERRORS
 from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.selection import GroupSelection
 from fakevllm.ledger.store import Ledger
+from fakevllm.processes.output import LogFile
+from fakevllm.processes.run_folder import make_run_folder
+from fakevllm.processes.supervisor import SupervisedProcess, supervise
 from fakevllm.rescoring.logged_groups import MIN_ANSWERS
 from fakevllm.rescoring.rescorer import Rescorer, Scorer
 from fakevllm.retraining import server_calls
@@ -40,7 +43,6 @@ from fakevllm.retraining.token_check import (
 from fakevllm.runtime.json_file import write_json
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.progress_bar import progress_bar
-from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm.sdk.engine_control import ensure_running, status_with_retries
 from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.protocol import Backoff
@@ -226,11 +228,11 @@ class _Retraining:
     async def _server_url(self, model: str | None) -> AsyncGenerator[str]:
         """Start a server, and yield its URL. When the `with` block ends, the server saves a
         checkpoint and stops."""
-        settings, log_file = self.settings, self.folder / "server.log"
+        settings, log = self.settings, LogFile(self.folder / "server.log")
         with socket.create_server((HOST, 0)) as listener:
             port = listener.getsockname()[1]
             flags = ["start", "--port", str(port), *settings.server_flags(model, self.folder)]
-            server = SupervisedProcess("the server", "fakevllm_server", flags, log_file, listener)
+            server = SupervisedProcess("the server", "fakevllm_server", flags, log, listener)
             async with supervise([server], self.bar.console.print):
                 yield f"http://{HOST}:{port}"
 

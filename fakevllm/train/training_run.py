@@ -14,7 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
+from fakevllm.processes.output import LogFile
+from fakevllm.processes.run_folder import make_run_folder
+from fakevllm.processes.supervisor import SupervisedProcess, supervise
 from fakevllm.sdk.episode_executors import DaemonThreadPool
 from fakevllm.sdk.types import SwarmError
 from fakevllm.train.config import ServerSection, Settings
@@ -74,8 +76,8 @@ async def _server_url(
     with _listening_socket(settings.server.port) as listener:
         port = listener.getsockname()[1]
         flags = _server_flags(settings.server, folder, port, seed)
-        log_file = folder / "server.log"
-        server = SupervisedProcess("the server", "fakevllm_server", flags, log_file, listener)
+        log = LogFile(folder / "server.log")
+        server = SupervisedProcess("the server", "fakevllm_server", flags, log, listener)
         async with supervise([server], display.print_line):
             yield f"http://{HOST}:{port}"
 

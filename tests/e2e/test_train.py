@@ -226,7 +226,7 @@ def test_a_server_that_is_killed_is_restarted_and_every_step_is_made_once(
     write(tmp_path, workflow, 5)
     code, output, errors = run_to_end(tmp_path)
     assert code == 0, errors
-    before, killed, after = output.partition("the server died (exit code -9) and was started again")
+    before, killed, after = output.partition("the server died (exit code -9) and is started again")
     assert killed and "step 2 of 5" in before and "step 5 of 5" in after
     entries = read_log_entries(tmp_path / "run")
     assert [entry["kind"] for entry in entries].count("restored") == 1

@@ -5,13 +5,17 @@ Slow imports are inside the commands' functions, so that `--help` is fast.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fakevllm_server.cli import checkpoints, curves, runs
 from fakevllm_server.cli.exit_codes import run_server_command
+
+if TYPE_CHECKING:
+    from fakevllm_server.config.model import ServerConfig
 
 app = typer.Typer(
     name="fakevllm-server",
@@ -28,7 +32,7 @@ app.command()(runs.runs)
 ROLLOUT_URL = "rollout_url"
 """Name of the parameter of `start` for `--rollout-url`. On the command line it is a list, so that a
 second URL can be refused. In a configuration file it is one text."""
-NOT_IN_CONFIG_FILE = ("config", "until_stdin_closes", "listen_fd")
+NOT_IN_CONFIG_FILE = ("config", "check", "until_stdin_closes", "listen_fd")
 """Parameters of `start` that a configuration file cannot set."""
 
 
@@ -83,9 +87,14 @@ def start(
         typer.Option(
             callback=_load_config_file,
             is_eager=True,
-            help="YAML file with these flags; the command line overrides the file.",
+            help="File with these flags: YAML, or TOML with a table [server]. The command line "
+            "overrides the file.",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Check the flags and the file, print the address, and exit."),
+    ] = False,
     backend: Annotated[
         str, typer.Option(help="Rollout engine and trainer: embedded | vllm | verl | fake.")
     ] = "embedded",
@@ -207,6 +216,9 @@ def start(
             ),
         )
         check_installed(settings.local_engines)
+        if check:
+            print(json.dumps(_summary(settings)))
+            return
         try:
             serve(
                 settings,
@@ -218,6 +230,16 @@ def start(
             raise typer.Exit(130) from None
 
     run_server_command(run)
+
+
+def _summary(settings: ServerConfig) -> dict[str, object]:
+    """Return the settings that a supervisor of the server needs."""
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "run_dir": str(settings.run_dir),
+        "engines": settings.local_engines,
+    }
 
 
 def _single_url(urls: list[str]) -> str | None:

@@ -1,12 +1,16 @@
-"""Reads the YAML file of `fakevllm-server start --config FILE`, which sets flags of the command
-line. An example of a file:
+"""Reads the file of `fakevllm-server start --config FILE`, which sets flags of the command line. An
+example of a YAML file:
 
 backend: vllm
 engine-arg: [--max-model-len=4096]
+
+In a file whose name ends in `.toml`, the flags are in the table `[server]`. The file may have
+further tables, which the server does not read. So server and proxy can share one `fakevllm.toml`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -14,6 +18,8 @@ from typing import Any, cast, get_type_hints
 
 from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_server.config.model import ConfigError
+
+TOML_SUFFIX = ".toml"
 
 
 class FlagType(Enum):
@@ -46,16 +52,40 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     with underscores.
 
     `flags` are the flags that the file may set. Raises ConfigError if the file cannot be read, is
-    not a valid YAML mapping, or has an invalid key or value.
+    not valid, or has an invalid key or value.
     """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+    if file.suffix == TOML_SUFFIX:
+        return check_values(_parse_toml(text, file), f"[server] of {file}", flags)
+    return check_values(_parse_yaml(text, file), str(file), flags)
+
+
+def _parse_toml(text: str, file: Path) -> Mapping[object, object]:
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}.") from None
+    table: object = document.get("server")
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{file} has no table [server]: add one, with the flags of `fakevllm-server start` as "
+            'keys, such as model = "demo".'
+        )
+    return cast("dict[object, object]", table)
+
+
+def _parse_yaml(text: str, file: Path) -> Mapping[object, object]:
     import yaml
 
     from fakevllm_adapters.job import strict_yaml_loader
 
     try:
-        document: object = strict_yaml_loader.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
+        document: object = strict_yaml_loader.loads(text)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         position = f" (line {mark.line + 1})" if mark is not None else ""
@@ -66,14 +96,14 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
         return {}
     if not isinstance(document, dict):
         raise ConfigError(f"{file} is not a YAML mapping: write one `flag: value` per line.")
-    return check_values(cast("dict[object, object]", document), file, flags)
+    return cast("dict[object, object]", document)
 
 
 def check_values(
-    values: Mapping[object, object], file: Path, flags: Mapping[str, FlagType]
+    values: Mapping[object, object], source: str, flags: Mapping[str, FlagType]
 ) -> dict[str, Any]:
     """Check the keys and values of a configuration file. Return the values by flag name, with
-    underscores in the names.
+    underscores in the names. `source` is the name of the file in messages.
 
     Raises ConfigError for the first key that is unknown, occurs twice or has a value of the wrong
     type.
@@ -85,17 +115,17 @@ def check_values(
             known = [flag.replace("_", "-") for flag in flags]
             closest = closest_name(name.replace("_", "-"), known)
             hint = f"known keys are {', '.join(known)}" if closest is None else f"write {closest}"
-            raise ConfigError(f"Unknown key `{key}` in {file}: {hint}.")
+            raise ConfigError(f"Unknown key `{key}` in {source}: {hint}.")
         if name in result:
             raise ConfigError(
-                f"`{key}` occurs twice in {file}, with a dash and with an underscore: remove one."
+                f"`{key}` occurs twice in {source}, with a dash and with an underscore: remove one."
             )
         if not _has_type(value, flags[name]):
             hint = (
                 ": put it in quotes" if _is_number(value) and flags[name] is FlagType.TEXT else ""
             )
             raise ConfigError(
-                f"`{key}` in {file} must be {flags[name].value}, got {_describe(value)}{hint}."
+                f"`{key}` in {source} must be {flags[name].value}, got {_describe(value)}{hint}."
             )
         result[name] = value
     return result

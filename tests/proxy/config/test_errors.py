@@ -15,7 +15,7 @@ from tests.proxy.config.test_model import write_config
     ("text", "message"),
     [
         ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*the known keys are host, port"),
-        ("[server]\n", "Unknown key `server`.*write serve"),
+        ("[servers]\n", "Unknown key `servers`.*write server.$"),
         ("[web]\n", "Unknown key `web`.*the known keys are proxy, swarm"),
         ("[porxy]\n", "Unknown key `porxy`.*take it out, or write proxy.$"),
         ("[job]\nnum_repeats = 4\n", "Unknown key `job.num_repeats`.*: .*write num_repeat.$"),

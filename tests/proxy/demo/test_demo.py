@@ -15,8 +15,10 @@ from fakevllm.demo.plot import points_of
 from fakevllm.demo.run_state import DemoSettings, Run, ready
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes.output import LogFile
+from fakevllm.processes.run_folder import make_run_folder
+from fakevllm.processes.supervisor import SupervisedProcess
 from fakevllm.runtime.local_engines import ENGINE_PAIRS, EngineChoice
-from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
 from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.backends.process import child_process, engine_registry
@@ -29,7 +31,7 @@ FAKE = EngineChoice.resolve("fake")
 def run_at(url: str, folder: Path) -> Run:
     settings = DemoSettings(2, 0, "none", folder, None, FAKE)
     with socket.socket() as listener:
-        idle = SupervisedProcess("nobody", "nothing", [], folder / "log", listener)
+        idle = SupervisedProcess("nobody", "nothing", [], LogFile(folder / "log"), listener)
     return Run(settings, folder, idle, idle, url, url)
 
 

@@ -20,7 +20,8 @@ from fakevllm.demo.command import ANY_PORT, probe_once, register_until_reachable
 from fakevllm.demo.run_state import wait_for_final_status
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.errors import FakevllmError
-from fakevllm.runtime.supervisor import SupervisedProcess
+from fakevllm.processes.output import LogFile
+from fakevllm.processes.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from tests.proxy.demo.test_demo import run_at
 from tests.proxy.scripted_swarm import ROLLING, until
@@ -96,7 +97,7 @@ async def test_a_connection_to_a_dead_process_is_answered_after_its_restart(
     with socket.create_server(ANY_PORT) as listener:
         port = listener.getsockname()[1]
         arguments = ["start", "--backend", "fake", "--run-dir", str(tmp_path / "run")]
-        log = tmp_path / "log"
+        log = LogFile(tmp_path / "log")
         server = SupervisedProcess("the server", "fakevllm_server", arguments, log, listener)
         supervision = asyncio.create_task(server.run(lambda note: None))
         url = f"http://127.0.0.1:{port}/get_engine_status"

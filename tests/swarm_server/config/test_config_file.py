@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -137,3 +138,54 @@ def test_a_rollout_url_in_a_file_is_one_text(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "--rollout-url is for --rollout vllm" in result.stderr
     file.write_text("backend: vllm\nrollout-url: [http://127.0.0.1:1]\n")
     assert "must be a text" in started(file).stderr
+
+
+def written_toml(folder: Path, text: str) -> Path:
+    file = folder / "fakevllm.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_toml_file_sets_flags_in_its_table_server(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    text = '[proxy]\nport = 1\n[server]\nbackend = "vllm"\nport = 2\nengine-arg = ["--a=1"]\n'
+    result = started(written_toml(tmp_path, text), "--port", "3")
+    assert result.exit_code == 0, result.output
+    assert (served[0].backend, served[0].port, served[0].engine_args) == ("vllm", 3, ["--a", "1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[proxy]\nport = 1\n", r"has no table \[server\]: add one"),
+        ("server = 1\n", r"has no table \[server\]"),
+        ("[server\n", "is not valid TOML"),
+        ("[server]\nprot = 1\n", r"Unknown key `prot` in \[server\] of .*: write port"),
+        ("[server]\nport = 1.5\n", r"`port` in \[server\] of .* must be a whole number"),
+        ("[server.model]\nname = 1\n", "`model` in .* must be a text"),
+        ("[server]\ncheck = true\n", "Unknown key `check`"),
+    ],
+)
+def test_a_mistake_in_a_toml_file_is_one_line_and_exit_code_2(
+    text: str, message: str, tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    result = started(written_toml(tmp_path, text))
+    assert result.exit_code == 2 and served == []
+    assert result.output.count("\n") == 1
+    assert re.search(message, result.output), result.output
+
+
+def test_a_check_prints_the_address_and_starts_nothing(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    file = written(tmp_path, "backend: fake\nport: 5\n")
+    result = started(file, "--run-dir", str(tmp_path / "run"), "--check")
+    assert result.exit_code == 0 and served == [] and not (tmp_path / "run").exists()
+    assert json.loads(result.output) == {
+        "host": "127.0.0.1",
+        "port": 5,
+        "run_dir": str(tmp_path / "run"),
+        "engines": ["fake"],
+    }
+    assert started(file, "--host", "0.0.0.0", "--check").exit_code == 2

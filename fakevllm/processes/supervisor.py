@@ -10,17 +10,16 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes.output import ProcessOutput
+from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE, RestartPolicy
 
 STOP_GRACE_S = 120.0
 """Maximum number of seconds that a process may take to stop after SIGTERM. In this time, a swarm
 server finishes its current step, saves a checkpoint, and closes its engine."""
-MAX_RESTARTS = 20
-MIN_START_INTERVAL_S = 2.0
-"""Minimum number of seconds between two starts of a process. Without this minimum, a process that
-dies at once would be restarted in a tight loop."""
+_PROGRAMS = ("fakevllm", "fakevllm-server")
+"""Names with which the error messages of programs begin."""
 
 
 class SupervisedProcess:
@@ -39,7 +38,7 @@ class SupervisedProcess:
         name: str,
         module: str,
         arguments: Sequence[str],
-        log_file: Path,
+        output: ProcessOutput,
         listener: socket.socket,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -51,7 +50,8 @@ class SupervisedProcess:
         self._command = [sys.executable, "-m", module, *arguments, "--listen-fd", fd]
         self._command += ["--until-stdin-closes"]
         self._listener = listener
-        self._log_file = log_file
+        self._output = output
+        self._policy = RestartPolicy()
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
 
@@ -60,46 +60,51 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None else None
 
     async def run(self, on_restart: Callable[[str], None]) -> None:
-        """Keep the child process running until this method is cancelled. After each restart, call
+        """Keep the process running until this method is cancelled. Before each restart, call
         `on_restart` with a log line about the restart.
 
-        Raises FakevllmError after MAX_RESTARTS restarts. Also raises FakevllmError if the process
-        exits with code 2, because this code means that its settings are invalid.
+        Raises UserError if the process refuses its settings. Raises FakevllmError if the process
+        dies again and again.
         """
         loop = asyncio.get_running_loop()
         try:
             while True:
-                started = loop.time()
+                self._policy.record_start(loop.time())
                 code = await self._run_once()
-                if self.num_restarts >= MAX_RESTARTS or code == 2:
-                    raise FakevllmError(
-                        f"{self.name} does not stay up (exit code {code}): {self._last_line()} "
-                        f"(see {self._log_file})"
-                    )
+                pause_s = self._policy.pause_after_death(code, loop.time())
+                if pause_s is None:
+                    raise self._failure(code)
                 self.num_restarts += 1
-                on_restart(f"{self.name} died (exit code {code}) and was started again")
-                await asyncio.sleep(max(0.0, MIN_START_INTERVAL_S - (loop.time() - started)))
+                later = f" in {pause_s:.0f} s" if pause_s else ""
+                on_restart(f"{self.name} died (exit code {code}) and is started again{later}")
+                await asyncio.sleep(pause_s)
         finally:
             await self._stop()
 
     async def _run_once(self) -> int:
-        with self._log_file.open("ab") as log:
+        fd = self._output.open()
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=fd,
+                stderr=fd,
                 start_new_session=True,
                 pass_fds=[self._listener.fileno()],
                 env=os.environ | self._environment,
             )
-        return await self._process.wait()
+        finally:
+            os.close(fd)
+        code = await self._process.wait()
+        await asyncio.to_thread(self._output.finish)
+        return code
 
-    def _last_line(self) -> str:
-        """Return the last line of the process's log. If the process refused its settings, this line
-        contains the reason."""
-        lines = self._log_file.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "its log is empty"
+    def _failure(self, code: int) -> FakevllmError:
+        reason = self._output.last_line()
+        for program in _PROGRAMS:
+            reason = reason.removeprefix(f"{program}: ")
+        kind = UserError if code == BAD_SETTINGS_CODE else FakevllmError
+        return kind(f"{self.name} does not stay up (exit code {code}): {reason}{self._output.hint}")
 
     async def _stop(self) -> None:
         process = self._process
@@ -112,6 +117,7 @@ class SupervisedProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+        await asyncio.to_thread(self._output.finish)
 
 
 @asynccontextmanager
@@ -147,18 +153,3 @@ async def supervise(
         for run in reversed(runs):
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
-
-
-def make_run_folder(folder: Path, setting: str) -> None:
-    """Create the run folder. Only its owner can read the folder, because it contains requests and
-    answers.
-
-    Raises UserError if the folder cannot be created. The message contains `setting`, the name of
-    the flag or configuration key that the user must change.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise UserError(
-            f"The run folder {folder} cannot be used ({error.strerror}): name another {setting}."
-        ) from None

@@ -1,0 +1,75 @@
+"""The file `up.pid` in a run directory: which process runs `fakevllm up` on this directory.
+
+The process holds a lock on the file. If the process dies, the kernel releases the lock, and the
+number in the file means nothing any more, because another process may have got this number.
+Therefore only the lock says whether the process runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from fakevllm.errors import UserError
+
+NAME = "up.pid"
+MAX_BYTES = 32
+
+
+class PidFile:
+    """The locked pid file of this process. `close` releases the lock."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lock the file and write this process's id. Raises UserError if another process holds the
+        lock, or if the file cannot be used."""
+        path = folder / NAME
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be used ({error.strerror}): choose another --run-dir."
+            ) from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _read_pid(self._fd)
+            os.close(self._fd)
+            raise UserError(running_message(folder, pid)) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Empty the file and release the lock. The file itself stays: a process that has opened it
+        meanwhile would otherwise lock a file that no longer has a name."""
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def running_pid(folder: Path) -> int | None:
+    """Return the id of the process that runs `fakevllm up` on this run directory, or None."""
+    try:
+        fd = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_pid(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def running_message(folder: Path, pid: int | None) -> str:
+    """Return the error message for a run directory that is in use."""
+    process = "" if pid is None else f" (process {pid})"
+    return (
+        f"`fakevllm up` runs already on {folder}{process}: stop it with `fakevllm down --run-dir "
+        f"{folder}`, or choose another --run-dir."
+    )
+
+
+def _read_pid(fd: int) -> int | None:
+    text = os.pread(fd, MAX_BYTES, 0).strip()
+    return int(text) if text.isdigit() else None

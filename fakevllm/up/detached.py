@@ -1,0 +1,67 @@
+"""Starts `fakevllm up` in the background (`fakevllm up --detach`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes.pid_file import running_message, running_pid
+from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
+from fakevllm.processes.run_folder import make_run_folder
+from fakevllm.up.log_lines import READY
+from fakevllm.up.programs import STOP_TIMEOUT_S
+from fakevllm.up.settings import UpSettings
+
+LOG_NAME = "up.log"
+
+
+def start_detached(settings: UpSettings) -> None:
+    """Start `fakevllm up` in the background, and show its lines until all programs are ready.
+
+    Raises UserError if the start fails because of a mistake of the user, and FakevllmError if it
+    fails for another reason. After Ctrl-C, the background process is stopped.
+    """
+    make_run_folder(settings.run_dir, "--run-dir")
+    pid = running_pid(settings.run_dir)
+    if pid is not None:
+        raise UserError(running_message(settings.run_dir, pid))
+    log_file = settings.run_dir / LOG_NAME
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "fakevllm", "up", "--ready-fd", str(write_end)]
+    command += ["--config", str(settings.file), "--run-dir", str(settings.run_dir)]
+    with os.fdopen(read_end, "rb") as pipe:
+        try:
+            with log_file.open("ab") as log:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=[write_end],
+                )
+        finally:
+            os.close(write_end)
+        try:
+            for line in pipe:
+                if line == READY:
+                    print(f"The log is {log_file}.")
+                    print(f"To stop all: fakevllm down --run-dir {settings.run_dir}")
+                    return
+                print(line.decode(errors="replace"), end="", flush=True)
+            code = child.wait(STOP_TIMEOUT_S)
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait(STOP_TIMEOUT_S)
+            raise
+    kind = UserError if code == BAD_SETTINGS_CODE else FakevllmError
+    raise kind(_last_message(log_file) or f"ended with exit code {code}: see {log_file}")
+
+
+def _last_message(log_file: Path) -> str:
+    """Return the message with which the background process ended."""
+    lines = log_file.read_text(errors="replace").splitlines()
+    return lines[-1].removeprefix("fakevllm: ") if lines else ""

@@ -1,0 +1,140 @@
+"""Reads what `fakevllm up` starts from `fakevllm.toml`. The server's own code checks its table
+`[server]`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fakevllm.config.http_address import local_url
+from fakevllm.config.model import DEFAULT_FILE, Config, load
+from fakevllm.errors import ConfigError, FakevllmError, UserError
+from fakevllm.runtime.local_engines import READY_MARGIN_S
+from fakevllm_adapters.http.access_guard import LOOPBACK
+from fakevllm_runtime.engines import boot_timeout_s
+
+SERVER_MODULE = "fakevllm_server"
+CHECK_TIMEOUT_S = 60.0
+"""Maximum seconds that the server's check of its settings may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What the server says about its settings, after it has checked them."""
+
+    host: str
+    port: int
+    engines: tuple[str, ...]
+    """Names of the engines that the server starts."""
+
+    @property
+    def ready_timeout_s(self) -> float:
+        return boot_timeout_s(self.engines) + READY_MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """What `fakevllm up` starts."""
+
+    file: Path
+    config: Config
+    """The proxy's settings."""
+    server: ServerSettings
+
+    @property
+    def run_dir(self) -> Path:
+        return self.config.proxy.run_dir
+
+    @property
+    def server_flags(self) -> list[str]:
+        """The flags of `fakevllm-server start`, without those of the address."""
+        return _server_flags(self.file, self.config)
+
+    @property
+    def proxy_flags(self) -> list[str]:
+        """The flags of `fakevllm serve`, without those of the addresses."""
+        return ["--config", str(self.file), "--run-dir", str(self.run_dir)]
+
+
+def read_settings(
+    file: Path | None,
+    run_dir: Path | None,
+    is_installed: Callable[[str], bool] = lambda module: (
+        importlib.util.find_spec(module) is not None
+    ),
+) -> UpSettings:
+    """Return what `fakevllm up` starts. Raises UserError with one line for each mistake that can be
+    found before the programs are started."""
+    if file is None and not DEFAULT_FILE.exists():
+        raise UserError(
+            f"There is no {DEFAULT_FILE} in this folder: write one with a table [server], or name "
+            "one with --config FILE."
+        )
+    file = file or DEFAULT_FILE
+    config = load(file, {"proxy": {"run_dir": run_dir}})
+    if "server" not in config.model_fields_set:
+        raise ConfigError(
+            f"{file} has no table [server]: add one, with the flags of `fakevllm-server start` as "
+            'keys, such as model = "demo".'
+        )
+    config.keys()
+    if not is_installed(SERVER_MODULE):
+        raise UserError(
+            f"The package {SERVER_MODULE} is not installed in this Python: install fakevllm again, "
+            "or run `fakevllm serve` for a server on another machine."
+        )
+    server = _check_server(_server_flags(file, config))
+    _check_same_server(file, config, server)
+    return UpSettings(file, config, server)
+
+
+def _server_flags(file: Path, config: Config) -> list[str]:
+    flags = ["start", "--config", str(file)]
+    if not {"run_dir", "run-dir"} & config.server.keys():
+        flags += ["--run-dir", str(config.proxy.run_dir)]
+    return flags
+
+
+def _check_server(flags: list[str]) -> ServerSettings:
+    """Let the server check its settings, and return what it says about them. Raises ConfigError
+    with the server's message if it refuses them."""
+    command = [sys.executable, "-m", SERVER_MODULE, *flags, "--check"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise FakevllmError(
+            f"The check of [server] did not end within {CHECK_TIMEOUT_S:.0f} s: try it with "
+            f"`fakevllm-server {' '.join(flags)} --check`."
+        ) from None
+    if done.returncode != 0:
+        *_, line = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ConfigError(line.removeprefix("fakevllm-server: ").removeprefix("Error: "))
+    values = json.loads(done.stdout)
+    return ServerSettings(values["host"], values["port"], tuple(values["engines"]))
+
+
+def _check_same_server(file: Path, config: Config, server: ServerSettings) -> None:
+    """Raise ConfigError if `swarm.url` is set, and is not the address of [server]."""
+    if "url" not in config.swarm.model_fields_set:
+        return
+    url, own = urlsplit(config.swarm.url), urlsplit(local_url(server.host, server.port))
+    is_same_host = url.hostname in {server.host, own.hostname} or (
+        url.hostname in LOOPBACK and own.hostname in LOOPBACK
+    )
+    if not (is_same_host and url.port == own.port and url.scheme == own.scheme):
+        raise ConfigError(
+            f"`swarm.url` in {file} ({config.swarm.url}) is not the address of [server] "
+            f"({own.geturl()}): leave it out, because `fakevllm up` sets it."
+        )

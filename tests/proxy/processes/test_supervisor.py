@@ -1,0 +1,96 @@
+"""Child processes that are restarted, given up, and stopped in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes import restart_policy
+from fakevllm.processes.output import LineOutput
+from fakevllm.processes.restart_policy import MAX_EARLY_DEATHS
+from fakevllm.processes.supervisor import SupervisedProcess, supervise
+from tests.proxy.scripted_swarm import until
+
+DIES = "import sys\nprint('fakevllm: what is wrong')\nsys.exit(int(sys.argv[1]))\n"
+SERVES = """
+import signal, sys
+def stop(*_):
+    print(sys.argv[1], "stops", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print(sys.argv[1], "runs", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs that can be started with `python -m`."""
+    (tmp_path / "dies.py").write_text(DIES)
+    (tmp_path / "serves.py").write_text(SERVES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.001)
+
+
+async def fail(listener: socket.socket, code: int) -> tuple[FakevllmError, list[str]]:
+    notes: list[str] = []
+    output = LineOutput(lambda line: None)
+    process = SupervisedProcess("the server", "dies", [str(code)], output, listener)
+    with pytest.raises(FakevllmError) as failure:
+        async with supervise([process], notes.append), asyncio.timeout(60):
+            await asyncio.Event().wait()
+    return failure.value, notes
+
+
+async def test_a_process_that_dies_at_once_is_given_up_with_its_last_line(
+    listener: socket.socket,
+) -> None:
+    error, notes = await fail(listener, 3)
+    assert str(error) == "the server does not stay up (exit code 3): what is wrong"
+    assert not isinstance(error, UserError)
+    assert len(notes) == MAX_EARLY_DEATHS - 1
+    assert notes[0] == "the server died (exit code 3) and is started again"
+
+
+async def test_a_process_that_refuses_its_settings_is_not_started_again(
+    listener: socket.socket,
+) -> None:
+    error, notes = await fail(listener, 2)
+    assert isinstance(error, UserError) and notes == []
+    assert str(error) == "the server does not stay up (exit code 2): what is wrong"
+
+
+async def test_processes_are_stopped_one_after_the_other_the_last_one_first(
+    listener: socket.socket,
+) -> None:
+    lines: list[str] = []
+    processes = [
+        SupervisedProcess(name, "serves", [name], LineOutput(lines.append), listener)
+        for name in ("server", "proxy")
+    ]
+    async with supervise(processes, lines.append):
+        await until(lambda: len(lines) == 2)
+    assert sorted(lines[:2]) == ["proxy runs", "server runs"]
+    assert lines[2:] == ["proxy stops", "server stops"]
+
+
+async def test_if_one_process_is_given_up_the_others_are_stopped(listener: socket.socket) -> None:
+    lines: list[str] = []
+    server = SupervisedProcess("server", "serves", ["server"], LineOutput(lines.append), listener)
+    proxy = SupervisedProcess("proxy", "dies", ["2"], LineOutput(lines.append), listener)
+    with pytest.raises(UserError, match="proxy does not stay up"):
+        async with supervise([server, proxy], lines.append), asyncio.timeout(60):
+            await asyncio.Event().wait()
+    assert server.pid is not None and not Path(f"/proc/{server.pid}/cmdline").exists()
