@@ -100,8 +100,8 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return as many of the first `rows` (training steps) as an end of a curve needs, but at most
-    MAX_END_STEPS. The docstring of `curve_ends` says how many rows an end needs."""
+    """Return the rows of one end of the learning curve: the first `rows` (training steps), until
+    they have the number of groups that `curve_ends` asks for, but at most MAX_END_STEPS rows."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

@@ -176,8 +176,8 @@ class GateController:
 
     def decision_refused(self, decision: Decide) -> None:
         """Record that the server has refused a decision. If the decision rejected a version because
-        of live sessions, the comparison of live sessions begins again. Any other decision stays
-        due, so it is sent again."""
+        of its rewards in apps' sessions, the comparison of these rewards begins again. Any other
+        decision stays due, so it is sent again."""
         if decision.source == LIVE:
             self._begin_live_again()
 

@@ -66,8 +66,8 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 def token_weight(loss_unit: str, num_calls: int) -> float:
     """Return the weight that each token of a call has in the loss. `num_calls` is the number of
     trained calls in the call's episode. If `loss_unit` is `episode`, the weight is 1 / `num_calls`.
-    An episode then has the same total weight as one call. For any other `loss_unit`, the weight is
-    1."""
+    An episode of many calls then counts as much as one of a single call, if the calls are equally
+    long. For any other `loss_unit`, the weight is 1."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 

@@ -102,9 +102,9 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made the claim with this uuid. Only claims of training episodes
-        with a throttle policy are remembered. Such a policy limits a kind of tasks to a share of
-        each batch. For all other claims, return None."""
+        """Return the client that claimed the episode with this uuid. Only claims of training
+        episodes with a throttle policy are remembered. Such a policy limits a kind of tasks to a
+        share of each batch. For all other claims, return None."""
         return self._throttled.get(uuid)
 
 

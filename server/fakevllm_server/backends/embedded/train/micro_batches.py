@@ -182,8 +182,8 @@ def demonstration_calls(demonstrations: Sequence[Demonstration]) -> list[Call]:
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return True if the loss couples tokens of different pieces (sets of calls that go through the
-    model together)."""
+    """Return True if the loss of some token depends on tokens of another piece. A piece is a set of
+    calls that go through the model together."""
     parts = [piece.tokens for piece in pieces]
     rows = [part.demonstrations for part in parts if part.demonstrations is not None]
     return (
