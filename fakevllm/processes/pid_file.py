@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
+import time
 from pathlib import Path
 
 from fakevllm.errors import UserError
 
 NAME = "up.pid"
 MAX_BYTES = 32
+LOCK_TIMEOUT_S = 0.5
+"""Seconds for which the lock is tried. `running_pid` in another process may hold it briefly."""
+RETRY_S = 0.05
 
 
 class PidFile:
@@ -31,13 +36,27 @@ class PidFile:
                 f"{path} cannot be used ({error.strerror}): choose another --run-dir."
             ) from None
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _read_pid(self._fd)
+            self._lock(folder)
+        except BaseException:
             os.close(self._fd)
-            raise UserError(running_message(folder, pid)) from None
+            raise
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def _lock(self, folder: Path) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(running_message(folder, _read_pid(self._fd))) from None
+                time.sleep(RETRY_S)
+            except OSError as error:
+                raise UserError(
+                    f"{folder / NAME} cannot be locked ({error.strerror}): choose a --run-dir on "
+                    "another file system."
+                ) from None
 
     def close(self) -> None:
         """Empty the file and release the lock. The file itself stays: a process that has opened it
@@ -47,9 +66,14 @@ class PidFile:
 
 
 def running_pid(folder: Path) -> int | None:
-    """Return the id of the process that runs `fakevllm up` on this run directory, or None."""
+    """Return the id of the process that runs `fakevllm up` on this run directory, or None. Raises
+    UserError if the file may not be read."""
     try:
         fd = os.open(folder / NAME, os.O_RDONLY)
+    except PermissionError:
+        raise UserError(
+            f"{folder / NAME} belongs to another user: run the command as this user."
+        ) from None
     except OSError:
         return None
     try:
@@ -65,9 +89,14 @@ def running_message(folder: Path, pid: int | None) -> str:
     """Return the error message for a run directory that is in use."""
     process = "" if pid is None else f" (process {pid})"
     return (
-        f"`fakevllm up` runs already on {folder}{process}: stop it with `fakevllm down --run-dir "
-        f"{folder}`, or choose another --run-dir."
+        f"`fakevllm up` runs already on {folder}{process}: stop it with `{down_command(folder)}`, "
+        "or choose another --run-dir."
     )
+
+
+def down_command(folder: Path) -> str:
+    """Return the command that stops what runs on this run directory."""
+    return f"fakevllm down --run-dir {shlex.quote(str(folder))}"
 
 
 def _read_pid(fd: int) -> int | None:

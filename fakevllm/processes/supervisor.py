@@ -115,7 +115,9 @@ class SupervisedProcess:
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_S)
         except TimeoutError:
-            process.kill()
+            # Kill its child processes, too: the process can no longer stop them itself.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         await asyncio.to_thread(self._output.finish)
 

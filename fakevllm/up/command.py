@@ -39,20 +39,24 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
     up, and KeyboardInterrupt after SIGINT.
     """
     lines = PrefixedLines(OWN_NAME, list(PROGRAMS), is_colored=is_colored(sys.stdout, os.environ))
-    writer = LineWriter(sys.stdout)
-    if ready_fd is not None:
-        writer.copy_to(ready_fd)
+    output = LineWriter(sys.stdout.fileno(), sys.stdout.encoding)
+    starters = [] if ready_fd is None else [LineWriter(ready_fd, closes_fd=True)]
 
     def write(name: str, line: str) -> None:
-        writer.write(lines.format(name, line))
+        text = lines.format(name, line)
+        for writer in (output, *starters):
+            writer.write(text)
 
     def announce(urls: Urls) -> None:
         write(OWN_NAME, f"ready: apps use {urls['proxy']}/v1, the server is {urls['server']}")
-        writer.end_copy(READY)
+        for starter in starters:
+            starter.end(READY)
 
     make_run_folder(settings.run_dir, "--run-dir")
     with ExitStack() as stack:
         stack.callback(PidFile(settings.run_dir).close)
+        for writer in (output, *starters):
+            stack.callback(writer.join)
         processes, urls = _processes(settings, stack, write)
         number = asyncio.run(
             _run(
@@ -62,9 +66,10 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
                 partial(write, OWN_NAME),
             )
         )
+        if number != signal.SIGINT:
+            write(OWN_NAME, "stopped")  # before the lock is released, for which `down` waits
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    write(OWN_NAME, "stopped")
 
 
 def _processes(

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.processes.pid_file import running_message, running_pid
+from fakevllm.processes.pid_file import down_command, running_message, running_pid
 from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
 from fakevllm.processes.run_folder import make_run_folder
 from fakevllm.up.log_lines import READY
@@ -34,7 +35,7 @@ def start_detached(settings: UpSettings) -> None:
     command += ["--config", str(settings.file), "--run-dir", str(settings.run_dir)]
     with os.fdopen(read_end, "rb") as pipe:
         try:
-            with log_file.open("ab") as log:
+            with _opened(log_file) as log:
                 child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -49,7 +50,7 @@ def start_detached(settings: UpSettings) -> None:
             for line in pipe:
                 if line == READY:
                     print(f"The log is {log_file}.")
-                    print(f"To stop all: fakevllm down --run-dir {settings.run_dir}")
+                    print(f"To stop all: {down_command(settings.run_dir)}")
                     return
                 print(line.decode(errors="replace"), end="", flush=True)
             code = child.wait(STOP_TIMEOUT_S)
@@ -57,8 +58,19 @@ def start_detached(settings: UpSettings) -> None:
             child.terminate()
             child.wait(STOP_TIMEOUT_S)
             raise
+    if code == 0:
+        raise FakevllmError(f"It was stopped before it was ready: see {log_file}.")
     kind = UserError if code == BAD_SETTINGS_CODE else FakevllmError
     raise kind(_last_message(log_file) or f"ended with exit code {code}: see {log_file}")
+
+
+def _opened(log_file: Path) -> BinaryIO:
+    try:
+        return log_file.open("ab")
+    except OSError as error:
+        raise UserError(
+            f"{log_file} cannot be written ({error.strerror}): choose another --run-dir."
+        ) from None
 
 
 def _last_message(log_file: Path) -> str:

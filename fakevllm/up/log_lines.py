@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -11,6 +13,10 @@ from fakevllm.runtime.terminal_text import printable
 
 COLORS = ("36", "32", "35", "34")
 """ANSI codes of the programs' colours: cyan, green, magenta, blue."""
+MAX_WAITING_BYTES = 4 * 2**20
+"""Maximum size of the lines that wait until the output takes them. Further lines are lost."""
+JOIN_TIMEOUT_S = 2.0
+"""Seconds to wait at the end until the output has taken the last lines."""
 OWN_COLOR = "33"
 """ANSI code of the lines of `fakevllm up` itself: yellow."""
 READY = b"\0\n"
@@ -46,47 +52,74 @@ def is_colored(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 class LineWriter:
-    """Writes lines to a stream, from any thread. If the stream is gone, lines are lost, and the
-    programs go on."""
+    """Writes lines to a file descriptor, in a thread of its own.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._encoding = stream.encoding or "utf-8"
-        self._lock = threading.Lock()
-        self._copy_fd: int | None = None
+    An output that is slow, stopped or gone does not block the programs. Lines that wait for it take
+    at most MAX_WAITING_BYTES. Further lines are lost, and a line in their place has their number.
+    """
 
-    def copy_to(self, fd: int) -> None:
-        """Write all further lines to this pipe too. If its reader is gone or too slow, the copy
-        ends."""
-        os.set_blocking(fd, False)
-        self._copy_fd = fd
+    def __init__(self, fd: int, encoding: str = "utf-8", *, closes_fd: bool = False) -> None:
+        """Start the thread. If `closes_fd`, the thread closes the file descriptor at its end."""
+        self._fd = fd
+        self._encoding = encoding
+        self._closes_fd = closes_fd
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._num_waiting_bytes = 0
+        self._num_lost = 0
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def write(self, line: str) -> None:
-        with self._lock:
-            try:
-                # A program may print characters that this terminal cannot show.
-                shown = line.encode(self._encoding, "replace").decode(self._encoding)
-                self._stream.write(shown + "\n")
-                self._stream.flush()
-            except OSError:  # isolated: the terminal was closed
-                pass
-            self._copy(f"{line}\n".encode(errors="replace"))
+        """Write a line soon. Characters that the encoding does not have are replaced."""
+        with self._changed:
+            if self._has_ended:
+                return
+            if self._num_waiting_bytes >= MAX_WAITING_BYTES:
+                self._num_lost += 1
+                return
+            self._append_number_of_lost_lines()
+            self._append(f"{line}\n".encode(self._encoding, "replace"))
 
-    def end_copy(self, last: bytes) -> None:
-        """Write some last bytes to the pipe, and close it."""
-        with self._lock:
-            self._copy(last)
-            self._close_copy()
+    def end(self, last: bytes = b"") -> None:
+        """Write `last` after all lines that wait. Later lines are not written."""
+        with self._changed:
+            if self._has_ended:
+                return
+            self._append_number_of_lost_lines()
+            self._append(last)
+            self._has_ended = True
 
-    def _copy(self, text: bytes) -> None:
-        if self._copy_fd is None:
-            return
-        try:
-            os.write(self._copy_fd, text)
-        except OSError:  # isolated: nobody waits for this command to be ready any more
-            self._close_copy()
+    def join(self) -> None:
+        """End, and wait until everything is written, but at most JOIN_TIMEOUT_S seconds."""
+        self.end()
+        self._thread.join(JOIN_TIMEOUT_S)
 
-    def _close_copy(self) -> None:
-        if self._copy_fd is not None:
-            os.close(self._copy_fd)
-            self._copy_fd = None
+    def _append_number_of_lost_lines(self) -> None:
+        if self._num_lost:
+            note = f"({self._num_lost} lines are missing here, because this output was too slow)\n"
+            self._num_lost = 0
+            self._append(note.encode(self._encoding, "replace"))
+
+    def _append(self, text: bytes) -> None:
+        self._waiting.append(text)
+        self._num_waiting_bytes += len(text)
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while (text := self._next()) is not None:
+            with contextlib.suppress(OSError):  # isolated: the output is gone, or its disk is full
+                while text:
+                    text = text[os.write(self._fd, text) :]
+        if self._closes_fd:
+            os.close(self._fd)
+
+    def _next(self) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._has_ended)
+            if not self._waiting:
+                return None
+            text = self._waiting.popleft()
+            self._num_waiting_bytes -= len(text)
+            return text

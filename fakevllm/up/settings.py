@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from fakevllm_adapters.http.access_guard import LOOPBACK
 from fakevllm_runtime.engines import boot_timeout_s
 
 SERVER_MODULE = "fakevllm_server"
+KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
 CHECK_TIMEOUT_S = 60.0
 """Maximum seconds that the server's check of its settings may take."""
 
@@ -77,6 +80,11 @@ def read_settings(
             "one with --config FILE."
         )
     file = file or DEFAULT_FILE
+    if file.suffix != DEFAULT_FILE.suffix:
+        raise UserError(
+            f"{file} does not end in {DEFAULT_FILE.suffix}: rename it, because the server reads "
+            "any other file as YAML."
+        )
     config = load(file, {"proxy": {"run_dir": run_dir}})
     if "server" not in config.model_fields_set:
         raise ConfigError(
@@ -84,6 +92,7 @@ def read_settings(
             'keys, such as model = "demo".'
         )
     config.keys()
+    _check_key(file, config)
     if not is_installed(SERVER_MODULE):
         raise UserError(
             f"The package {SERVER_MODULE} is not installed in this Python: install fakevllm again, "
@@ -116,13 +125,24 @@ def _check_server(flags: list[str]) -> ServerSettings:
     except subprocess.TimeoutExpired:
         raise FakevllmError(
             f"The check of [server] did not end within {CHECK_TIMEOUT_S:.0f} s: try it with "
-            f"`fakevllm-server {' '.join(flags)} --check`."
+            f"`fakevllm-server {shlex.join(flags)} --check`."
         ) from None
     if done.returncode != 0:
         *_, line = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(line.removeprefix("fakevllm-server: ").removeprefix("Error: "))
     values = json.loads(done.stdout)
     return ServerSettings(values["host"], values["port"], tuple(values["engines"]))
+
+
+def _check_key(file: Path, config: Config) -> None:
+    """Raise ConfigError if the server requires a key and the proxy has none. The proxy would try
+    until the engine's time is over."""
+    requires_key = bool({"key_file", "key-file"} & config.server.keys())
+    if requires_key and not (config.swarm.key or os.environ.get(KEY_VARIABLE)):
+        raise ConfigError(
+            f"[server] in {file} has a key-file, and the proxy has no key for the server: set the "
+            f"environment variable {KEY_VARIABLE} to one of its keys."
+        )
 
 
 def _check_same_server(file: Path, config: Config, server: ServerSettings) -> None:

@@ -182,7 +182,13 @@ def test_ctrl_c_during_a_start_in_the_background_stops_the_start(tmp_path: Path)
     write_config(tmp_path, 'backend = "fake"\nkey-file = "keys"\n')
     (tmp_path / "keys").write_text("sk-a-key-that-the-proxy-does-not-have\n")
     command = [sys.executable, *UP, "--detach"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as starting:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"FAKEVLLM_SWARM_KEY": "sk-another-key"},
+    ) as starting:
         assert starting.stdout is not None and "listening on" in starting.stdout.readline()
         assert running_pid(tmp_path / "run") not in (None, starting.pid)
         starting.send_signal(signal.SIGINT)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from fakevllm.errors import UserError
-from fakevllm.processes.pid_file import NAME, PidFile, running_pid
+from fakevllm.processes.pid_file import NAME, PidFile, down_command, running_pid
 
 HOLD = (
     "import sys, pathlib\n"
@@ -58,3 +60,26 @@ def test_a_pid_that_another_process_has_by_now_does_not_count(tmp_path: Path) ->
 def test_a_folder_that_cannot_be_used_is_refused_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose another --run-dir"):
         PidFile(tmp_path / "none")
+
+
+def test_a_look_at_the_lock_does_not_keep_a_start_from_getting_it(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    with (tmp_path / NAME).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as `running_pid` does
+        end_of_look = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        end_of_look.start()
+        held = PidFile(tmp_path)
+        end_of_look.join()
+    assert running_pid(tmp_path) == os.getpid()
+    held.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_the_file_of_another_user_is_not_taken_for_a_free_folder(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch(0o000)
+    with pytest.raises(UserError, match="belongs to another user: run the command as this user"):
+        running_pid(tmp_path)
+
+
+def test_the_command_that_stops_a_run_can_be_pasted_into_a_shell() -> None:
+    assert down_command(Path("my runs/$1")) == "fakevllm down --run-dir 'my runs/$1'"

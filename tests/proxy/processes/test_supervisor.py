@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.processes import restart_policy
+from fakevllm.processes import restart_policy, supervisor
 from fakevllm.processes.output import LineOutput
 from fakevllm.processes.restart_policy import MAX_EARLY_DEATHS
 from fakevllm.processes.supervisor import SupervisedProcess, supervise
@@ -27,6 +27,13 @@ print(sys.argv[1], "runs", flush=True)
 while True:
     signal.pause()
 """
+HANGS = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+while True:
+    signal.pause()
+"""
 
 
 @pytest.fixture
@@ -37,9 +44,10 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two programs that can be started with `python -m`."""
+    """Programs that can be started with `python -m`."""
     (tmp_path / "dies.py").write_text(DIES)
     (tmp_path / "serves.py").write_text(SERVES)
+    (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.001)
 
@@ -94,3 +102,22 @@ async def test_if_one_process_is_given_up_the_others_are_stopped(listener: socke
         async with supervise([server, proxy], lines.append), asyncio.timeout(60):
             await asyncio.Event().wait()
     assert server.pid is not None and not Path(f"/proc/{server.pid}/cmdline").exists()
+
+
+async def test_a_process_that_does_not_stop_is_killed_with_its_children(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_GRACE_S", 0.1)
+    lines: list[str] = []
+    process = SupervisedProcess("the server", "hangs", [], LineOutput(lines.append), listener)
+    async with supervise([process], lines.append):
+        await until(lambda: len(lines) == 1)
+    await until(lambda: not is_alive(int(lines[0])))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.up.log_lines import LineWriter, PrefixedLines, is_colored
+from fakevllm.up import log_lines
+from fakevllm.up.log_lines import MAX_WAITING_BYTES, LineWriter, PrefixedLines, is_colored
 
 NAMES = ("server", "proxy")
 
@@ -18,11 +19,6 @@ NAMES = ("server", "proxy")
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class ClosedTerminal(io.StringIO):
-    def write(self, _: str) -> int:
-        raise OSError("the terminal is gone")
 
 
 def test_lines_begin_at_the_same_column() -> None:
@@ -57,31 +53,53 @@ def test_a_line_of_a_program_cannot_control_the_terminal(text: str) -> None:
     assert line.replace("\t", "").isprintable() and len(line) == len("proxy  | ") + len(text)
 
 
+def read(fd: int) -> bytes:
+    """Return all that is written into a pipe until its last writer closes it."""
+    with os.fdopen(fd, "rb") as pipe:
+        return pipe.read()
+
+
 def test_characters_that_the_terminal_cannot_show_are_replaced() -> None:
-    shown = io.BytesIO()
-    terminal = io.TextIOWrapper(shown, encoding="ascii")
-    LineWriter(terminal).write("wörld")
-    assert shown.getvalue() == b"w?rld\n"
-
-
-def test_a_closed_terminal_does_not_stop_the_writer() -> None:
     read_end, write_end = os.pipe()
-    writer = LineWriter(ClosedTerminal())
-    writer.copy_to(write_end)
+    writer = LineWriter(write_end, "ascii", closes_fd=True)
+    writer.write("wörld")
+    writer.join()
+    assert read(read_end) == b"w?rld\n"
+
+
+def test_the_last_bytes_come_after_all_lines_and_nothing_comes_after_them() -> None:
+    read_end, write_end = os.pipe()
+    writer = LineWriter(write_end, closes_fd=True)
     writer.write("one")
-    writer.end_copy(b"end\n")
+    writer.end(b"end\n")
     writer.write("two")
-    with os.fdopen(read_end, "rb") as pipe:
-        assert pipe.read() == b"one\nend\n"
+    writer.join()
+    assert read(read_end) == b"one\nend\n"
 
 
-def test_a_copy_that_nobody_reads_ends_and_lines_are_still_written() -> None:
+def test_an_output_that_is_gone_stops_nothing() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    stream = io.StringIO()
-    writer = LineWriter(stream)
-    writer.copy_to(write_end)
-    for line in ("one", "two"):
+    writer = LineWriter(write_end, closes_fd=True)
+    writer.write("one")
+    writer.join()
+    with pytest.raises(OSError):
+        os.fstat(write_end)
+
+
+def test_an_output_that_nobody_reads_blocks_nothing_and_lost_lines_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_lines, "JOIN_TIMEOUT_S", 0.1)
+    read_end, write_end = os.pipe()
+    writer = LineWriter(write_end, closes_fd=True)
+    line = "x" * 9_999
+    num_lines = 2 * MAX_WAITING_BYTES // len(line)
+    for _ in range(num_lines):
         writer.write(line)
-    writer.end_copy(b"end\n")
-    assert stream.getvalue() == "one\ntwo\n"
+    writer.end(b"end\n")
+    writer.join()
+    *lines, note, last = read(read_end).decode().splitlines()
+    assert set(lines) == {line} and last == "end"
+    assert note.startswith(f"({num_lines - len(lines)} lines are missing here")
+    assert MAX_WAITING_BYTES <= 10_000 * len(lines) < 1.1 * MAX_WAITING_BYTES

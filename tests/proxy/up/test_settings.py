@@ -59,14 +59,37 @@ def test_the_address_of_the_server_may_be_written_twice(tmp_path: Path, url: str
         (f'{FAKE}[proxy]\nhost = "0.0.0.0"\n', "fakevllm keys add NAME"),
         (f'{FAKE}[swarm]\nurl = "http://127.0.0.1:1"\n', "not the address of .* leave it out"),
         (f'{FAKE}[swarm]\nurl = "http://a.example:10086"\n', "not the address of"),
+        (f'{FAKE}key-file = "keys"\n', "has no key for the server: set .* FAKEVLLM_SWARM_KEY"),
+        (f'{FAKE}key_file = "keys"\n', "has no key for the server"),
         ("server = 3\n", "`server` in .*: write a table"),
         ("[server\n", "is not TOML"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_fix(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_is_one_line_with_its_fix(
+    tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAKEVLLM_SWARM_KEY", raising=False)
     with pytest.raises(UserError) as refusal:
         read_settings(written(tmp_path, text), None)
     assert re.search(message, str(refusal.value)) and "\n" not in str(refusal.value)
+
+
+def test_a_file_that_the_server_would_read_as_yaml_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, FAKE).rename(tmp_path / "settings.conf")
+    with pytest.raises(UserError, match=r"settings\.conf does not end in \.toml: rename it"):
+        read_settings(file, None)
+
+
+def test_a_server_with_keys_starts_if_the_proxy_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-1234567890abcdef\n")
+    table = f'{FAKE}key-file = "{keys}"\n'
+    monkeypatch.setenv("FAKEVLLM_SWARM_KEY", "sk-1234567890abcdef")
+    read_settings(written(tmp_path, table), None)
+    monkeypatch.delenv("FAKEVLLM_SWARM_KEY")
+    read_settings(written(tmp_path, f'{table}[swarm]\nkey = "sk-1234567890abcdef"\n'), None)
 
 
 def test_a_python_without_the_server_is_named(tmp_path: Path) -> None:
