@@ -30,7 +30,8 @@ def run_init(
 
 
 def ask_in_terminal(question: Question) -> str:
-    """Ask the user a question until the answer is valid, and return it."""
+    """Ask the user a question until the answer is valid, and return it. Raises KeyboardInterrupt
+    after Ctrl-C or Ctrl-D."""
 
     def check(text: str) -> str:
         try:
@@ -38,4 +39,8 @@ def ask_in_terminal(question: Question) -> str:
         except ConfigError as error:  # translated: typer prints it and asks again
             raise typer.BadParameter(str(error)) from None
 
-    return typer.prompt(question.text, default=question.default, value_proc=check)
+    try:
+        return typer.prompt(question.text, default=question.default, value_proc=check)
+    except typer.Abort:  # translated: all commands end in the same way after Ctrl-C
+        print()
+        raise KeyboardInterrupt from None

@@ -3,6 +3,9 @@ and writes nothing after a mistake."""
 
 from __future__ import annotations
 
+import io
+import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -19,8 +22,9 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.hooks.check import check
 from fakevllm.scaffold import new_folder
-from fakevllm.scaffold.answers import Answers, Question, complete
+from fakevllm.scaffold.answers import APP, Answers, Question, complete
 from fakevllm.scaffold.apps import ALIASES, AppName
+from fakevllm.scaffold.command import ask_in_terminal
 from fakevllm.scaffold.goods import GOODS, GoodName
 from fakevllm.scaffold.project_files import TEMPLATES, project_files
 
@@ -145,11 +149,36 @@ def test_after_a_failure_nothing_is_left(
     assert files_below(tmp_path) == ({"project"} if exists else set())
 
 
+def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    result = init(tmp_path / "caf\udce9", *FLAGS)  # what Python makes of the byte 0xe9
+    assert result.exit_code == 2 and "is not UTF-8: rename it" in result.stderr
+    assert files_below(tmp_path) == set()
+
+
+def test_ctrl_d_at_a_question_ends_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(KeyboardInterrupt):
+        ask_in_terminal(APP)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_written_files_have_the_modes_of_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        assert init(tmp_path / "new", *FLAGS).exit_code == 0
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "new", *(tmp_path / "new").rglob("*")):
+        full = 0o777 if path.is_dir() else 0o666
+        assert stat.S_IMODE(path.stat().st_mode) == full & ~umask, path
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--model", "nowhere"), "'nowhere' does not exist: give --model a local folder"),
         (("--model", "."), "has no config.json"),
+        (("--model", "~nobody-has-this-name/m"), "is unknown: write the whole path"),
         (("--app", "emacs"), "--app"),
         (("--good", "nice"), "--good"),
         ((), "--app is missing"),
