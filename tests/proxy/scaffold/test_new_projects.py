@@ -4,6 +4,7 @@ and writes nothing after a mistake."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import stat
 import subprocess
@@ -27,6 +28,8 @@ from fakevllm.scaffold.apps import ALIASES, AppName
 from fakevllm.scaffold.command import ask_in_terminal
 from fakevllm.scaffold.goods import GOODS, GoodName
 from fakevllm.scaffold.project_files import TEMPLATES, project_files
+from fakevllm_runtime.engines import REQUIRED_MODULES
+from fakevllm_server.cli.main import app as server_app
 
 ROOT = Path(__file__).parents[3]
 APPS: tuple[AppName, ...] = get_args(AppName)
@@ -71,7 +74,8 @@ async def test_the_tests_and_the_hooks_of_a_written_project_pass(
     assert settings.hooks.path is not None and settings.dataset.file is not None
     assert len(read_tasks(settings.dataset.file, settings.dataset.field)) == 64
     text = (folder / "README.md").read_text()
-    assert "$model" not in text and "fakevllm-server start --model demo" in text
+    assert "    fakevllm up\n    python mock_user_request.py\n" in text
+    assert settings.server["model"] == "demo"
 
 
 def test_every_app_and_every_kind_is_in_its_table_and_has_its_templates() -> None:
@@ -103,17 +107,33 @@ def test_the_wheel_gets_the_configurations_of_apps_and_every_template() -> None:
     assert [path for path in ignored if "__pycache__" not in path] == []
 
 
+@pytest.mark.parametrize("name", ["my model", """a"b'c\\d $e`f`""", "é\x7f\n𝔪"])
 def test_a_model_folder_is_written_as_an_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = tmp_path / "my model"
+    model = tmp_path / name
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
-    assert init("project", "--model", "my model", "--yes").exit_code == 0
-    assert f"--model '{model}' --run-dir" in (tmp_path / "project/README.md").read_text()
-    assert load(tmp_path / "project/fakevllm.toml", {}).job.lr == 1e-6
+    assert init("project", "--model", name, "--yes").exit_code == 0
+    settings = load(tmp_path / "project/fakevllm.toml", {})
+    assert settings.server["model"] == str(model) and settings.job.lr == 1e-6
+
+
+@pytest.mark.parametrize("good", KINDS)
+def test_the_server_accepts_its_table_in_the_written_file(
+    good: GoodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = project_files("p", Answers("openai", "demo", good))
+    Path("fakevllm.toml").write_text(texts["fakevllm.toml"])
+    no_modules = dict.fromkeys(REQUIRED_MODULES, ())  # the engines need not be installed
+    monkeypatch.setattr("fakevllm_runtime.engines.REQUIRED_MODULES", no_modules)
+    flags = ["start", "--config", "fakevllm.toml", "--check"]
+    result = CliRunner().invoke(server_app, flags)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["run_dir"] == "runs/server"
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
