@@ -21,7 +21,7 @@ from fakevllm.errors import LedgerError
 from fakevllm.ledger.edit_rows import edit_name
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState, GroupRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm.release.arms import OTHER_ARM, Arm
+from fakevllm.release.arms import OTHER_ARM
 from fakevllm.settlement.edit_demonstrations import (
     EditKept,
     RecordedAnswer,
@@ -33,7 +33,7 @@ from fakevllm.settlement.edit_demonstrations import (
 )
 from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.reward_delivery import ALREADY_ACCEPTED, reason_of
-from fakevllm.settlement.sending_loop import Candidate, SendingLoop
+from fakevllm.settlement.sending_loop import TRAINED_ARMS, Candidate, SendingLoop, outcome_of
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.forgetting import FORGOTTEN
@@ -41,7 +41,6 @@ from fakevllm_adapters.protocol.swarm import AddDemonstrationRequest
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
-_TRAINED_ARMS = (None, Arm.TRAINING.value)
 _BUSY = (408, 429)
 """HTTP statuses of an engine that may render the same text later."""
 _FAILED = 500
@@ -144,7 +143,7 @@ class EditSamples:
         ledger = self._ledger
         if ledger.forgotten.contains(row.group_id):
             raise EditKept(FORGOTTEN)
-        if ledger.feedback.arm_of(row.group_id) not in _TRAINED_ARMS:
+        if ledger.feedback.arm_of(row.group_id) not in TRAINED_ARMS:
             raise EditKept(OTHER_ARM)
         try:
             group = ledger.group(row.group_id)
@@ -221,7 +220,4 @@ class EditSamples:
                 extra={"group": group_id},
             )
             return FeedbackState.LOST, reason_of(error)
-        if not reply.success:
-            return FeedbackState.LOST, reply.failure_reason
-        state = FeedbackState.POOLED if reply.pooled else FeedbackState.DROPPED
-        return state, reply.failure_reason or None
+        return outcome_of(reply)

@@ -17,18 +17,16 @@ from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
-from fakevllm.release.arms import OTHER_ARM, Arm
+from fakevllm.release.arms import OTHER_ARM
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
 from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.reward_delivery import reason_of
-from fakevllm.settlement.sending_loop import Candidate, SendingLoop
+from fakevllm.settlement.sending_loop import TRAINED_ARMS, Candidate, SendingLoop, outcome_of
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
-
-_TRAINED_ARMS = (None, Arm.TRAINING.value)
 
 
 class LateSamples:
@@ -79,7 +77,7 @@ class LateSamples:
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
             return
-        if await asyncio.to_thread(rows.arm_of, group_id) not in _TRAINED_ARMS:
+        if await asyncio.to_thread(rows.arm_of, group_id) not in TRAINED_ARMS:
             rows.set_outcome(row, FeedbackState.KEPT, OTHER_ARM)
             return
         others = await asyncio.to_thread(rows.other_values, row, BASELINE_WINDOW)
@@ -141,10 +139,7 @@ class LateSamples:
                 extra={"group": row.group_id},
             )
             return FeedbackState.LOST, reason_of(error)
-        if not reply.success:
-            return FeedbackState.LOST, reply.failure_reason
-        state = FeedbackState.POOLED if reply.pooled else FeedbackState.DROPPED
-        return state, reply.failure_reason or None
+        return outcome_of(reply)
 
 
 def _untrainable_reason(served: ServedCalls) -> str | None:

@@ -13,7 +13,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.records import FeedbackState
+from fakevllm.release.arms import Arm
 from fakevllm.swarm.errors import describe_error
+from fakevllm_adapters.protocol.swarm import EndGroupReply
 
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
@@ -24,6 +27,8 @@ MAX_PAUSE_S = 60.0
 """Maximum number of seconds between two attempts. New feedback ends a longer pause than the
 first."""
 
+TRAINED_ARMS = (None, Arm.TRAINING.value)
+"""Arms (shares of the sessions, in the column `arm` of the ledger) whose answers are trained."""
 Candidate = tuple[str, str, bool]
 """Group id and feedback id of feedback that waits, and whether its group is settled. A group is
 settled if the server's decision about it is in the ledger."""
@@ -112,3 +117,12 @@ class SendingLoop:
         keys = [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
         self._num_failures = Counter({key: self._num_failures[key] for key in keys})
         return sorted(keys, key=self._num_failures.__getitem__)
+
+
+def outcome_of(reply: EndGroupReply) -> tuple[FeedbackState, str | None]:
+    """Return the state of feedback that was sent, and the reason if it was not pooled. `reply` is
+    the server's reply."""
+    if not reply.success:
+        return FeedbackState.LOST, reply.failure_reason
+    state = FeedbackState.POOLED if reply.pooled else FeedbackState.DROPPED
+    return state, reply.failure_reason or None

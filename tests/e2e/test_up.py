@@ -30,7 +30,7 @@ WAIT_S = 40.0
 CTRL_C = b"\x03"
 IN_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 """Program that runs a command in a terminal of its own, whose keyboard is the standard input."""
-END_S = 30.0
+END_S = 60.0
 
 
 def write_config(folder: Path, server: str = 'backend = "fake"\n') -> tuple[int, int]:

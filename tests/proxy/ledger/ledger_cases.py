@@ -123,5 +123,8 @@ def make_older(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         for table in ("rescored", "forgotten_groups", "loose_pieces"):
             db.execute(f"DROP TABLE {table}")
-        db.execute("DROP INDEX ix_calls_response_piece")
+        for index in ("ix_calls_response_piece", "ix_feedback_edit"):
+            db.execute(f"DROP INDEX {index}")
+        for column in ("edit_state", "edit_reason", "edit_step", "edit_version"):
+            db.execute(f"ALTER TABLE feedback DROP COLUMN {column}")
         db.execute("DELETE FROM migrations WHERE name >= 'm016'")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.runtime import supervisor
+from fakevllm.processes import supervisor
 from fakevllm.runtime.local_engines import ENGINE_PAIRS
 from fakevllm.train.command import run_train
 from fakevllm.train.config import ServerSection, TrainSection, load

@@ -35,6 +35,14 @@ def started(file: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["start", "--config", str(file), *arguments])
 
 
+def check_refusal(result: Result, message: str, served: list[ServerConfig]) -> None:
+    """Check that the command ended with one line that matches `message`, and started nothing."""
+    assert result.exit_code == 2 and served == []
+    assert result.output.count("\n") == 1
+    assert result.output.startswith("fakevllm-server: ")
+    assert re.search(message, result.output), result.output
+
+
 def written(folder: Path, text: str) -> Path:
     file = folder / "server.yaml"
     file.write_text(text)
@@ -108,11 +116,7 @@ def test_an_empty_file_leaves_the_defaults(tmp_path: Path, served: list[ServerCo
 def test_a_mistake_in_the_file_is_one_line_and_exit_code_2(
     text: str, message: str, tmp_path: Path, served: list[ServerConfig]
 ) -> None:
-    result = started(written(tmp_path, text))
-    assert result.exit_code == 2 and served == []
-    assert result.output.count("\n") == 1
-    assert result.output.startswith("fakevllm-server: ")
-    assert re.search(message, result.output), result.output
+    check_refusal(started(written(tmp_path, text)), message, served)
 
 
 def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -170,10 +174,7 @@ def test_a_toml_file_sets_flags_in_its_table_server(
 def test_a_mistake_in_a_toml_file_is_one_line_and_exit_code_2(
     text: str, message: str, tmp_path: Path, served: list[ServerConfig]
 ) -> None:
-    result = started(written_toml(tmp_path, text))
-    assert result.exit_code == 2 and served == []
-    assert result.output.count("\n") == 1
-    assert re.search(message, result.output), result.output
+    check_refusal(started(written_toml(tmp_path, text)), message, served)
 
 
 def test_a_check_prints_the_address_and_starts_nothing(

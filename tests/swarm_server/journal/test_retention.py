@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from swarm_server.samples import call
 from swarm_server.training.intake_server import CLIENT, IntakeServer, end_request
 
+from fakevllm_adapters.protocol.swarm import EndGroupReply
 from fakevllm_server.episodes.episode_registry import EpisodeRefused
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads, retention
@@ -46,6 +47,23 @@ async def restart(server: IntakeServer) -> None:
     """Restart the server, so that it only knows the content of the journal."""
     server.restart()
     await server.process.boot_trainer()
+
+
+async def check_trained_once(
+    server: IntakeServer, prefix: str, add: Callable[[str], Awaitable[EndGroupReply]]
+) -> None:
+    """Check that what `add` sends is refused after it was trained and its contents were deleted.
+    `prefix` is the prefix of its key in the journal."""
+    name = "edit:g/f"
+    await add(name)
+    assert await server.process.step()
+    await train_groups(server)
+    await restart(server)
+    before = server.process.content()
+    assert server.process.journal.read(reads.submission, f"{prefix}{name}") is None
+    reply = await add(name)
+    assert (reply.success, reply.failure_reason) == (False, "already_trained")
+    assert server.process.content() == before
 
 
 async def train_groups(server: IntakeServer, num: int = 3 * KEPT) -> None:
@@ -146,15 +164,7 @@ async def test_a_feedback_sample_is_never_trained_twice(
     server: IntakeServer,
 ) -> None:
     """A feedback sample contains its calls, so that only its id shows that it was trained."""
-    await server.add_sample("sample")
-    assert await server.process.step()
-    await train_groups(server)
-    await restart(server)
-    before = server.process.content()
-    assert server.process.journal.read(reads.submission, "sample:sample") is None
-    reply = await server.add_sample("sample")
-    assert (reply.success, reply.failure_reason) == (False, "already_trained")
-    assert server.process.content() == before
+    await check_trained_once(server, "sample:", server.add_sample)
 
 
 async def test_an_edit_is_never_trained_twice(server: IntakeServer) -> None:
@@ -162,15 +172,7 @@ async def test_an_edit_is_never_trained_twice(server: IntakeServer) -> None:
     trained."""
     server.restart(demonstration_loss="sft", save_freq=1)
     await server.process.boot_trainer()
-    await server.add_demonstration("edit:g/f")
-    assert await server.process.step()
-    await train_groups(server)
-    await restart(server)
-    before = server.process.content()
-    assert server.process.journal.read(reads.submission, "demonstration:edit:g/f") is None
-    reply = await server.add_demonstration("edit:g/f")
-    assert (reply.success, reply.failure_reason) == (False, "already_trained")
-    assert server.process.content() == before
+    await check_trained_once(server, "demonstration:", server.add_demonstration)
 
 
 async def test_waiting_work_is_never_deleted(server: IntakeServer) -> None:
