@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -118,34 +120,35 @@ class _Response(aiohttp.ClientResponse):
     if the request was not sent to an adapter."""
 
 
+@dataclass
+class _ConnectionUse:
+    """Whether a request was sent on a connection that an earlier request had opened."""
+
+    is_reused: bool = False
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    if isinstance(context.trace_request_ctx, _ConnectionUse):
+        context.trace_request_ctx.is_reused = True
+
+
 class EngineClient:
     """HTTP client with which the server calls one rollout engine."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        connector: aiohttp.BaseConnector
-        if endpoint.socket is not None:
-            connector = aiohttp.UnixConnector(
-                str(endpoint.socket), limit=0, keepalive_timeout=IDLE_CONNECTION_S
-            )
-        else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-        self._http = aiohttp.ClientSession(
-            endpoint.url,
-            connector=connector,
-            headers=endpoint.headers,
-            response_class=_Response,
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        )
-
+        self._http = _session(endpoint, is_pooled=True)
+        self._unpooled = _session(endpoint, is_pooled=False)
+        """A session that opens a new connection for each request. vLLM closes a connection without
+        an announcement after an error 500, so that a request on a pooled connection may fail
+        although the engine is healthy."""
         self._version: str | None = None
         self.forms = AnswerForms()
         """The forms of the engine's answers (names and order of the fields). The answers that are
         put together for shared calls get these forms."""
 
     async def close(self) -> None:
+        await self._unpooled.close()
         await self._http.close()
 
     @property
@@ -168,11 +171,11 @@ class EngineClient:
     async def is_healthy(self) -> bool:
         """Return True if the engine can answer calls: if it answers `/health` with a status below
         500."""
-        if self._http.closed:
+        if self._unpooled.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with self._http.get("/health", timeout=timeout) as response:
+            async with self._unpooled.get("/health", timeout=timeout) as response:
                 return response.status < 500
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -410,9 +413,7 @@ class EngineClient:
         if self._http.closed:
             raise EngineFailed("the connection to the engine is closed")
         try:
-            async with self._http.request(
-                method, path, data=body or None, headers=headers, allow_redirects=False
-            ) as response:
+            async with await self._connect(method, path, body, headers) as response:
                 if not is_final_status(response.status):
                     raise EngineFailed(f"the engine answered with status {response.status}")
                 if response.status in _FAILURE_STATUSES and not await self.is_healthy():
@@ -424,6 +425,34 @@ class EngineClient:
                 yield response
         except aiohttp.ClientError as error:
             raise EngineFailed(str(error)) from error
+
+    async def _connect(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and return the response as soon as its headers have arrived. If a pooled
+        connection breaks before, the request is sent again on a new connection, because the engine
+        may have been closing the pooled one. Raises aiohttp.ClientError if this fails too, or if a
+        new connection breaks."""
+
+        async def send_in(
+            session: aiohttp.ClientSession, connection: _ConnectionUse
+        ) -> aiohttp.ClientResponse:
+            return await session.request(
+                method,
+                path,
+                data=body or None,
+                headers=headers,
+                allow_redirects=False,
+                trace_request_ctx=connection,
+            )
+
+        connection = _ConnectionUse()
+        try:
+            return await send_in(self._http, connection)
+        except aiohttp.ClientError:
+            if not connection.is_reused or self._unpooled.closed:
+                raise
+            return await send_in(self._unpooled, connection)
 
     async def _first_chunk_checked(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Wait for the first bytes of a stream. Return an iterator over the whole stream.
@@ -437,6 +466,31 @@ class EngineClient:
         if _is_failure(first) and not await self.is_healthy():
             raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
+
+
+def _session(endpoint: Endpoint, *, is_pooled: bool) -> aiohttp.ClientSession:
+    """Return an HTTP session for requests to the engine at `endpoint`. If `is_pooled` is set, the
+    session uses connections again. If not, it opens a new connection for each request."""
+    pooling: dict[str, Any] = {"keepalive_timeout": IDLE_CONNECTION_S}
+    if not is_pooled:
+        pooling = {"force_close": True}
+    connector: aiohttp.BaseConnector
+    if endpoint.socket is not None:
+        connector = aiohttp.UnixConnector(str(endpoint.socket), limit=0, **pooling)
+    else:
+        connector = aiohttp.TCPConnector(limit=0, **pooling)
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        endpoint.url,
+        connector=connector,
+        trace_configs=[trace],
+        headers=endpoint.headers,
+        response_class=_Response,
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
+        skip_auto_headers=("User-Agent", "Accept-Encoding"),
+    )
 
 
 def write_body(body: Json) -> bytes:

@@ -26,6 +26,9 @@ Json = dict[str, Any]
 Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers one request to the engine."""
 
+CLOSING: web.AppKey[set[Any]] = web.AppKey("closing")
+"""The connections that the engine closes."""
+
 BODY: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -83,6 +86,23 @@ async def stops_in_stream(request: web.Request) -> web.StreamResponse:
     return await _streamed(request, [encode(chunk) for chunk in chunks()])
 
 
+async def answers_and_closes(request: web.Request) -> web.StreamResponse:
+    """Answer, and close the connection without an announcement. A client may not know of this
+    before it has sent the next request: here, the next request closes the connection."""
+    assert request.protocol is not None
+    request.app[CLOSING].add(request.protocol)
+    return await answers_whole(request)
+
+
+@web.middleware
+async def _closes_old_connections(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    if request.protocol in request.app[CLOSING]:
+        return await dies(request)
+    return await handler(request)
+
+
 def answers(status: int, body: bytes, reason: str | None = None) -> Plan:
     headers = {} if reason is None else {REASON_HEADER: reason}
 
@@ -113,7 +133,8 @@ class PlannedEngine:
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> PlannedEngine:
-        app = web.Application()
+        app = web.Application(middlewares=[_closes_old_connections])
+        app[CLOSING] = set()
         app.router.add_get("/health", self._health)
         app.router.add_get(stored_responses.PATH, self._stored_response)
         app.router.add_post(stored_responses.CANCEL_PATH, self._stored_response)
