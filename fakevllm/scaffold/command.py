@@ -11,7 +11,7 @@ import typer
 from fakevllm.errors import ConfigError
 from fakevllm.scaffold.answers import Question, complete
 from fakevllm.scaffold.new_folder import check_new, write_folder
-from fakevllm.scaffold.project_files import INDENT, next_commands, project_files
+from fakevllm.scaffold.project_files import INDENT, NEXT_COMMANDS, project_files
 
 
 def run_init(
@@ -24,13 +24,14 @@ def run_init(
     answers = complete(app, model, good, takes_defaults=takes_defaults, ask=ask)
     write_folder(folder, project_files(folder.resolve().name, answers))
     print(f"{folder} is ready for {answers.app}. Next, each command in a terminal of its own:\n")
-    for command in next_commands(answers):
+    for command in NEXT_COMMANDS:
         print(f"{INDENT}cd {shlex.quote(str(folder))} && {command}")
     print(f"\n{folder / 'README.md'} explains the files.")
 
 
 def ask_in_terminal(question: Question) -> str:
-    """Ask the user a question until the answer is valid, and return it."""
+    """Ask the user a question until the answer is valid, and return it. Raises KeyboardInterrupt
+    after Ctrl-C or Ctrl-D."""
 
     def check(text: str) -> str:
         try:
@@ -38,4 +39,8 @@ def ask_in_terminal(question: Question) -> str:
         except ConfigError as error:  # translated: typer prints it and asks again
             raise typer.BadParameter(str(error)) from None
 
-    return typer.prompt(question.text, default=question.default, value_proc=check)
+    try:
+        return typer.prompt(question.text, default=question.default, value_proc=check)
+    except typer.Abort:  # translated: all commands end in the same way after Ctrl-C
+        print()
+        raise KeyboardInterrupt from None

@@ -54,6 +54,10 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
                 staging.rename(folder)
     except OSError as error:
         raise _unwritable(folder, error) from None
+    except UnicodeEncodeError:
+        raise ConfigError(
+            "The name of the folder or of the model folder is not UTF-8: rename it."
+        ) from None
 
 
 def _move_content(staging: Path, folder: Path) -> None:
