@@ -25,7 +25,7 @@ PROXY_PORT, SERVER_PORT = "8000", "10086"
 """Ports that the skills name. They are the defaults."""
 EVIDENCE = {
     "diagnose-a-run": r"new .* of 50 \(\d+ %\)",
-    "write-a-passive-client": r"groups +│ [1-9]\d* trained",
+    "write-a-passive-client": r"groups +│.* [1-9]\d* trained",
     "write-a-reward-hook": r"The new hooks \w+ took over from \w+: tried on 50 groups",
     "write-a-swarm-client": r"step 3: mean reward 0\.\d\d",
 }
