@@ -128,11 +128,11 @@ def test_an_existing_folder_gets_only_the_skills(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("mine")
     folder = (tmp_path,) if has_folder else ()
-    for _ in range(2):  # a second time, nothing changes
+    for is_repeated in (False, True):
         result = init(*folder, "--skills", *flags)
         assert result.exit_code == 0, result.output
         assert files_below(tmp_path) == {"mine.txt"} | written_paths()
-    assert "were there already" in result.output
+        assert ("were there already" in result.output) is is_repeated
 
 
 @pytest.mark.parametrize("flags", [(), ("--yes",)])
