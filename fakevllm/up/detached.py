@@ -13,7 +13,7 @@ from fakevllm.processes.output import last_line
 from fakevllm.processes.pid_file import down_command, running_message, running_pid
 from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
 from fakevllm.processes.run_folder import make_run_folder
-from fakevllm.up.log_lines import READY, LineWriter
+from fakevllm.up.log_lines import READY, standard_output
 from fakevllm.up.programs import STOP_TIMEOUT_S
 from fakevllm.up.settings import UpSettings
 
@@ -26,6 +26,7 @@ def start_detached(settings: UpSettings) -> None:
     Raises UserError if the start fails because of a mistake of the user, and FakevllmError if it
     fails for another reason. After Ctrl-C, the background process is stopped.
     """
+    output = standard_output()
     make_run_folder(settings.run_dir, "--run-dir")
     pid = running_pid(settings.run_dir)
     if pid is not None:
@@ -34,7 +35,6 @@ def start_detached(settings: UpSettings) -> None:
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "fakevllm", "up", "--ready-fd", str(write_end)]
     command += ["--config", str(settings.file), "--run-dir", str(settings.run_dir)]
-    output = LineWriter(sys.stdout.fileno(), sys.stdout.encoding)
     with os.fdopen(read_end, "rb") as pipe:
         try:
             with _opened(log_file) as log:
