@@ -27,6 +27,14 @@ def check_new(folder: Path) -> None:
         raise _unwritable(folder, error) from None
 
 
+def has_files(folder: Path) -> bool:
+    """Return whether `folder` is a folder that is not empty."""
+    try:
+        return folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
 def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
     """Write all files into `folder`, which does not exist or is empty. `texts` has the text of each
     file by its path in the folder.

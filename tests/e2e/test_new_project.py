@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sqlite3
+from pathlib import Path
 
 from fakevllm.scaffold.project_files import NEXT_COMMANDS
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -19,14 +20,10 @@ def test_the_commands_of_a_written_readme_train_a_step(processes: Processes) -> 
     assert done.returncode == 0, done.stderr
     readme = (project / "README.md").read_text()
     assert all(f"    {command}\n" in readme for command in NEXT_COMMANDS)
-    file, ports = project / "fakevllm.toml", (free_port(), free_port())
-    text = file.read_text()
-    for table, port in zip(("[server]", "[proxy]"), ports, strict=True):
-        assert text.count(f"\n{table}\n") == 1
-        text = text.replace(f"\n{table}\n", f"\n{table}\nport = {port}\n")
-    file.write_text(text)
+    proxy_port = free_port()
+    set_ports(project / "fakevllm.toml", free_port(), proxy_port)
     up_command, user_command = map(shlex.split, NEXT_COMMANDS)
-    up = Process("up", ["-m", *up_command], ports[1], project)
+    up = Process("up", ["-m", *up_command], proxy_port, project)
     processes.adopt(up).wait_until_healthy()
     users = run(project, *user_command[1:], "--epochs", "1", timeout_s=STEP_TIMEOUT_S)
     assert users.returncode == 0, users.stdout + users.stderr
@@ -37,3 +34,12 @@ def test_the_commands_of_a_written_readme_train_a_step(processes: Processes) -> 
             return ledger.execute(query).fetchone()[0] > 0
 
     wait_until(has_trained, STEP_TIMEOUT_S, "a trained group")
+
+
+def set_ports(settings: Path, server_port: int, proxy_port: int) -> None:
+    """Set the ports of server and proxy in a written fakevllm.toml, which names none."""
+    text = settings.read_text()
+    for table, port in (("[server]", server_port), ("[proxy]", proxy_port)):
+        assert text.count(f"\n{table}\n") == 1
+        text = text.replace(f"\n{table}\n", f"\n{table}\nport = {port}\n")
+    settings.write_text(text)

@@ -96,7 +96,7 @@ def test_the_configuration_of_an_app_is_the_file_of_adapters_apps() -> None:
 def test_the_wheel_gets_the_configurations_of_apps_and_every_template() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = wheel["targets"]["wheel"]["force-include"]
-    assert included == {"adapters/apps": "fakevllm/scaffold/app_configurations"}
+    assert included["adapters/apps"] == "fakevllm/scaffold/app_configurations"
     ignored = subprocess.run(
         ["git", "ls-files", "--others", "--ignored", "--exclude-standard", str(TEMPLATES)],
         cwd=ROOT,
