@@ -88,6 +88,21 @@ class ProxySection(Section):
     origin."""
 
 
+class ConsoleSection(Section):
+    """The section `[console]`: the web pages that show what was logged and learnt."""
+
+    enabled: bool = True
+    """Whether `fakevllm up` starts the console."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8010, ge=0, le=65535)
+    key_file: Path | None = None
+    """File with the API keys whose admins may log in. If `host` is not a loopback address, the
+    console requires a key file."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that are accepted in a request's `Host` header, in addition to loopback names and
+    `host`."""
+
+
 class SwarmSection(Section):
     """The section `[swarm]`: address and API key of the swarm server, which samples and trains the
     model."""
@@ -185,6 +200,7 @@ class Config(Section):
     """The whole configuration of the proxy."""
 
     proxy: ProxySection = ProxySection()
+    console: ConsoleSection = ConsoleSection()
     swarm: SwarmSection = SwarmSection()
     hooks: HooksSection = HooksSection()
     models: ModelsSection = ModelsSection()

@@ -13,22 +13,19 @@ from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
 from fakevllm_runtime.key_file import follow_key_file
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8001
-
 log = logging.getLogger("fakevllm.console.settings")
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """The settings of `fakevllm console`."""
+    """What the console shows and where it listens."""
 
     ledger: Path
     proxy_url: str
     proxy_key: str | None = field(default=None, repr=False)
     """API key for the proxy."""
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    host: str = "127.0.0.1"
+    port: int = 0
     allowed_hosts: Sequence[str] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""
