@@ -20,7 +20,7 @@ from tests.e2e.stack import VALID, Stack, post
 pytestmark = [pytest.mark.browser]
 
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
-PAGES = {"now": "/", "groups": "/groups", "sessions": "/sessions"}
+PAGES = {"now": "/", "learning": "/learning", "groups": "/groups", "sessions": "/sessions"}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,8 @@ def test_each_page_fits_its_window_and_has_no_errors(
         for name, path in pages.items():
             page.goto(console.url + path)
             page.wait_for_selector("main h1")
+            if name == "learning":
+                page.wait_for_selector(".chart canvas")
             page.screenshot(path=folder / f"{name}-{size}-{scheme}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert problems == []

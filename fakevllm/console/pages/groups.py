@@ -12,6 +12,7 @@ from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.text_differences import mark_differences
 from fakevllm.ledger.group_reads import NEWEST, GroupKey, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord, SiblingRecord, State
+from fakevllm.sessions.types import Evidence
 
 GROUPS_PER_PAGE = 50
 MAX_FIELD_CHARS = 500
@@ -168,4 +169,7 @@ def group_facts(group: GroupRecord, app: str) -> list[tuple[str, str]]:
 
 
 def _place(group: GroupRecord) -> str | None:
-    return None if group.turn is None else f"turn {group.turn}, {group.kind}, by {group.evidence}"
+    if group.turn is None:
+        return None
+    evidence = "" if group.evidence in (None, Evidence.NONE) else f", by {group.evidence}"
+    return f"turn {group.turn}, {group.kind}{evidence}"
