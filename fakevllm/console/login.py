@@ -14,6 +14,8 @@ from fakevllm.console.console_parts import ConsoleParts
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
 LOGIN_PATHS = frozenset({"/login", "/login/key", "/login/new-link"})
+MAX_FIELDS = 100
+"""Maximum number of fields of a form."""
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
 """A path of this console. `//host` and `/\\host` would be addresses of other sites."""
 
@@ -51,7 +53,11 @@ class Login:
         """Return the fields of a form. Raises FormRefused if the form token is not that of the
         browser's cookie."""
         body = (await request.body()).decode("utf-8", "replace")
-        fields = {name: values[-1] for name, values in parse_qs(body, max_num_fields=100).items()}
+        try:
+            values = parse_qs(body, max_num_fields=MAX_FIELDS)
+        except ValueError:  # translates: too many fields
+            raise FormRefused from None
+        fields = {name: of_name[-1] for name, of_name in values.items()}
         if not self._parts.sessions.accepts_form(
             self.cookie(request), fields.get("form_token", "")
         ):
