@@ -36,7 +36,7 @@ async def test_an_event_follows_each_change_of_the_ledger_and_a_clock(
     for _ in range(2):
         assert "event: clock" in await next_event(stream)
     assert CLOCK_INTERVALS > 1
-    await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    await stream.aclose()
 
 
 async def test_a_stream_ends_with_the_login_and_with_the_server() -> None:
