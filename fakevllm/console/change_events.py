@@ -1,4 +1,4 @@
-"""Server-sent events: the open pages are told when to load their changing part again.
+"""Server-sent events: notify open pages that they must load their changing part again.
 
 An event has no content. Whether the ledger has changed is seen from the times and sizes of its
 files, so an open page takes no lock and runs no query as long as nothing happens.

@@ -1,4 +1,7 @@
-"""The console in Chromium, driven by Playwright. `.ci/browser` installs both."""
+"""The console in Chromium, driven by Playwright. `.ci/browser` installs both.
+
+The environment variable FAKEVLLM_SCREENSHOTS names a folder for screenshots of all pages.
+"""
 
 from __future__ import annotations
 
