@@ -121,7 +121,7 @@ def _add_error_pages(app: FastAPI, parts: ConsoleParts, login: Login) -> None:
     def ledger_trouble(request: Request, error: Exception) -> Response:
         return parts.page(request, "message.html", status=503, message=str(error))
 
-    def http_error(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status != 404:
             return PlainTextResponse(f"Status {status}.", status)

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.page_renderer import cut_text
 from fakevllm.console.text_differences import mark_differences
 from fakevllm.ledger.group_reads import NEWEST, GroupKey, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord, SiblingRecord, State
@@ -65,8 +66,8 @@ def router(parts: ConsoleParts) -> APIRouter:
             message = "The ledger has no group with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
         reference = reference_answer(record.siblings)
-        texts = [sibling.text or "" for sibling in record.siblings]
-        reference_text = "" if reference is None else reference.text or ""
+        texts = [cut_text(sibling.text or "") for sibling in record.siblings]
+        reference_text = "" if reference is None else cut_text(reference.text or "")
         return parts.page(
             request,
             "group.html",

@@ -12,7 +12,24 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  function options() {
+  // Draw a vertical line at each step before which the hooks or the job changed.
+  function drawBreaks(plot, breaks) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = colour("--bad");
+    ctx.lineWidth = devicePixelRatio;
+    for (const step of breaks) {
+      const x = Math.round(plot.valToPos(step, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  function options(breaks) {
     const axis = {
       stroke: colour("--soft"),
       grid: { stroke: colour("--line"), width: 1 },
@@ -29,6 +46,7 @@
     return {
       width: box.clientWidth,
       height: HEIGHT,
+      hooks: { draw: [(plot) => drawBreaks(plot, breaks)] },
       scales: { x: { time: false } },
       axes: [{ ...axis, incrs: STEP_INCREMENTS }, axis],
       series: [
@@ -46,7 +64,8 @@
     const column = (name) => points.map((point) => point[name]);
     const data = [column("first_step"), column("policy_mean"), column("returned_best")];
     if (chart) chart.destroy();
-    chart = new uPlot(options(), data, box);
+    const breaks = points.filter((point) => point.changed).map((point) => point.first_step);
+    chart = new uPlot(options(breaks), data, box);
     drawnAt = Date.now();
   }
 
