@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm.cli import (
+    console,
     control,
     evaluate,
     export,
@@ -358,6 +359,7 @@ def train(
 for command in (
     up.up,
     up.down,
+    console.console,
     init.init,
     control.status,
     control.pause,

@@ -37,6 +37,15 @@ _GROUPS = """
     FROM groups AS g LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
     WHERE g.session_id = ? ORDER BY g.received_at, g.group_id
 """
+_LATEST_GROUPS = """
+    SELECT g.group_id, g.parent_id, g.turn, g.kind, g.evidence, g.received_at,
+           substr(g.question, 1, 300),
+           g.num_siblings, s.reward, g.state, g.reason, g.app_key, g.parent_session_id, g.arm
+    FROM (SELECT * FROM group_rows WHERE session_id = ?
+          ORDER BY received_at DESC, group_id DESC LIMIT ?) AS g
+    LEFT JOIN sibling_rows AS s ON s.group_id = g.group_id AND s.served
+    ORDER BY g.received_at DESC, g.group_id DESC
+"""
 _CHILDREN = """
     SELECT session_id, MIN(parent_id) FROM groups WHERE parent_session_id = ?
     GROUP BY session_id ORDER BY MIN(received_at)
@@ -157,6 +166,13 @@ class SessionReads:
         """Return the groups (requests with their sampled answers) of a session, oldest first."""
         with self._read_engine.connect() as db:
             return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
+
+    def latest_groups(self, session_id: str, limit: int) -> list[SessionGroup]:
+        """Return the latest groups of a session, newest first, and at most `limit` of them. The
+        questions are cut off after 300 characters."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_LATEST_GROUPS, (session_id, limit))
+            return [SessionGroup(*row) for row in rows]
 
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
         """Return the sub-agents that this session (conversation) started.

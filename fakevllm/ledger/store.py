@@ -35,10 +35,11 @@ from fakevllm.ledger.conversation_history import (
     recorded_user_texts,
 )
 from fakevllm.ledger.counters import counted
-from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
+from fakevllm.ledger.curve_reads import CurveEnds
 from fakevllm.ledger.edit_rows import EditRows
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.forgotten_groups import ForgottenGroups
+from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
@@ -57,7 +58,8 @@ from fakevllm.ledger.rescored_rows import RescoredRows
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.stored_groups import StoredGroups
 from fakevllm.ledger.stored_responses import StoredResponses
-from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
+from fakevllm.ledger.summary_reads import SummaryReads
+from fakevllm.ledger.tables import TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.privacy.in_use import RedactionInUse
@@ -97,6 +99,8 @@ class Ledger:
         secret = b"" if redaction is None else self._random_bytes(row_changes.id_secret)
         self._redactor = RecordRedactor(redaction or RedactionInUse(PrivacySettings()), secret)
         self._writer: Writer[_Change] = Writer(self._transact)
+        self._groups = GroupReads(read_engine)
+        self._summary = SummaryReads(read_engine)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
@@ -305,8 +309,7 @@ class Ledger:
         Older versions of the ledger stored no run ids. All groups without a run id are treated as
         one run with the id "".
         """
-        with self._read_engine.connect() as db:
-            return list(db.exec_driver_sql(reads.RUNS).scalars())
+        return self._summary.runs()
 
     def curve(self, run_id: str) -> list[StepRow]:
         """Return the learning curve of one training run. The curve has the mean rewards of each
@@ -316,18 +319,16 @@ class Ledger:
         trained it. Any other group counts in the step during which the group ended. Groups whose
         rewards are all equal count too.
         """
-        with self._read_engine.connect() as db:
-            return whole_curve(db, run_id)
+        return self._summary.curve(run_id)
 
     def curve_ends(self, run_id: str) -> CurveEnds:
         """Return the beginning and the end of one run's learning curve, with a few steps each. Only
         steps since the last change of the hooks or the job are included."""
-        with self._read_engine.connect() as db:
-            return curve_ends(db, run_id)
+        return self._summary.curve_ends(run_id)
 
     def counts(self) -> dict[str, int]:
         """Return the number of groups (requests with their sampled answers) in each state."""
-        return self._numbers("state")
+        return self._summary.numbers("state")
 
     def untrained(self) -> dict[str, int]:
         """Return the number of groups (requests with their sampled answers) that were not trained,
@@ -335,36 +336,26 @@ class Ledger:
 
         Details after a colon in the reason are ignored, because they differ from group to group.
         """
-        return self._numbers("untrained")
+        return self._summary.numbers("untrained")
 
     def failures(self) -> dict[str, int]:
         """Return the number of unusable answers for each cause (a slug such as `cut_off`)."""
-        return self._numbers("failure")
+        return self._summary.numbers("failure")
 
     def sampled_tokens(self) -> int:
         """Return the total number of tokens in all answers that were sampled for requests of apps,
         as the engine counted them."""
-        return self._numbers("tokens").get("sampled", 0)
+        return self._summary.numbers("tokens").get("sampled", 0)
 
     def num_bytes(self) -> int:
         """Return the size of the ledger's content, without free pages of the file."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(reads.NUM_BYTES).scalar_one()
 
-    def _numbers(self, subject: str) -> dict[str, int]:
-        with self._read_engine.connect() as db:
-            return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
-
     def group(self, group_id: str) -> GroupRecord | None:
         """Return the group with this id: a request with its siblings (sampled answers), in the
         order of their indices. Return None if the ledger does not have the group."""
-        group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
-        of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
-        with self._read_engine.connect() as db:
-            row = db.execute(group_query).mappings().one_or_none()
-            rows = db.execute(of_group.order_by(SIBLINGS.c.index)).mappings()
-            siblings = [_sibling(sibling_row) for sibling_row in rows]
-        return None if row is None else GroupRecord(**row, siblings=siblings)
+        return self._groups.group(group_id)
 
     def parts_to_redact(self, record: GroupRecord) -> PartsToRedact:
         """Return the parts of a group that the present settings redact. The group may have been
@@ -561,10 +552,6 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
 def _task(row: Any) -> Task:
     metadata = orjson.loads(row["metadata_json"])
     return Task(task_id=row["task_id"], main_query=row["main_query"], metadata=metadata)
-
-
-def _sibling(row: Any) -> SiblingRecord:
-    return SiblingRecord(**{key: value for key, value in row.items() if key != "group_id"})
 
 
 def _message(sibling: SiblingRecord) -> dict[str, Any]:

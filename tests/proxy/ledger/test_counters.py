@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
-from fakevllm.cli.status_table import status_rows
 from fakevllm.ledger.curve_reads import MIN_END_GROUPS
 from fakevllm.ledger.migrations import MIGRATIONS, fill_counters
 from fakevllm.ledger.records import EVAL_KIND, FeedbackRecord, FeedbackState, GroupRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.status_rows import status_rows
 from fakevllm_runtime.migrations import migrate
 from tests.proxy.ledger.ledger_cases import dropped, group, restored, trained
 

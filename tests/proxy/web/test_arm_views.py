@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fakevllm.cli.status_table import arm_rows
 from fakevllm.config.model import load
 from fakevllm.ledger.store import Ledger
 from fakevllm.release.arm_gains import SESSION_IDLE_S
+from fakevllm.runtime.status_rows import arm_rows
 from fakevllm.web.arm_views import arm_stats
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.swarm import LoadPolicyReply

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fakevllm.cli.status_table import status_rows
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.store import Ledger
+from fakevllm.runtime.status_rows import status_rows
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.releases import ReleasesReply

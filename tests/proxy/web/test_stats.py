@@ -13,8 +13,9 @@ import httpx
 from fastapi import FastAPI
 from rich.console import Console
 
-from fakevllm.cli.status_table import as_table, status_rows
+from fakevllm.cli.status_table import as_table
 from fakevllm.config.model import load
+from fakevllm.runtime.status_rows import status_rows
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task

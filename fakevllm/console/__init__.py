@@ -1,0 +1,23 @@
+"""The command `fakevllm console`: web pages that show what a proxy has logged and learnt.
+
+settings.py          address, ledger, proxy and keys, and their checks
+command.py           listen, print the link for the login, serve
+console_parts.py     the parts of a running console, which its routes share
+web_app.py           the ASGI application: routes, access guard, headers of each response
+login_link.py        decide which one-time link logs in
+browser_sessions.py  decide which cookie is a login, and which form token is valid
+login.py             the login page, and the check that each other page begins with
+page_renderer.py     templates, and the formats of numbers and times in them
+proxy_status.py      the status of the proxy, fetched once for all pages
+problems.py          what is wrong, and what to do about it
+curve_points.py      reduce a learning curve to the points of a chart
+text_differences.py  mark the words in which two answers differ
+change_events.py     server-sent events when the ledger has changed
+pages/               one module for the routes of each page
+templates/ static/   HTML (Jinja2), CSS and scripts; static/vendor has files of other projects
+
+The console is a process of its own. It only reads the ledger, and asks the proxy for its status.
+It never creates, migrates or changes the ledger, never asks the model, and never accepts code.
+Every text that is shown may come from an app, a user or a model, so the templates escape each
+value. The pages load nothing from other sites.
+"""

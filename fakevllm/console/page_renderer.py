@@ -1,0 +1,115 @@
+"""Renders the pages: templates whose values are always escaped, and the formats of numbers and
+times in them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+FOLDER = Path(__file__).parent
+TEMPLATES = FOLDER / "templates"
+STATIC = FOLDER / "static"
+MAX_CHARS = 200_000
+"""Maximum number of characters of one text on a page. A request may be far larger, and browsers get
+slow with it."""
+FRAGMENT_HEADER = "hx-request"
+"""Header with which htmx requests only the part of a page that changes."""
+_LIVE_BLOCK = "live"
+
+
+class PageRenderer:
+    """Renders templates. A request by htmx gets only the block `live` of the template, so a page
+    and its updates have the same URL."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(
+            {
+                "time": time_text,
+                "number": number_text,
+                "json": json_text,
+                "cut": cut_text,
+                "first_line": first_line,
+                "urlencode_path": path_part,
+            }
+        )
+
+    def page(
+        self, request: Request, template: str, *, status: int = 200, **values: object
+    ) -> Response:
+        """Return the response with a page, or with its block `live` if htmx requests it."""
+        found = self._environment.get_template(template)
+        values = {"path": request.url.path, **values}
+        if FRAGMENT_HEADER in request.headers and _LIVE_BLOCK in found.blocks:
+            context = found.new_context(values)
+            html = "".join(found.blocks[_LIVE_BLOCK](context))
+        else:
+            html = found.render(values)
+        return HTMLResponse(html, status)
+
+
+def path_part(text: str) -> str:
+    """Return a text as one part of a URL's path.
+
+    >>> path_part("a/b?")
+    'a%2Fb%3F'
+    """
+    return quote(text, safe="")
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time in Unix seconds as local time."""
+    try:
+        return "–" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # translates: not a time of this calendar
+        return "–"
+
+
+def number_text(value: float | None) -> str:
+    """Return a reward or another real number.
+
+    >>> number_text(0.5), number_text(None)
+    ('0.500', '–')
+    """
+    return "–" if value is None else f"{value:.3f}"
+
+
+def json_text(text: str | None) -> str:
+    """Return JSON with indents. A text that is not JSON is returned as it is. A long text is cut
+    off."""
+    if text is None:
+        return ""
+    if len(text) <= MAX_CHARS:
+        with suppress(ValueError, RecursionError):  # translates: shown as it is
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    return cut_text(text)
+
+
+def cut_text(text: str) -> str:
+    """Return a text that is cut off if it is too long for a page."""
+    if len(text) <= MAX_CHARS:
+        return text
+    return f"{text[:MAX_CHARS]}\n… ({len(text) - MAX_CHARS:,} more characters)"
+
+
+def first_line(text: str, num_chars: int = 120) -> str:
+    """Return a text in one line of at most `num_chars` characters.
+
+    >>> first_line("one\\n two three", 8)
+    'one two…'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= num_chars else f"{line[: num_chars - 1].rstrip()}…"

@@ -1,0 +1,107 @@
+"""What is wrong, and what to do about it. The functions do no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fakevllm.runtime.admin_client import Json
+from fakevllm.runtime.plurals import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps the proxy from answering or from training."""
+
+    text: str
+    """What is wrong, in one sentence."""
+    remedy: str
+    """What to do about it, in one sentence. Empty if the text already says it."""
+
+
+_OFFLINE = Problem(
+    "The engine is not started, so requests are answered with status 503.",
+    "An admin's proxy starts it: run `fakevllm serve` with an admin's key for the server, or read "
+    "the proxy's log.",
+)
+_BOOTING = Problem(
+    "The engine is starting, so requests wait or are answered with status 503.",
+    "If this takes longer than some minutes, read engine.log in the server's run directory.",
+)
+_ENGINE_PROBLEMS = {"ENGINE.OFFLINE": _OFFLINE, "ENGINE.BOOTING": _BOOTING}
+_NO_SERVER = Problem(
+    "The proxy cannot reach the swarm server.",
+    "Start it with `fakevllm-server start`, or set swarm.url to its address.",
+)
+_PAUSED = Problem(
+    "Training is paused: each request is answered once, and nothing new is trained.",
+    "Run `fakevllm resume` when training may go on.",
+)
+_NO_HOOKS = Problem(
+    "The proxy has no hooks, so nothing is trained.",
+    "Start it with `fakevllm serve --hooks FOLDER`.",
+)
+
+
+def find_problems(stats: Json) -> list[Problem]:
+    """Return what is wrong, the most important problem first. `stats` is the JSON of
+    `/fakevllm/stats`.
+
+    >>> [problem.remedy for problem in find_problems({"engine": None})]
+    ['Start it with `fakevllm-server start`, or set swarm.url to its address.']
+    """
+    return list(_problems(stats))
+
+
+def _problems(stats: Json) -> Iterator[Problem]:
+    engine: Json | None = stats.get("engine")
+    if engine is None:
+        yield _NO_SERVER
+    elif engine.get("engine_status") in _ENGINE_PROBLEMS:
+        problem = _ENGINE_PROBLEMS[engine["engine_status"]]
+        detail = engine.get("engine_status_detail")
+        yield problem if not detail else Problem(f"{problem.text} {detail}", problem.remedy)
+    if error := stats.get("ledger_error"):
+        yield Problem(
+            f"The proxy cannot write its ledger: {error}.",
+            "Free space on the disk or repair the file; what is not written is not trained.",
+        )
+    elif num := stats.get("ledger_dropped"):
+        yield Problem(
+            f"{counted(num, 'write')} to the ledger failed since the proxy started.",
+            "Read the proxy's log for the cause.",
+        )
+    if stats.get("paused"):
+        yield _PAUSED
+    if not stats.get("has_hooks", True):
+        yield _NO_HOOKS
+    if message := stats.get("hooks_changed"):
+        yield Problem(str(message), "")  # the message ends with the remedy
+    release: Json = stats.get("release") or {}
+    if trouble := release.get("trouble"):
+        yield Problem(
+            f"The release gate cannot decide: {trouble}.",
+            "`fakevllm release status` shows the versions.",
+        )
+    if release.get("is_held"):
+        yield Problem(
+            "Releases are on hold, so no newer version answers.",
+            "Run `fakevllm release resume` when versions may be released again.",
+        )
+    yield from _privacy_problems(stats.get("privacy") or {})
+    arms: Json = stats.get("arms") or {}
+    troubles: dict[str, str] = arms.get("trouble") or {}
+    for arm, trouble in troubles.items():
+        yield Problem(
+            f"The {arm} arm cannot be sampled: {trouble}.", "The newest weights answer meanwhile."
+        )
+
+
+def _privacy_problems(privacy: Json) -> Iterator[Problem]:
+    if num := privacy.get("unsent"):
+        yield Problem(
+            f"The server has not yet deleted the contents of {counted(num, 'group')}.",
+            privacy.get("server_problem") or "Start the server: the proxy asks it again.",
+        )
+    if trouble := privacy.get("trouble"):
+        yield Problem(f"Old contents cannot be pruned: {trouble}.", "Read the proxy's log.")

@@ -1,0 +1,98 @@
+"""The status of the proxy and of its server, as `fakevllm status` shows it.
+
+All pages of all browsers share one reply, so the proxy is asked seldom, however many consoles are
+open.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fakevllm.console.problems import Problem, find_problems
+from fakevllm.errors import ConfigError
+from fakevllm.runtime.admin_client import Json, fetch_json, proxy_root
+from fakevllm.runtime.status_rows import arm_rows, status_rows
+
+MAX_AGE_S = 4.0
+"""Seconds for which a reply of the proxy is shown before the proxy is asked again."""
+TIMEOUT_S = 5.0
+"""Maximum seconds that a page waits for the proxy."""
+_PATH = "/fakevllm/stats?curve=ends"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyView:
+    """What the console shows of the proxy."""
+
+    url: str
+    rows: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Names and values, as `fakevllm status` shows them."""
+    arm_rows: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    problems: list[Problem] = field(default_factory=list[Problem])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of groups by state."""
+    feedback: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of feedback items by state."""
+    is_reached: bool = False
+
+
+class ProxyStatus:
+    """The status of one proxy, which is fetched when it is needed and then kept for MAX_AGE_S."""
+
+    def __init__(
+        self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = url
+        self._key = key
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._view: ProxyView | None = None
+        self._fetched_at = 0.0
+
+    def view(self) -> ProxyView:
+        """Return the status. The method blocks the thread, and never raises because of the
+        proxy."""
+        with self._lock:
+            if self._view is None or self._clock() - self._fetched_at > MAX_AGE_S:
+                self._view = self._fetch()
+                self._fetched_at = self._clock()
+            return self._view
+
+    def _fetch(self) -> ProxyView:
+        try:
+            stats = fetch_json(self._url, _PATH, self._key, timeout_s=TIMEOUT_S)
+        except ConfigError as error:  # translates: the page shows the sentence
+            return self._not_reached(str(error))
+        try:
+            return _view_of(proxy_root(self._url), stats)
+        except (LookupError, TypeError, ValueError, AttributeError):  # translates foreign JSON
+            return self._not_reached(
+                f"The reply of {self._url} is not that of a fakevllm proxy of this version: set "
+                "--url, or update the older one of the two."
+            )
+
+    def _not_reached(self, message: str) -> ProxyView:
+        # Most messages of commands have the form `problem: remedy`.
+        text, _, remedy = message.rpartition(": ")
+        if text:
+            problem = Problem(f"{text}.", f"{remedy[:1].upper()}{remedy[1:]}")
+        else:
+            problem = Problem(message, "")
+        return ProxyView(self._url, problems=[problem])
+
+
+def _view_of(url: str, stats: Json) -> ProxyView:
+    arms: Json | None = stats.get("arms")
+    is_gated = stats.get("release") is not None
+    return ProxyView(
+        url,
+        rows=list(status_rows(stats)),
+        arm_rows=[] if arms is None else list(arm_rows(arms, is_gated=is_gated)),
+        problems=find_problems(stats),
+        counts=dict(stats["counts"]),
+        feedback=dict(stats.get("feedback") or {}),
+        is_reached=True,
+    )

@@ -1,0 +1,67 @@
+"""What the console shows and where it listens, with the checks of both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.errors import ConfigError
+from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
+from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
+from fakevllm_runtime.key_file import follow_key_file
+
+log = logging.getLogger("fakevllm.console.settings")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """What the console shows and where it listens."""
+
+    ledger: Path
+    proxy_url: str
+    proxy_key: str | None = field(default=None, repr=False)
+    """API key for the proxy."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    allowed_hosts: Sequence[str] = ()
+    """Names that are accepted in a request's `Host` header, in addition to loopback names and
+    `host`."""
+    key_file: Path | None = None
+    """File with the API keys whose admins may log in. None means that only the one-time link logs
+    in."""
+    app_keys: Path | None = None
+    """The proxy's key file, for the names of apps."""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names that are accepted in a request's `Host` header."""
+        return LOOPBACK | {self.host.lower()} | {name.lower() for name in self.allowed_hosts}
+
+    def link_root(self, port: int) -> str:
+        """Return the URL of the console for the link that is printed. `port` is the port on which
+        the console listens."""
+        if self.host in WILDCARD_HOSTS and self.allowed_hosts:
+            return local_url(self.allowed_hosts[0], port)
+        return local_url(self.host, port)
+
+    def login_keys(self) -> KeyRing | ReloadingKeyRing | None:
+        """Return the API keys whose admins may log in, or None if no key logs in.
+
+        Raises ConfigError if the key file has no valid key, or if the console is reachable from
+        other machines and has no key file.
+        """
+        fix = "make one with `fakevllm keys add NAME --key-file FILE`"
+        if self.key_file is None:
+            if is_loopback(self.host):
+                return None
+            raise ConfigError(
+                f"--host {self.host} is reachable from outside: add --key-file FILE with a key of "
+                f"an admin ({fix})."
+            )
+        ring = follow_key_file(self.key_file, log)
+        if ring.num_valid == 0:
+            raise ConfigError(f"The key file {self.key_file} has no valid key: {fix}.")
+        return ring

@@ -1,0 +1,126 @@
+"""A ledger that is only read, by a process other than the proxy.
+
+The file is never created, migrated or changed. Each read opens the file anew, so the file may
+appear, disappear or be replaced at any time. The methods block the thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.exc import DatabaseError
+
+from fakevllm.errors import LedgerError
+from fakevllm.ledger.group_reads import GroupReads
+from fakevllm.ledger.migrations import MIGRATIONS
+from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.summary_reads import SummaryReads
+from fakevllm_runtime.read_only import connect_read_only
+
+READ_TIMEOUT_S = 10.0
+"""Maximum seconds that the queries of one connection may take."""
+STEPS_BETWEEN_CHECKS = 100_000
+"""Number of steps of SQLite's virtual machine between two checks of the time. This number of steps
+takes about 10 ms."""
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_PRIMARY_CODE = 0xFF
+"""Mask for the primary error code of an extended error code of SQLite."""
+
+
+class ReadOnlyLedger:
+    """Reader of a ledger file, for a process that must never change it."""
+
+    def __init__(self, file: Path, timeout_s: float = READ_TIMEOUT_S) -> None:
+        self.file = file.expanduser()
+        self._timeout_s = timeout_s
+        engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+        self._engine: Engine = engine
+        self.groups = GroupReads(engine)
+        self.sessions = SessionReads(engine)
+        self.summary = SummaryReads(engine)
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Check that the file can be read by this version, and convert errors of reads in the
+        `with` block to LedgerError. The message is one sentence that says what to do."""
+        try:
+            self._check_schema()
+            yield
+        except (DatabaseError, sqlite3.Error) as error:
+            raise LedgerError(self._explain(error)) from error
+        except (ValueError, TypeError, KeyError) as error:  # a row that no version has written
+            raise LedgerError(self._damaged(error)) from error
+
+    def state_of_files(self) -> object:
+        """Return a value that changes when another process has written to the ledger. The value is
+        made from the files' times and sizes, so no lock is taken."""
+        state: list[tuple[int, int] | None] = []
+        for name in (self.file.name, f"{self.file.name}-wal"):
+            try:
+                stat = self.file.with_name(name).stat()
+                state.append((stat.st_mtime_ns, stat.st_size))
+            except OSError:
+                state.append(None)
+        return tuple(state)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = connect_read_only(self.file)
+        # A page may have been closed by its reader, so its queries need a limit of their own.
+        ends_at = time.monotonic() + self._timeout_s
+        db.set_progress_handler(lambda: int(time.monotonic() > ends_at), STEPS_BETWEEN_CHECKS)
+        return db
+
+    def _check_schema(self) -> None:
+        if not self.file.exists():
+            raise LedgerError(
+                f"There is no ledger {self.file} yet: start the proxy with `fakevllm serve`, or "
+                "name another ledger with --ledger."
+            )
+        if not self.file.is_file():
+            raise LedgerError(f"{self.file} is not a file: name a ledger with --ledger.")
+        with closing(self._connect()) as db:
+            applied = {row[0] for row in db.execute("SELECT name FROM migrations")}
+        known = {migration.__name__ for migration in MIGRATIONS}
+        if applied - known:
+            raise LedgerError(
+                f"The ledger {self.file} was written by a newer version of fakevllm: update the "
+                "fakevllm that shows this page."
+            )
+        if known - applied:
+            raise LedgerError(
+                f"The ledger {self.file} was written by an older version of fakevllm: start the "
+                "proxy of this version once, which updates the file."
+            )
+
+    def _explain(self, error: DatabaseError | sqlite3.Error) -> str:
+        cause = getattr(error, "orig", None) or error
+        code = getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE
+        if code in _BUSY:
+            return (
+                f"Another process changes the whole ledger {self.file} at the moment: load this "
+                "page again in a minute."
+            )
+        if code == sqlite3.SQLITE_INTERRUPT:
+            return (
+                f"The ledger {self.file} could not be read within {self._timeout_s:.0f} s: search "
+                "for less, or try again when the machine is less busy."
+            )
+        if code in _NO_ACCESS:
+            return (
+                f"The ledger {self.file} cannot be opened ({cause}): run the command as the user "
+                "who owns the file."
+            )
+        return self._damaged(cause)
+
+    def _damaged(self, cause: object) -> str:
+        line = str(cause).partition("\n")[0]
+        return (
+            f"The file {self.file} is damaged, or is not a ledger ({line}): stop the proxy and "
+            "restore the file from a backup, or name another ledger with --ledger."
+        )

@@ -1,0 +1,40 @@
+"""Queries about the whole ledger: numbers of groups by state and reason, training runs, and
+learning curves. The time of these queries does not depend on the number of groups, because the
+ledger keeps counters."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from fakevllm.ledger import reads
+from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
+from fakevllm.ledger.records import StepRow
+
+
+class SummaryReads:
+    """A reader of the ledger's counters. The methods block the thread."""
+
+    def __init__(self, read_engine: Engine) -> None:
+        self._read_engine = read_engine
+
+    def runs(self) -> list[str]:
+        """Return the ids of the server's training runs that have a learning curve in this ledger,
+        newest first."""
+        with self._read_engine.connect() as db:
+            return list(db.exec_driver_sql(reads.RUNS).scalars())
+
+    def curve(self, run_id: str) -> list[StepRow]:
+        """Return the learning curve of one training run, with one row for each step."""
+        with self._read_engine.connect() as db:
+            return whole_curve(db, run_id)
+
+    def curve_ends(self, run_id: str) -> CurveEnds:
+        """Return the beginning and the end of one run's learning curve."""
+        with self._read_engine.connect() as db:
+            return curve_ends(db, run_id)
+
+    def numbers(self, subject: str) -> dict[str, int]:
+        """Return the counters of a subject by name. The subjects are those of the table
+        `counters`."""
+        with self._read_engine.connect() as db:
+            return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}

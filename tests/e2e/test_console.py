@@ -1,0 +1,104 @@
+"""`fakevllm console` as a process, in front of a running proxy and server."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.console_process import login_url, start_console
+from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.processes import Process, Processes, free_port, wait_until
+from tests.e2e.stack import VALID, Stack, post
+
+STOPPED_WITHIN_S = 8.0
+"""A graceful stop waits five seconds for open requests. An open page must not use them up."""
+
+
+@contextmanager
+def logged_in(console: Process) -> Generator[httpx.Client]:
+    with httpx.Client(base_url=console.url, timeout=30) as browser:
+        assert browser.get(login_url(console)).status_code == 200
+        yield browser
+
+
+def test_the_console_shows_a_request_and_the_status_of_proxy_and_server(
+    stack: Stack, processes: Processes
+) -> None:
+    assert post(stack.three, VALID).status_code == 200
+    wait_for_groups(stack.three, 1)
+    console = start_console(processes, stack.three)
+    with logged_in(console) as browser:
+        now = browser.get("/").text
+        assert "serves requests" in now or "trains, or loads" in now
+        assert "Nothing is wrong" in now and "fan-out" in now
+        group_id = rows(stack.three, "SELECT group_id FROM groups LIMIT 1")[0]["group_id"]
+        assert f"/groups/{group_id}" in browser.get("/groups?text=Hello").text
+        shown = browser.get(f"/groups/{group_id}").text
+        assert shown.count("<article") == 3 and ">served</span>" in shown
+
+
+def test_an_event_arrives_after_a_request_and_open_pages_do_not_delay_the_stop(
+    stack: Stack, processes: Processes
+) -> None:
+    console = start_console(processes, stack.three)
+    events: list[str] = []
+    with logged_in(console) as browser:
+
+        def listen() -> None:
+            with browser.stream("GET", "/events") as stream:
+                assert stream.headers["content-type"].startswith("text/event-stream")
+                events.extend(stream.iter_lines())
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+
+        def arrived() -> bool:
+            assert post(stack.three, VALID).status_code == 200
+            return "event: ledger" in events
+
+        with httpx.stream("GET", f"{console.url}/events") as refused:
+            assert refused.status_code == 401
+        # httpx yields whole lines only after the next chunk, so the first event may be late.
+        wait_until(lambda: bool(events), 30.0, "the beginning of the stream")
+        wait_until(arrived, 30.0, "an event")
+        console.signal(signal.SIGTERM)
+        wait_until(lambda: console.returncode is not None, STOPPED_WITHIN_S, "the end")
+        assert console.returncode == 0
+        listener.join(10.0)
+        assert not listener.is_alive()
+    assert "Traceback" not in console.log
+
+
+def test_the_console_keeps_working_while_the_proxy_is_gone(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server)
+    assert post(proxy, VALID).status_code == 200
+    wait_for_groups(proxy, 1)
+    console = start_console(processes, proxy)
+    with logged_in(console) as browser:
+        assert proxy.stop() == 0
+        wait_until(
+            lambda: "No fakevllm proxy answers" in browser.get("/").text, 20.0, "the sentence"
+        )
+        assert "Hello" in browser.get("/groups").text
+
+
+def run_console(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fakevllm", "console", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_mistakes_in_the_flags_get_one_line(tmp_path: Path) -> None:
+    done = run_console(tmp_path, "--host", "0.0.0.0", "--port", str(free_port()))
+    assert done.returncode == 2 and "--key-file" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    done = run_console(tmp_path, "--key-file", "absent")
+    assert done.returncode == 2 and "no valid key" in done.stderr
+    assert not any(tmp_path.iterdir())

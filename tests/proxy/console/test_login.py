@@ -1,0 +1,238 @@
+"""Who may see the console: links, cookies, keys, hosts, origins and form tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fakevllm.config.key_file import KeyFile
+from fakevllm.console.browser_sessions import LIFETIME_S, MAX_SESSIONS, BrowserSessions
+from fakevllm.console.login_link import LINK_LIFETIME_S, NEW_LINK_INTERVAL_S, LoginLink
+from fakevllm.console.settings import ConsoleSettings
+from fakevllm.errors import ConfigError
+from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.protocol.keys import Role, fingerprint, named_key
+from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
+from tests.proxy.ledger.ledger_cases import group
+
+PATHS = [
+    "/",
+    "/learning",
+    "/learning/curve",
+    "/groups",
+    "/groups/g1",
+    "/sessions",
+    "/sessions/s1",
+    "/events",
+    "/no-such-page",
+]
+
+
+def key_file(folder: Path, **roles: Role) -> Path:
+    file = folder / "console_keys"
+    for name, role in roles.items():
+        KeyFile(file).add(named_key(f"key-of-{name}", name, "2026-01-01", role=role))
+    return file
+
+
+def test_a_code_logs_in_once_and_only_for_ten_minutes() -> None:
+    link = LoginLink()
+    code = link.issue(now=0.0)
+    assert not link.redeem("wrong", now=1.0)
+    assert link.redeem(code, now=LINK_LIFETIME_S)
+    assert not link.redeem(code, now=LINK_LIFETIME_S)
+    late = link.issue(now=1000.0)
+    assert not link.redeem(late, now=1001.0 + LINK_LIFETIME_S)
+
+
+def test_a_new_code_ends_the_one_before_and_is_made_seldom() -> None:
+    link = LoginLink()
+    first = link.issue(now=1000.0)
+    assert not link.may_issue(now=1001.0)
+    assert link.may_issue(now=1000.0 + NEW_LINK_INTERVAL_S)
+    second = link.issue(now=1010.0)
+    assert not link.redeem(first, now=1011.0)
+    assert link.redeem(second, now=1011.0)
+
+
+def test_without_a_link_no_code_logs_in() -> None:
+    assert not LoginLink().redeem("", now=0.0)
+
+
+def test_a_login_ends_after_its_time() -> None:
+    sessions = BrowserSessions()
+    cookie = sessions.open(now=0.0)
+    assert sessions.find(cookie, now=LIFETIME_S - 1) is not None
+    assert sessions.find(cookie, now=LIFETIME_S) is None
+    assert sessions.find(None, now=0.0) is None
+
+
+def test_the_number_of_logins_has_a_limit() -> None:
+    sessions = BrowserSessions()
+    cookies = [sessions.open(now=0.0) for _ in range(MAX_SESSIONS + 1)]
+    assert sessions.find(cookies[0], now=1.0) is None
+    assert sessions.find(cookies[1], now=1.0) is not None
+
+
+def test_a_form_token_belongs_to_one_cookie_of_one_process() -> None:
+    sessions, other = BrowserSessions(), BrowserSessions()
+    token = sessions.form_token("a")
+    assert sessions.accepts_form("a", token)
+    assert not sessions.accepts_form("b", token)
+    assert not sessions.accepts_form("a", "ä")
+    assert not other.accepts_form("a", token)
+    assert not sessions.accepts_form(None, sessions.form_token(""))
+
+
+@pytest.mark.parametrize("url", PATHS)
+async def test_without_a_login_every_page_is_the_login_page(
+    url: str, path: Path, ledger: Ledger
+) -> None:
+    ledger.record(group("g1"))
+    assert ledger.drain()
+    async with open_console(path, is_logged_in=False) as rig:
+        reply = await rig.browser.get(url)
+        assert reply.status_code == 401
+        assert "Log in" in reply.text and "1+1?" not in reply.text
+        rig.browser.cookies.set(rig.parts.cookie_name, "guessed")
+        assert (await rig.browser.get(url)).status_code == 401
+
+
+async def test_the_link_works_once_and_sets_a_strict_cookie(path: Path, ledger: Ledger) -> None:
+    async with open_console(path, is_logged_in=False) as rig:
+        code = rig.new_code()
+        reply = await rig.browser.get("/login", params={"code": code})
+        cookie = reply.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
+        assert rig.parts.cookie_name == "fakevllm_console_8001" and rig.parts.cookie_name in cookie
+        assert (await rig.browser.get("/")).status_code == 200
+        rig.browser.cookies.clear()
+        again = await rig.browser.get("/login", params={"code": code})
+        assert again.status_code == 401 and "was used before" in again.text
+        assert (await rig.browser.get("/")).status_code == 401
+
+
+async def test_a_visitor_without_a_login_gets_a_new_link_only_in_the_terminal(
+    path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=False) as rig:
+        token = await rig.form_token("/login")
+        reply = await rig.browser.post("/login/new-link", data={"form_token": token})
+        assert reply.status_code == 200 and "code=" not in reply.text
+        assert len(rig.links) == 1
+        await rig.browser.post("/login/new-link", data={"form_token": token})
+        assert len(rig.links) == 1
+
+
+async def test_logging_out_ends_the_login(path: Path, ledger: Ledger) -> None:
+    async with open_console(path) as rig:
+        cookie = rig.browser.cookies[rig.parts.cookie_name]
+        token = await rig.form_token("/")
+        reply = await rig.browser.post("/logout", data={"form_token": token})
+        assert reply.status_code == 303
+        rig.browser.cookies.set(rig.parts.cookie_name, cookie)
+        assert (await rig.browser.get("/")).status_code == 401
+
+
+@pytest.mark.parametrize("url", ["/logout", "/login/new-link", "/login/key"])
+@pytest.mark.parametrize("token", [None, "", "0" * 64])
+async def test_a_form_without_its_token_is_refused(
+    url: str, token: str | None, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        data = {} if token is None else {"form_token": token}
+        reply = await rig.browser.post(url, data=data)
+        assert reply.status_code == 403 and "form is out of date" in reply.text
+        assert len(rig.links) == 1
+        assert (await rig.browser.get("/")).status_code == 200
+
+
+async def test_a_foreign_host_and_a_foreign_origin_are_refused(path: Path, ledger: Ledger) -> None:
+    async with open_console(path) as rig:
+        reply = await rig.browser.get("/", headers={"host": "evil.example"})
+        assert reply.status_code == 403 and "--allow-host" in reply.text
+        data = {"form_token": await rig.form_token("/")}
+        for origin in ("http://evil.example", "null"):
+            reply = await rig.browser.post("/logout", data=data, headers={"origin": origin})
+            assert reply.status_code == 403
+        own = await rig.browser.post("/logout", data=data, headers={"origin": ORIGIN})
+        assert own.status_code == 303
+
+
+async def test_an_admins_key_logs_in_and_other_keys_do_not(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    keys = key_file(tmp_path, ops=Role.ADMIN, bob=Role.CLIENT)
+    async with open_console(path, key_file=keys, is_logged_in=False) as rig:
+        token = await rig.form_token("/groups?state=lost")
+
+        async def send(key: str, target: str = "/groups?state=lost") -> httpx.Response:
+            data = {"form_token": token, "key": key, "next": target}
+            return await rig.browser.post("/login/key", data=data)
+
+        assert (await send("wrong")).status_code == 401
+        refused = await send("key-of-bob")
+        assert refused.status_code == 403 and "role admin" in refused.text
+        assert (await rig.browser.get("/")).status_code == 401
+        reply = await send("key-of-ops")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/groups?state=lost")
+        assert (await rig.browser.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "/\\evil.example", "http://evil.example", ""])
+async def test_a_login_leads_only_to_pages_of_the_console(
+    target: str, path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    async with open_console(
+        path, key_file=key_file(tmp_path, ops=Role.ADMIN), is_logged_in=False
+    ) as rig:
+        token = await rig.form_token("/login")
+        data = {"form_token": token, "key": "key-of-ops", "next": target}
+        reply = await rig.browser.post("/login/key", data=data)
+        assert reply.headers["location"] == "/"
+
+
+async def test_a_login_ends_when_its_key_is_revoked(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    keys = key_file(tmp_path, ops=Role.ADMIN, eve=Role.ADMIN)
+    async with open_console(path, key_file=keys, is_logged_in=False) as rig:
+        cookie = rig.parts.sessions.open(rig.clock(), fingerprint("key-of-eve"))
+        rig.browser.cookies.set(rig.parts.cookie_name, cookie)
+        assert (await rig.browser.get("/")).status_code == 200
+        KeyFile(keys).revoke("eve", "2026-01-02")
+        await asyncio.sleep(1.1)  # a key file is read again within a second
+        assert (await rig.browser.get("/")).status_code == 401
+
+
+async def test_every_response_has_the_headers_that_protect_the_browser(
+    path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        for url in ("/", "/login", "/static/console.css", "/groups/none", "/no-such-page"):
+            headers = (await rig.browser.get(url)).headers
+            policy = headers["content-security-policy"]
+            assert policy.startswith("default-src 'self';") and "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff"
+        assert (await rig.browser.get("/")).headers["cache-control"] == "no-store"
+
+
+def test_another_address_needs_a_key_file(tmp_path: Path) -> None:
+    def settings(host: str, keys: Path | None = None) -> ConsoleSettings:
+        return ConsoleSettings(tmp_path / "l", ABSENT_PROXY, host=host, key_file=keys)
+
+    assert settings("127.0.0.1").login_keys() is None
+    with pytest.raises(ConfigError, match="--key-file"):
+        settings("0.0.0.0").login_keys()
+    with pytest.raises(ConfigError, match="no valid key"):
+        settings("0.0.0.0", tmp_path / "absent").login_keys()
+    assert settings("0.0.0.0", key_file(tmp_path, ops=Role.ADMIN)).login_keys() is not None
+
+
+async def test_a_form_that_is_too_large_is_refused(path: Path, ledger: Ledger) -> None:
+    async with open_console(path) as rig:
+        reply = await rig.browser.post("/logout", data={"form_token": "x" * 100_000})
+        assert reply.status_code == 413
