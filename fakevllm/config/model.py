@@ -414,7 +414,8 @@ def _use_own_server(merged: dict[str, Any]) -> None:
         return
     table = cast(dict[str, Any], server)
     host, port = table.get("host", DEFAULT_SERVER_HOST), table.get("port", DEFAULT_SERVER_PORT)
-    if isinstance(host, str) and isinstance(port, int) and 0 < port <= MAX_PORT:
+    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 < port <= MAX_PORT
+    if is_port and isinstance(host, str) and host:
         merged["swarm"] = {**swarm, "url": local_url(host, port)}
 
 

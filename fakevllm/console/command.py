@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import sys
+from typing import NoReturn
 
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
@@ -51,7 +54,8 @@ def run_console(
     asyncio.run(_serve(parts, listener, num_connections))
 
 
-async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: int) -> None:
+async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: int) -> NoReturn:
+    """Serve until a signal, and then end the process."""
     events = ChangeEvents(parts.ledger.state_of_files)
     server = GracefulServer(
         public_server_config(create_app(parts, events), num_connections), on_stop=events.stop
@@ -65,3 +69,8 @@ async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: 
     parts.show_new_link()
     await server.serve(sockets=[listener])
     log.info("stopped")
+    # Threads that still compute a page would hold the process, and `fakevllm up` stops the console
+    # before all others. A console has nothing to save.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)

@@ -174,6 +174,8 @@ def test_a_swarm_address_that_is_not_an_http_url_is_refused(url: str) -> None:
         ('host = "::1"\nport = 18086', "http://[::1]:18086"),
         ("port = 0", "http://127.0.0.1:10086"),
         ('port = "x"', "http://127.0.0.1:10086"),
+        ("port = true", "http://127.0.0.1:10086"),
+        ('host = ""', "http://127.0.0.1:10086"),
         ('port = 18086\n[swarm]\nurl = "http://gpu-box:10086"', "http://gpu-box:10086"),
     ],
 )
