@@ -10,12 +10,14 @@ login.py             the login page, and the check that each other page begins w
 page_renderer.py     templates, and the formats of numbers and times in them
 proxy_status.py      the status of the proxy, fetched once for all pages
 problems.py          what is wrong, and what to do about it
+feedback_sentences.py  what became of feedback, in sentences
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page
 templates/ static/   HTML (Jinja2), CSS and scripts; static/vendor has files of other projects
 
-The console is a process of its own. It only reads the ledger, and asks the proxy for its status.
+The console is a process of its own. It only reads the ledger, asks the proxy for its status, and
+sends the proxy feedback of its user.
 It never creates, migrates or changes the ledger, never asks the model, and never accepts code.
 Every text that is shown may come from an app, a user or a model, so the templates escape each
 value. The pages load nothing from other sites.

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.feedback_reads import FeedbackReads
 from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.session_reads import SessionReads
@@ -42,6 +43,7 @@ class ReadOnlyLedger:
         engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         self._engine: Engine = engine
         self.groups = GroupReads(engine)
+        self.feedback = FeedbackReads(engine)
         self.sessions = SessionReads(engine)
         self.summary = SummaryReads(engine)
 

@@ -70,18 +70,21 @@ async def open_console(
     ledger: Path,
     *,
     proxy_url: str = ABSENT_PROXY,
+    proxy_key: str | None = None,
     key_file: Path | None = None,
     app_keys: Path | None = None,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
-    settings = ConsoleSettings(ledger, proxy_url, key_file=key_file, app_keys=app_keys)
+    settings = ConsoleSettings(
+        ledger, proxy_url, proxy_key=proxy_key, key_file=key_file, app_keys=app_keys
+    )
     links: list[str] = []
     clock = Clock()
     reader = ReadOnlyLedger(ledger)
     parts = ConsoleParts(
         settings,
         reader,
-        ProxyStatus(proxy_url, None),
+        ProxyStatus(proxy_url, proxy_key),
         settings.login_keys(),
         port=8001,
         show_link=links.append,

@@ -18,7 +18,8 @@ from fakevllm_adapters.protocol.keys import Role, fingerprint, named_key
 from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
 from tests.proxy.ledger.ledger_cases import group
 
-PATHS = ["/", "/groups", "/groups/g1", "/sessions", "/sessions/s1", "/events", "/no-such-page"]
+PATHS = ["/feedback", "/feedback/g1"]
+PATHS += ["/", "/groups", "/groups/g1", "/sessions", "/sessions/s1", "/events", "/no-such-page"]
 
 
 def key_file(folder: Path, **roles: Role) -> Path:
@@ -224,5 +225,5 @@ def test_another_address_needs_a_key_file(tmp_path: Path) -> None:
 
 async def test_a_form_that_is_too_large_is_refused(path: Path, ledger: Ledger) -> None:
     async with open_console(path) as rig:
-        reply = await rig.browser.post("/logout", data={"form_token": "x" * 100_000})
+        reply = await rig.browser.post("/logout", data={"form_token": "x" * 2_000_000})
         assert reply.status_code == 413
