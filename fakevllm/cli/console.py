@@ -15,6 +15,9 @@ def console(
     url: ProxyUrl = None,
     key: ProxyKey = None,
     ledger: LedgerFile = None,
+    hooks: Annotated[
+        Path | None, typer.Option(help="Folder with the hook files, or one file.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
     allow_host: Annotated[
@@ -38,9 +41,10 @@ def console(
     def run() -> None:
         from fakevllm.config.model import load
         from fakevllm.console.command import run_console
+        from fakevllm.console.hook_dry_run import DryRunSettings
         from fakevllm.console.settings import DEFAULT_HOST, DEFAULT_PORT, ConsoleSettings
 
-        proxy = load(config, {"proxy": {"run_dir": run_dir}})
+        proxy = load(config, {"proxy": {"run_dir": run_dir}, "hooks": {"path": hooks}})
         settings = ConsoleSettings(
             proxy.ledger_file if ledger is None else ledger,
             proxy.local_url if url is None else url,
@@ -50,6 +54,7 @@ def console(
             allowed_hosts=allow_host or (),
             key_file=key_file,
             app_keys=proxy.key_file,
+            hooks=DryRunSettings.of(proxy),
         )
         run_console(
             settings,

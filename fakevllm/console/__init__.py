@@ -11,6 +11,7 @@ page_renderer.py     templates, and the formats of numbers and times in them
 proxy_status.py      the status of the proxy, fetched once for all pages
 problems.py          what is wrong, and what to do about it
 feedback_sentences.py  what became of feedback, in sentences
+hook_dry_run.py      run the hook files on disk over logged groups
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page

@@ -18,8 +18,19 @@ from fakevllm_adapters.protocol.keys import Role, fingerprint, named_key
 from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
 from tests.proxy.ledger.ledger_cases import group
 
-PATHS = ["/feedback", "/feedback/g1"]
-PATHS += ["/", "/groups", "/groups/g1", "/sessions", "/sessions/s1", "/events", "/no-such-page"]
+PATHS = [
+    "/feedback",
+    "/feedback/g1",
+    "/hooks",
+    "/hooks/dry-run",
+    "/",
+    "/groups",
+    "/groups/g1",
+    "/sessions",
+    "/sessions/s1",
+    "/events",
+    "/no-such-page",
+]
 
 
 def key_file(folder: Path, **roles: Role) -> Path:

@@ -57,7 +57,7 @@ class Elements(HTMLParser):
 TAGS = """
     html head meta title link script body header a nav form input button main div h1 h2 h3 p strong
     section dl dt dd table thead tbody tr th td span label select option details summary pre article
-    mark b code textarea
+    mark b code textarea ul li
 """
 KNOWN_TAGS = frozenset(TAGS.split())
 """Elements that the templates have."""
