@@ -19,11 +19,13 @@ from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
 from tests.proxy.ledger.ledger_cases import group
 
 PATHS = [
+    "/",
+    "/learning",
+    "/learning/curve",
     "/feedback",
     "/feedback/g1",
     "/hooks",
     "/hooks/dry-run",
-    "/",
     "/groups",
     "/groups/g1",
     "/sessions",
