@@ -18,9 +18,10 @@ change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page
 templates/ static/   HTML (Jinja2), CSS and scripts; static/vendor has files of other projects
 
-The console is a process of its own. It only reads the ledger, asks the proxy for its status, and
-sends the proxy feedback of its user.
-It never creates, migrates or changes the ledger, never asks the model, and never accepts code.
+The console is a process of its own. It only reads the ledger, asks the proxy for its status, sends
+the proxy the feedback of its user, and lets the proxy reload its hooks. A dry run of hook files
+takes place in a child process. The console never creates, migrates or changes the ledger, never
+asks the model, and never accepts code.
 Every text that is shown may come from an app, a user or a model, so the templates escape each
 value. The pages load nothing from other sites.
 """

@@ -71,7 +71,7 @@ def test_from_a_thumb_in_the_web_chat_to_its_training_step_in_three_clicks(
         webchat.get_by_label("Good answer").first.click()  # gives the key a baseline
         webchat.wait_for_selector("[data-thumbs='1'][aria-pressed=true]")
         webchat.get_by_label("Bad answer").last.click()  # the first click
-        console.get_by_role("link", name="Feedback").click()  # the second click
+        console.get_by_role("link", name="Feedback", exact=True).click()  # the second click
         row = console.locator("#live tr", has_text="answer 2")
         row.get_by_text("It was trained in step").wait_for()
         row.get_by_role("link").click()  # the third click leads to the group
