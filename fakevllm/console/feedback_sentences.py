@@ -8,7 +8,6 @@ from fakevllm.ledger.records import REPLACED, TAKEN_BACK, FeedbackRecord, Feedba
 _KEPT = {
     TAKEN_BACK: "It was taken back.",
     REPLACED: "Later feedback about this answer has replaced it.",
-    "no_number": "It has neither a thumb nor a score, so it changes no reward.",
     "not_heard": "It is stored.",
 }
 
@@ -26,6 +25,10 @@ def value_sentence(outcome: FeedbackOutcome) -> str:
     match row.state:
         case FeedbackState.RECEIVED:
             return "It is stored, and is evaluated in a moment."
+        case FeedbackState.KEPT if row.reason == "no_number":
+            has_number = row.thumbs is not None or row.score is not None
+            cause = "The hook gave it no value" if has_number else "It has neither thumb nor score"
+            return f"{cause}, so it changes no reward."
         case FeedbackState.KEPT:
             return _KEPT.get(row.reason or "", f"It does not count: {row.reason}.")
         case FeedbackState.JOINED:

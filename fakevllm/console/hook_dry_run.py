@@ -124,22 +124,18 @@ class HookDryRuns:
         self.last = DryRun()
         self._task = asyncio.create_task(self._run(self._settings, self.last))
 
-    async def wait(self) -> None:
-        """Wait until the running dry run has ended."""
-        if self._task is not None:
-            await self._task
-
     async def _run(self, settings: DryRunSettings, run: DryRun) -> None:
         try:
             problem = await self._try(settings, run)
-        except UserError as error:
+            run.groups = await asyncio.to_thread(self._shown, run.trial.results)
+        except UserError as error:  # translates: the page shows the sentence
             problem = str(error)
         except Exception as error:  # isolates: whatever fails in a dry run is shown
-            problem = f"The dry run failed with {first_line(error)}"
+            problem = f"the dry run failed with {first_line(error)}"
         comparison = run.trial.comparison
+        run.trial.results.clear()  # they have whole answers
         run.problem = problem.rstrip(".")
         run.changes = change_lines(comparison) if comparison.num_compared else []
-        run.groups = await asyncio.to_thread(self._shown, run.trial.results)
         run.is_running = False
 
     async def _try(self, settings: DryRunSettings, run: DryRun) -> str:

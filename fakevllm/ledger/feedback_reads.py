@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, Select, select, text
 
 from fakevllm.ledger.group_reads import QUESTION_CHARS
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState, State
 from fakevllm.ledger.tables import FEEDBACK
 
 _GROUP = f"""
@@ -35,8 +35,9 @@ class FeedbackOutcome:
     def trained_step(self) -> int | None:
         """Step that trained the value of the feedback. Feedback that was added to the reward of its
         answer is trained together with the group."""
-        is_joined = self.feedback.state == FeedbackState.JOINED
-        return self.group_step if is_joined else self.feedback.trained_step
+        if self.feedback.state == FeedbackState.JOINED:
+            return self.group_step if self.group_state == State.TRAINED else None
+        return self.feedback.trained_step
 
 
 class FeedbackReads:

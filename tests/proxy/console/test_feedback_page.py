@@ -146,7 +146,6 @@ async def test_a_refusal_is_shown_and_the_typed_text_stays(tmp_path: Path) -> No
             if key == "k-admin":
                 (row,) = rows(rig.proxy)
                 assert row.app_key == fingerprint("k-admin")
-                assert "boss" not in await rig.console.get("/groups/g1")
 
 
 async def test_only_an_admin_may_rate_the_answers_of_other_keys(tmp_path: Path) -> None:
@@ -225,5 +224,11 @@ def test_feedback_that_joined_its_group_is_trained_with_the_group() -> None:
     )
     assert "waits for a training step" in value_sentence(FeedbackOutcome(row, "q", "pooled"))
     assert "stale" in value_sentence(FeedbackOutcome(row, "q", "dropped", "stale"))
+    lost = value_sentence(FeedbackOutcome(row, "q", "lost", "server_crashed", 7))
+    assert "server_crashed" in lost
+    unvalued = replace(row, state="kept", reason="no_number")
+    assert value_sentence(FeedbackOutcome(unvalued)).startswith("The hook gave it no value")
+    comment = replace(unvalued, thumbs=None, comment="hm")
+    assert value_sentence(FeedbackOutcome(comment)).startswith("It has neither thumb nor score")
     refused = replace(row, state="kept", reason="no_calls")
     assert value_sentence(FeedbackOutcome(refused)) == "It does not count: no_calls."
