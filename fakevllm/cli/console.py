@@ -15,6 +15,9 @@ def console(
     url: ProxyUrl = None,
     key: ProxyKey = None,
     ledger: LedgerFile = None,
+    hooks: Annotated[
+        Path | None, typer.Option(help="Folder with the hook files, or one file.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
     allow_host: Annotated[
@@ -38,11 +41,13 @@ def console(
     def run() -> None:
         from fakevllm.config.model import load
         from fakevllm.console.command import run_console
+        from fakevllm.console.hook_dry_run import DryRunSettings
         from fakevllm.console.settings import ConsoleSettings
 
         hosts = allow_host or None
         own = {"host": host, "port": port, "key_file": key_file, "allowed_hosts": hosts}
-        loaded = load(config, {"proxy": {"run_dir": run_dir}, "console": own})
+        flags = {"proxy": {"run_dir": run_dir}, "hooks": {"path": hooks}, "console": own}
+        loaded = load(config, flags)
         settings = ConsoleSettings(
             loaded.ledger_file if ledger is None else ledger,
             loaded.local_url if url is None else url,
@@ -52,6 +57,7 @@ def console(
             allowed_hosts=loaded.console.allowed_hosts,
             key_file=loaded.console.key_file,
             app_keys=loaded.key_file,
+            hooks=DryRunSettings.of(loaded),
         )
         run_console(
             settings,

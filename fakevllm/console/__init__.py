@@ -11,13 +11,17 @@ page_renderer.py     templates, and the formats of numbers and times in them
 proxy_status.py      the status of the proxy, fetched once for all pages
 problems.py          what is wrong, and what to do about it
 curve_points.py      reduce a learning curve to the points of a chart
+feedback_sentences.py  what became of feedback, in sentences
+hook_dry_run.py      run the hook files on disk over logged groups
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page
 templates/ static/   HTML (Jinja2), CSS and scripts; static/vendor has files of other projects
 
-The console is a process of its own. It only reads the ledger, and asks the proxy for its status.
-It never creates, migrates or changes the ledger, never asks the model, and never accepts code.
+The console is a process of its own. It only reads the ledger, asks the proxy for its status, sends
+the proxy the feedback of its user, and lets the proxy reload its hooks. A dry run of hook files
+takes place in a child process. The console never creates, migrates or changes the ledger, never
+asks the model, and never accepts code.
 Every text that is shown may come from an app, a user or a model, so the templates escape each
 value. The pages load nothing from other sites.
 """

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fakevllm.console.problems import Problem, find_problems
 from fakevllm.errors import ConfigError
@@ -36,6 +37,8 @@ class ProxyView:
     """Number of groups by state."""
     feedback: dict[str, int] = field(default_factory=dict[str, int])
     """Number of feedback items by state."""
+    hooks: Json = field(default_factory=dict[str, Any])
+    """The key `hooks` of the statistics. Empty if the proxy has no hooks."""
     is_reached: bool = False
 
 
@@ -60,6 +63,11 @@ class ProxyStatus:
                 self._view = self._fetch()
                 self._fetched_at = self._clock()
             return self._view
+
+    def forget(self) -> None:
+        """Forget the kept reply, because the proxy was changed."""
+        with self._lock:
+            self._view = None
 
     def _fetch(self) -> ProxyView:
         try:
@@ -94,5 +102,6 @@ def _view_of(url: str, stats: Json) -> ProxyView:
         problems=find_problems(stats),
         counts=dict(stats["counts"]),
         feedback=dict(stats.get("feedback") or {}),
+        hooks=stats.get("hooks") or {},
         is_reached=True,
     )

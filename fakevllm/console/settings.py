@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
@@ -34,6 +35,8 @@ class ConsoleSettings:
     in."""
     app_keys: Path | None = None
     """The proxy's key file, for the names of apps."""
+    hooks: DryRunSettings | None = None
+    """The hook files that are shown and tried. None if they are not known."""
 
     @property
     def hosts(self) -> frozenset[str]:

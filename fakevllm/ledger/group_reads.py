@@ -46,6 +46,12 @@ _PAGE = f"""
     AND g.kind IS NOT '{EVAL_KIND}' {{conditions}}
     ORDER BY g.received_at DESC, g.group_id DESC LIMIT ?
 """
+_UNRATED = """
+    g.served_index IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM feedback AS f
+                    WHERE f.group_id = g.group_id AND f.kind = 'feedback')
+    AND NOT EXISTS (SELECT 1 FROM forgotten_groups AS o WHERE o.group_id = g.group_id)
+"""
 _NUM_SINCE = """
     SELECT COUNT(*) FROM (
         SELECT 1 FROM group_rows INDEXED BY ix_groups_place WHERE received_at >= ? LIMIT ?
@@ -73,6 +79,9 @@ class GroupSearch:
     """Beginning of the digest of the hook files."""
     session: str = ""
     """Beginning of a session's id."""
+    is_unrated: bool = False
+    """Whether only groups match whose answer an app received, and about which nobody has sent
+    feedback. Groups whose contents were deleted do not match."""
 
     @property
     def is_empty(self) -> bool:
@@ -94,6 +103,8 @@ class GroupSearch:
             high = math.inf if self.max_reward is None else self.max_reward
             conditions.append(f"EXISTS (SELECT 1 {_REWARDS} AND s.reward BETWEEN ? AND ?)")
             values += [low, high]
+        if self.is_unrated:
+            conditions.append(_UNRATED)
         if self.text:
             part = _like_pattern(self.text)
             conditions.append(

@@ -16,8 +16,10 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.feedback_reads import FeedbackReads
 from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
+from fakevllm.ledger.recorded_groups import RecordedGroups
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.summary_reads import SummaryReads
 from fakevllm_runtime.read_only import connect_read_only
@@ -42,7 +44,11 @@ class ReadOnlyLedger:
         engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         self._engine: Engine = engine
         self.groups = GroupReads(engine)
+        self.feedback = FeedbackReads(engine)
         self.sessions = SessionReads(engine)
+        # Only the proxy has the key of the hashes that replace redacted ids. Such a request is not
+        # found, and its conversation has redacted texts anyway.
+        self.recorded_groups = RecordedGroups(engine, str)
         self.summary = SummaryReads(engine)
 
     @contextmanager

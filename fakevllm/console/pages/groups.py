@@ -96,7 +96,10 @@ def parse_search(fields: Mapping[str, str]) -> tuple[GroupSearch, GroupKey]:
     low, high = (_reward(name, fields.get(name, "").strip()) for name in _REWARD_FIELDS)
     if low is not None and high is not None and low > high:
         raise SearchError("The lowest reward is above the highest one: exchange them.")
-    return GroupSearch(**values, min_reward=low, max_reward=high), _key(fields.get("after", ""))
+    search = GroupSearch(
+        values["text"], values["state"], low, high, values["hook"], values["session"]
+    )
+    return search, _key(fields.get("after", ""))
 
 
 def _reward(name: str, text: str) -> float | None:

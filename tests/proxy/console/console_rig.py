@@ -12,6 +12,7 @@ import httpx
 
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
@@ -70,18 +71,22 @@ async def open_console(
     ledger: Path,
     *,
     proxy_url: str = ABSENT_PROXY,
+    proxy_key: str | None = None,
+    hooks: DryRunSettings | None = None,
     key_file: Path | None = None,
     app_keys: Path | None = None,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
-    settings = ConsoleSettings(ledger, proxy_url, key_file=key_file, app_keys=app_keys)
+    settings = ConsoleSettings(
+        ledger, proxy_url, proxy_key=proxy_key, key_file=key_file, app_keys=app_keys, hooks=hooks
+    )
     links: list[str] = []
     clock = Clock()
     reader = ReadOnlyLedger(ledger)
     parts = ConsoleParts(
         settings,
         reader,
-        ProxyStatus(proxy_url, None),
+        ProxyStatus(proxy_url, proxy_key),
         settings.login_keys(),
         port=8001,
         show_link=links.append,

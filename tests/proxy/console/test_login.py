@@ -22,6 +22,10 @@ PATHS = [
     "/",
     "/learning",
     "/learning/curve",
+    "/feedback",
+    "/feedback/g1",
+    "/hooks",
+    "/hooks/dry-run",
     "/groups",
     "/groups/g1",
     "/sessions",
@@ -234,5 +238,5 @@ def test_another_address_needs_a_key_file(tmp_path: Path) -> None:
 
 async def test_a_form_that_is_too_large_is_refused(path: Path, ledger: Ledger) -> None:
     async with open_console(path) as rig:
-        reply = await rig.browser.post("/logout", data={"form_token": "x" * 100_000})
+        reply = await rig.browser.post("/logout", data={"form_token": "x" * 2_000_000})
         assert reply.status_code == 413

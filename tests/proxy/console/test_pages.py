@@ -58,7 +58,7 @@ class Elements(HTMLParser):
 TAGS = """
     html head meta title link script body header a nav form input button main div h1 h2 h3 p strong
     section dl dt dd table thead tbody tr th td span label select option details summary pre article
-    mark b code
+    mark b code textarea ul li
 """
 KNOWN_TAGS = frozenset(TAGS.split())
 """Elements that the templates have."""
@@ -107,6 +107,7 @@ async def test_markup_in_any_text_is_shown_as_text(
         parent_session_id=text,
         app_key=text,
     )
+    put(ledger, replace(record, group_id="unrated"))
     put(ledger, record, placed("g2", "other", parent_session_id=text, at=2000.0))
     ledger.feedback.record(
         FeedbackRecord(
@@ -124,6 +125,7 @@ async def test_markup_in_any_text_is_shown_as_text(
     urls += [f"/groups?text={quoted}&hook={quoted}&session={quoted}"]
     urls += [f"/groups?{name}={quoted}" for name in ("min_reward", "state", "after")]
     urls += ["/learning", f"/learning?run={quoted}"]
+    urls += ["/feedback", "/feedback/id%2F1", f"/feedback?after={quoted}", f"/feedback/{quoted}"]
     urls += [f"/{quoted}", f"/login?code={quoted}"]
     async with open_console(path) as rig:
         for url in urls:
@@ -133,6 +135,13 @@ async def test_markup_in_any_text_is_shown_as_text(
                 elements.feed(html)
                 assert elements.unexpected == [], url
         shown = await rig.get("/groups/id%2F1")
+        form = {"form_token": await rig.form_token("/"), "edited": text, "comment": text}
+        for headers in ({}, {"hx-request": "true"}):
+            reply = await rig.browser.post("/feedback/unrated", data=form, headers=headers)
+            assert reply.status_code == 409
+            elements = Elements()
+            elements.feed(reply.text)
+            assert elements.unexpected == []
     visible = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     visible = visible.replace("'", "&#39;").replace('"', "&#34;")
     assert visible in shown
