@@ -18,14 +18,18 @@ import pytest
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
 from fakevllm_adapters.protocol.keys import named_key
+from tests.e2e.axe import axe_violations
 from tests.e2e.console_process import login_url, start_console
 from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.npm_package import install_axe_core
 from tests.e2e.processes import Process, Processes
 from tests.e2e.stack import VALID, Stack, post
 
 pytestmark = [pytest.mark.browser]
 
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
+BOTH_SIZES = pytest.mark.parametrize("size", SIZES)
+BOTH_SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
 PAGES = {"now": "/", "learning": "/learning", "groups": "/groups", "sessions": "/sessions"}
 
 
@@ -75,6 +79,14 @@ def watched_page(context: Any, problems: list[str]) -> Any:
     return page
 
 
+def open_page(page: Any, url: str) -> None:
+    """Show a page of the console, and wait for its heading and its chart, if it has one."""
+    page.goto(url)
+    page.wait_for_selector("main h1")
+    if page.query_selector(".chart"):
+        page.wait_for_selector(".chart canvas")
+
+
 @pytest.fixture(scope="module")
 def cookies(console: Process) -> list[Any]:
     """The cookies of a browser that has opened the printed link."""
@@ -86,29 +98,57 @@ def cookies(console: Process) -> list[Any]:
         return context.cookies()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+def pages_with_deep_links(stack: Stack) -> dict[str, str]:
+    """Return the paths of all pages, also of one group and of one session."""
+    row = rows(stack.three, "SELECT group_id, session_id FROM groups LIMIT 1")[0]
+    deep = {"group": f"/groups/{row['group_id']}", "session": f"/sessions/{row['session_id']}"}
+    return PAGES | deep
+
+
+@BOTH_SCHEMES
+@BOTH_SIZES
 def test_each_page_fits_its_window_and_has_no_errors(
     size: str, scheme: str, console: Process, cookies: list[Any], stack: Stack, tmp_path: Path
 ) -> None:
     width, height = SIZES[size]
-    group_id = rows(stack.three, "SELECT group_id FROM groups LIMIT 1")[0]["group_id"]
-    session_id = rows(stack.three, "SELECT session_id FROM groups LIMIT 1")[0]["session_id"]
-    pages = PAGES | {"group": f"/groups/{group_id}", "session": f"/sessions/{session_id}"}
     folder = Path(os.environ.get("FAKEVLLM_SCREENSHOTS", tmp_path))
     viewport = {"width": width, "height": height}
     with browser_context(viewport=viewport, color_scheme=scheme) as context:
         context.add_cookies(cookies)
         problems: list[str] = []
         page = watched_page(context, problems)
-        for name, path in pages.items():
-            page.goto(console.url + path)
-            page.wait_for_selector("main h1")
-            if name == "learning":
-                page.wait_for_selector(".chart canvas")
+        for name, path in pages_with_deep_links(stack).items():
+            open_page(page, console.url + path)
             page.screenshot(path=folder / f"{name}-{size}-{scheme}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert problems == []
+
+
+@BOTH_SCHEMES
+@BOTH_SIZES
+def test_axe_core_finds_no_violations_on_any_page(
+    size: str,
+    scheme: str,
+    console: Process,
+    cookies: list[Any],
+    stack: Stack,
+    pytestconfig: pytest.Config,
+) -> None:
+    axe = install_axe_core(pytestconfig)
+    width, height = SIZES[size]
+    viewport = {"width": width, "height": height}
+    with browser_context(viewport=viewport, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(f"{console.url}/login")
+        page.wait_for_selector("main h1")
+        violations = {"login": axe_violations(page, axe)}
+        context.add_cookies(cookies)
+        missing = {"a group that is missing": "/groups/missing"}
+        for name, path in (pages_with_deep_links(stack) | missing).items():
+            open_page(page, console.url + path)
+            page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+            violations[name] = axe_violations(page, axe)
+    assert {name: found for name, found in violations.items() if found} == {}
 
 
 def test_a_new_request_appears_without_a_click(
