@@ -7,13 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir
+from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm_runtime.commands import run_command
 
 
 def console(
     url: ProxyUrl = None,
     key: ProxyKey = None,
+    swarm: Annotated[
+        str | None,
+        typer.Option(help="URL of the swarm server. Default: the address in the configuration."),
+    ] = None,
+    swarm_key: SwarmKey = None,
     ledger: LedgerFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
@@ -40,11 +45,15 @@ def console(
         from fakevllm.console.command import run_console
         from fakevllm.console.settings import DEFAULT_HOST, DEFAULT_PORT, ConsoleSettings
 
-        proxy = load(config, {"proxy": {"run_dir": run_dir}})
+        flags = {"proxy": {"run_dir": run_dir}, "swarm": {"url": swarm, "key": swarm_key}}
+        proxy = load(config, flags)
         settings = ConsoleSettings(
             proxy.ledger_file if ledger is None else ledger,
             proxy.local_url if url is None else url,
             proxy_key=key,
+            server_url=proxy.swarm.url,
+            server_key=proxy.swarm.key,
+            reward_range=proxy.release.reward_range,
             host=DEFAULT_HOST if host is None else host,
             port=DEFAULT_PORT if port is None else port,
             allowed_hosts=allow_host or (),

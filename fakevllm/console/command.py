@@ -9,6 +9,7 @@ import socket
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -44,6 +45,7 @@ def run_console(
         settings,
         ReadOnlyLedger(settings.ledger),
         ProxyStatus(settings.proxy_url, settings.proxy_key),
+        ServerReleases(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
         show_link=lambda line: print(line, flush=True),

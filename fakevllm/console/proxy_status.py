@@ -37,6 +37,10 @@ class ProxyView:
     feedback: dict[str, int] = field(default_factory=dict[str, int])
     """Number of feedback items by state."""
     is_reached: bool = False
+    is_gated: bool | None = None
+    """Whether the proxy's setting release.mode is `gated`. None if the proxy was not reached."""
+    engine: Json | None = None
+    """Status of the server and its engine, as the server reports it. None if it is unknown."""
 
 
 class ProxyStatus:
@@ -91,4 +95,6 @@ def _view_of(url: str, stats: Json) -> ProxyView:
         counts=dict(stats["counts"]),
         feedback=dict(stats.get("feedback") or {}),
         is_reached=True,
+        is_gated=is_gated,
+        engine=stats.get("engine"),
     )

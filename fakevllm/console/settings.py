@@ -15,6 +15,7 @@ from fakevllm_runtime.key_file import follow_key_file
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8001
+DEFAULT_SERVER_URL = "http://127.0.0.1:10086"
 
 log = logging.getLogger("fakevllm.console.settings")
 
@@ -27,6 +28,12 @@ class ConsoleSettings:
     proxy_url: str
     proxy_key: str | None = field(default=None, repr=False)
     """API key for the proxy."""
+    server_url: str = DEFAULT_SERVER_URL
+    """URL of the swarm server, for the history of releases and for decisions about them."""
+    server_key: str | None = field(default=None, repr=False)
+    """API key for the swarm server."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Smallest and largest reward that the hook can return, for confidence intervals."""
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     allowed_hosts: Sequence[str] = ()

@@ -20,7 +20,7 @@ from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import STATIC
-from fakevllm.console.pages import groups, now, sessions
+from fakevllm.console.pages import configuration, evaluations, groups, now, releases, sessions
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
@@ -54,7 +54,7 @@ def create_app(parts: ConsoleParts, events: ChangeEvents) -> AsgiApp:
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.include_router(login_module.router(parts, login))
     app.include_router(_health())
-    for module in (now, groups, sessions):
+    for module in (now, groups, sessions, evaluations, releases, configuration):
         app.include_router(module.router(parts), dependencies=[Depends(login.require)])
     app.include_router(_events(login, events), dependencies=[Depends(login.require)])
     for kind, handler in login_module.handlers(parts, login).items():

@@ -13,6 +13,7 @@ import httpx
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -70,11 +71,14 @@ async def open_console(
     ledger: Path,
     *,
     proxy_url: str = ABSENT_PROXY,
+    server_url: str = ABSENT_PROXY,
     key_file: Path | None = None,
     app_keys: Path | None = None,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
-    settings = ConsoleSettings(ledger, proxy_url, key_file=key_file, app_keys=app_keys)
+    settings = ConsoleSettings(
+        ledger, proxy_url, server_url=server_url, key_file=key_file, app_keys=app_keys
+    )
     links: list[str] = []
     clock = Clock()
     reader = ReadOnlyLedger(ledger)
@@ -82,6 +86,7 @@ async def open_console(
         settings,
         reader,
         ProxyStatus(proxy_url, None),
+        ServerReleases(server_url, None),
         settings.login_keys(),
         port=8001,
         show_link=links.append,

@@ -19,6 +19,8 @@ from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
 from tests.proxy.ledger.ledger_cases import group
 
 PATHS = ["/", "/groups", "/groups/g1", "/sessions", "/sessions/s1", "/events", "/no-such-page"]
+PATHS += ["/evaluations", "/evaluations/e1", "/releases", "/releases/decision?version=1"]
+PATHS += ["/configuration"]
 
 
 def key_file(folder: Path, **roles: Role) -> Path:
