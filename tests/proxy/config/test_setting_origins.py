@@ -33,7 +33,8 @@ groups = 7
 redact = ["api_key"]
 
 [job]
-lr = 1e-6
+lr = 3e-5
+num_repeat = 4
 lora_rank = 8
 lora_target_modules = ["q_proj"]
 
@@ -74,7 +75,8 @@ def test_each_setting_names_the_place_that_decided_its_value(tmp_path: Path) -> 
         "hooks.reload.groups": ("7", Origin.FILE),
         "hooks.reload.max_s": ("60.0", Origin.DEFAULT),
         "privacy.redact": ('["api_key"]', Origin.FILE),
-        "job.lr": ("1e-06", Origin.FILE),  # written in the file, although it is the default
+        "job.lr": ("3e-05", Origin.FILE),
+        "job.num_repeat": ("4", Origin.FILE),  # in the file, although it is the default
         "job.target_modules": ('"q_proj"', Origin.FILE),
         "job.batch_size": ("8", Origin.DEFAULT),
         "server.model": ('"demo"', Origin.FILE),
