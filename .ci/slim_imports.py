@@ -15,7 +15,8 @@ for name in HEAVY:
     assert importlib.util.find_spec(name) is None, (
         f"{name} is installed, but the core dependencies must not include it."
     )
-for name in ("fakevllm.web.app", "fakevllm.demo.command", "fakevllm_server.web.app"):
+ENTRIES = ("web.app", "demo.command", "console.command")
+for name in (*(f"fakevllm.{entry}" for entry in ENTRIES), "fakevllm_server.web.app"):
     importlib.import_module(name)
 loaded = [name for name in HEAVY if name in sys.modules]
 assert not loaded, f"Importing proxy and server loaded {loaded}."
@@ -29,4 +30,7 @@ embedded = importlib.import_module("fakevllm_server.backends.embedded.demo_model
 assert (embedded.DEMO_MODEL_DIR / "model.safetensors").is_file(), (
     "The wheel has no weights of the demo's model."
 )
+console = importlib.import_module("fakevllm.console.page_renderer")
+for file in (console.TEMPLATES / "base.html", console.STATIC / "vendor/htmx/htmx.min.js"):
+    assert file.is_file(), f"The wheel lacks {file.name} of the console."
 print("The wheel can be imported without", ", ".join(HEAVY))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
@@ -26,8 +28,8 @@ COMMAND: Sequence[str] = (
 )
 """The command and its arguments. What it writes to stderr goes to the proxy's log."""
 TIMEOUT_S = 5.0
-"""Seconds that the command may take for one answer. A command that takes longer is killed, and the
-answer counts as wrong."""
+"""Seconds that the command may take for one answer. A command that takes longer is killed, with all
+processes that it has started, and the answer counts as wrong."""
 NUM_PARALLEL = 4
 """Maximum number of commands that run at the same time for one request. The command is run for all
 answers within the proxy's `hooks.timeout_s`."""
@@ -70,7 +72,19 @@ async def run_command(request: bytes) -> int | None:
         return None
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended in the meantime
-                process.kill()
+            # Not a process group of its own: the proxy kills the group of its hooks at the end.
+            for pid in (process.pid, *descendants(process.pid)):
+                with contextlib.suppress(ProcessLookupError):  # it ended in the meantime
+                    os.kill(pid, signal.SIGKILL)
             await process.wait()
     return process.returncode
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process has started, if the system has /proc."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread ended in the meantime
+            for child in map(int, file.read_text().split()):
+                found += [child, *descendants(child)]
+    return found

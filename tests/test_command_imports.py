@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "demo --help": (PROXY, "demo --help", frozenset()),
     "train --help": (PROXY, "train --help", frozenset()),
     "up --help": (PROXY, "up --help", frozenset()),
+    "console --help": (PROXY, "console --help", frozenset()),
     "down": (PROXY, "down", frozenset({"asyncio"})),
     "replay --help": (PROXY, "replay --help", frozenset()),
     "tokens --help": (PROXY, "tokens --help", frozenset()),
@@ -97,6 +98,11 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
         LEDGER
         | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"}
         | {"aiohttp", "prometheus_client", "tenacity"},
+    ),
+    "the modules of a running console": (
+        "fakevllm.console.command",
+        "",
+        LEDGER | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"},
     ),
     "the modules of a running server": (
         "fakevllm_server.web.http_server",

@@ -14,9 +14,12 @@ from fakevllm_runtime.commands import run_command
 
 def init(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder to write. It must be new or empty."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Folder to write. It must be new or empty, unless only skills are added.",
+        ),
+    ] = None,
     app: Annotated[AppName | None, typer.Option(help="App that sends the requests.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or `demo`.")] = None,
     good: Annotated[
@@ -30,12 +33,20 @@ def init(
     yes: Annotated[
         bool, typer.Option("--yes", help="Take the default for every flag that is missing.")
     ] = False,
+    skills: Annotated[
+        bool,
+        typer.Option(
+            "--skills",
+            help="Also write instructions for Claude Code and opencode. Without DIR, or if DIR is "
+            "an existing project, only these are added.",
+        ),
+    ] = False,
 ) -> None:
     """Write a new project: configuration, hooks with tests, a dataset. Asks for missing flags."""
 
     def run() -> None:
         from fakevllm.scaffold.command import run_init
 
-        run_init(folder, app, model, good, takes_defaults=yes)
+        run_init(folder, app, model, good, takes_defaults=yes, with_skills=skills)
 
     run_command(run)

@@ -1,4 +1,4 @@
-"""Server-sent events: the open pages are told when to load their changing part again.
+"""Server-sent events: notify open pages that they must load their changing part again.
 
 An event has no content. Whether the ledger has changed is seen from the times and sizes of its
 files, so an open page takes no lock and runs no query as long as nothing happens.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 POLL_INTERVAL_S = 2.0
 """Seconds between two looks at the files, and so the minimum seconds between two events."""
@@ -38,7 +38,7 @@ class ChangeEvents:
         """End all streams, so that the server can stop."""
         self._stopped.set()
 
-    async def stream(self, is_logged_in: Callable[[], bool]) -> AsyncIterator[str]:
+    async def stream(self, is_logged_in: Callable[[], bool]) -> AsyncGenerator[str]:
         """Yield the events of one page until the login ends or the server stops: `ledger` after a
         change of the ledger, and `clock` from time to time."""
         self._num_open += 1

@@ -1,9 +1,12 @@
-"""The login page, and the check that every other page begins with."""
+"""The login page, and the check that every other page begins with.
+
+These routes are coroutines, so logins change in one thread only. They read no ledger.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -14,6 +17,8 @@ from fakevllm.console.console_parts import ConsoleParts
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
 LOGIN_PATHS = frozenset({"/login", "/login/key", "/login/new-link"})
+MAX_FIELDS = 100
+"""Maximum number of fields of a form."""
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
 """A path of this console. `//host` and `/\\host` would be addresses of other sites."""
 
@@ -42,7 +47,7 @@ class Login:
         entry = None if keys is None else keys.with_fingerprint(session.key_fingerprint)
         return session if entry is not None and entry.role is Role.ADMIN else None
 
-    def require(self, request: Request) -> None:
+    async def require(self, request: Request) -> None:
         """Raise LoginRequired if the request has no valid login."""
         if self.session_of(self.cookie(request)) is None:
             raise LoginRequired
@@ -51,7 +56,11 @@ class Login:
         """Return the fields of a form. Raises FormRefused if the form token is not that of the
         browser's cookie."""
         body = (await request.body()).decode("utf-8", "replace")
-        fields = {name: values[-1] for name, values in parse_qs(body, max_num_fields=100).items()}
+        try:
+            values = parse_qs(body, max_num_fields=MAX_FIELDS)
+        except ValueError:  # translates: too many fields
+            raise FormRefused from None
+        fields = {name: of_name[-1] for name, of_name in values.items()}
         if not self._parts.sessions.accepts_form(
             self.cookie(request), fields.get("form_token", "")
         ):
@@ -67,7 +76,7 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/login")
-    def page(request: Request, code: str = "") -> Response:
+    async def page(request: Request, code: str = "") -> Response:
         if not code:
             return login_page(parts, login, request, next_path="/", status=200)
         if not parts.link.redeem(code, parts.clock()):
@@ -80,7 +89,9 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
         return response
 
     @routes.post("/login/key")
-    def log_in_with_key(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+    async def log_in_with_key(
+        request: Request, form: dict[str, str] = Depends(login.form)
+    ) -> Response:
         keys, key = parts.login_keys, form.get("key", "").strip()
         next_path = own_path(form.get("next", "/"))
         if keys is None or not keys.accepts(key):
@@ -94,7 +105,9 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
         return response
 
     @routes.post("/login/new-link")
-    def show_new_link(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+    async def show_new_link(
+        request: Request, form: dict[str, str] = Depends(login.form)
+    ) -> Response:
         next_path = own_path(form.get("next", "/"))
         message = "A new link stands in the terminal or log of `fakevllm console`."
         if parts.link.may_issue(parts.clock()):
@@ -102,7 +115,7 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
         return login_page(parts, login, request, next_path, message, status=200)
 
     @routes.post("/logout")
-    def log_out(request: Request, _: dict[str, str] = Depends(login.form)) -> Response:
+    async def log_out(request: Request, _: dict[str, str] = Depends(login.form)) -> Response:
         parts.sessions.close(login.cookie(request))
         response = RedirectResponse("/login", 303)
         response.delete_cookie(parts.cookie_name)
@@ -157,13 +170,13 @@ def own_path(path: str) -> str:
 
 def handlers(
     parts: ConsoleParts, login: Login
-) -> dict[type[Exception], Callable[[Request, Exception], Response]]:
+) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:
     """Return what is answered to a request without a login, and to a form without its token."""
 
-    def ask_for_login(request: Request, _: Exception) -> Response:
+    async def ask_for_login(request: Request, _: Exception) -> Response:
         return login_instead(parts, login, request)
 
-    def refuse_form(request: Request, _: Exception) -> Response:
+    async def refuse_form(request: Request, _: Exception) -> Response:
         message = "This form is out of date: load its page again, and send it once more."
         return parts.page(request, "message.html", status=403, message=message)
 

@@ -16,8 +16,8 @@ from starlette.responses import HTMLResponse
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "templates"
 STATIC = FOLDER / "static"
-MAX_JSON_CHARS = 200_000
-"""Maximum number of characters of raw JSON on a page. A request may be far larger, and browsers get
+MAX_CHARS = 200_000
+"""Maximum number of characters of one text on a page. A request may be far larger, and browsers get
 slow with it."""
 FRAGMENT_HEADER = "hx-request"
 """Header with which htmx requests only the part of a page that changes."""
@@ -41,6 +41,7 @@ class PageRenderer:
                 "time": time_text,
                 "number": number_text,
                 "json": json_text,
+                "cut": cut_text,
                 "first_line": first_line,
                 "urlencode_path": path_part,
             }
@@ -91,12 +92,17 @@ def json_text(text: str | None) -> str:
     off."""
     if text is None:
         return ""
-    if len(text) <= MAX_JSON_CHARS:
+    if len(text) <= MAX_CHARS:
         with suppress(ValueError, RecursionError):  # translates: shown as it is
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    if len(text) <= MAX_JSON_CHARS:
+    return cut_text(text)
+
+
+def cut_text(text: str) -> str:
+    """Return a text that is cut off if it is too long for a page."""
+    if len(text) <= MAX_CHARS:
         return text
-    return f"{text[:MAX_JSON_CHARS]}\n… ({len(text) - MAX_JSON_CHARS:,} more characters)"
+    return f"{text[:MAX_CHARS]}\n… ({len(text) - MAX_CHARS:,} more characters)"
 
 
 def first_line(text: str, num_chars: int = 120) -> str:

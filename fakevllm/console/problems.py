@@ -24,6 +24,11 @@ _OFFLINE = Problem(
     "An admin's proxy starts it: run `fakevllm serve` with an admin's key for the server, or read "
     "the proxy's log.",
 )
+_BOOTING = Problem(
+    "The engine is starting, so requests wait or are answered with status 503.",
+    "If this takes longer than some minutes, read engine.log in the server's run directory.",
+)
+_ENGINE_PROBLEMS = {"ENGINE.OFFLINE": _OFFLINE, "ENGINE.BOOTING": _BOOTING}
 _NO_SERVER = Problem(
     "The proxy cannot reach the swarm server.",
     "Start it with `fakevllm-server start`, or set swarm.url to its address.",
@@ -52,8 +57,10 @@ def _problems(stats: Json) -> Iterator[Problem]:
     engine: Json | None = stats.get("engine")
     if engine is None:
         yield _NO_SERVER
-    elif engine.get("engine_status") == "ENGINE.OFFLINE":
-        yield _OFFLINE
+    elif engine.get("engine_status") in _ENGINE_PROBLEMS:
+        problem = _ENGINE_PROBLEMS[engine["engine_status"]]
+        detail = engine.get("engine_status_detail")
+        yield problem if not detail else Problem(f"{problem.text} {detail}", problem.remedy)
     if error := stats.get("ledger_error"):
         yield Problem(
             f"The proxy cannot write its ledger: {error}.",

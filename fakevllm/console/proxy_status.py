@@ -79,8 +79,12 @@ class ProxyStatus:
             )
 
     def _not_reached(self, message: str) -> ProxyView:
-        text, _, remedy = message.partition(": ")
-        problem = Problem(text, remedy) if remedy else Problem(message, "")
+        # Most messages of commands have the form `problem: remedy`.
+        text, _, remedy = message.rpartition(": ")
+        if text:
+            problem = Problem(f"{text}.", f"{remedy[:1].upper()}{remedy[1:]}")
+        else:
+            problem = Problem(message, "")
         return ProxyView(self._url, problems=[problem])
 
 

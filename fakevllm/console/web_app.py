@@ -20,7 +20,15 @@ from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import STATIC
-from fakevllm.console.pages import configuration, evaluations, groups, now, releases, sessions
+from fakevllm.console.pages import (
+    configuration,
+    evaluations,
+    groups,
+    learning,
+    now,
+    releases,
+    sessions,
+)
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
@@ -54,7 +62,7 @@ def create_app(parts: ConsoleParts, events: ChangeEvents) -> AsgiApp:
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.include_router(login_module.router(parts, login))
     app.include_router(_health())
-    for module in (now, groups, sessions, evaluations, releases, configuration):
+    for module in (now, learning, groups, sessions, evaluations, releases, configuration):
         app.include_router(module.router(parts), dependencies=[Depends(login.require)])
     app.include_router(_events(login, events), dependencies=[Depends(login.require)])
     for kind, handler in login_module.handlers(parts, login).items():
@@ -121,7 +129,7 @@ def _add_error_pages(app: FastAPI, parts: ConsoleParts, login: Login) -> None:
     def ledger_trouble(request: Request, error: Exception) -> Response:
         return parts.page(request, "message.html", status=503, message=str(error))
 
-    def http_error(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status != 404:
             return PlainTextResponse(f"Status {status}.", status)

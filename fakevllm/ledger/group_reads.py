@@ -18,7 +18,7 @@ from fakevllm.ledger.tables import FEEDBACK, GROUPS, SIBLINGS
 ROWS_PER_SCAN = 5_000
 """Number of groups that one query of a search reads. A query holds a read transaction, and a long
 read transaction keeps SQLite from truncating the write-ahead log."""
-MAX_SCANNED_ROWS = 50_000
+MAX_SCANNED_ROWS = 100_000
 """Maximum number of groups that one call of a search reads. A search that finds little in this
 number of groups returns a key at which the caller may go on."""
 MAX_FEEDBACK = 100

@@ -32,7 +32,8 @@ class ProcessOutput(Protocol):
         ...
 
     def last_line(self) -> str:
-        """Return the last line. If a process refused its settings, this line has the reason."""
+        """Return the last line that is not blank. If a process refused its settings, this line has
+        the reason."""
         ...
 
 
@@ -53,8 +54,7 @@ class LogFile:
         pass
 
     def last_line(self) -> str:
-        lines = self._path.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "its log is empty"
+        return last_line(self._path) or "its log is empty"
 
 
 class LineOutput:
@@ -94,7 +94,8 @@ class LineOutput:
 
     def _pass_on(self, lines: list[str]) -> None:
         for line in lines:
-            self._last_line = line
+            if line.strip():
+                self._last_line = line
             self._on_line(line)
 
 
@@ -121,6 +122,15 @@ class LineSplitter:
         """Return the unfinished last line, if there is one."""
         rest, self._rest = self._rest, b""
         return [_text(rest)] if rest else []
+
+
+def last_line(log_file: Path) -> str | None:
+    """Return the last line of a log that is not blank. Only the end of the file is read, because a
+    log may be large."""
+    with log_file.open("rb") as log:
+        log.seek(max(log.seek(0, os.SEEK_END) - MAX_LINE_BYTES, 0))
+        lines = log.read().decode(errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), None)
 
 
 def _text(line: bytes) -> str:

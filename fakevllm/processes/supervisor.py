@@ -54,10 +54,19 @@ class SupervisedProcess:
         self._policy = RestartPolicy()
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    def kill(self) -> None:
+        """Kill the process if it runs, and its child processes, which it can no longer stop. The
+        process is not started again."""
+        self._is_killed = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def run(self, on_restart: Callable[[str], None]) -> None:
         """Keep the process running until this method is cancelled. Before each restart, call
@@ -71,6 +80,8 @@ class SupervisedProcess:
             while True:
                 self._policy.record_start(loop.time())
                 code = await self._run_once()
+                if self._is_killed:
+                    await asyncio.Event().wait()  # until this task is cancelled
                 pause_s = self._policy.pause_after_death(code, loop.time())
                 if pause_s is None:
                     raise self._failure(code)
@@ -115,9 +126,7 @@ class SupervisedProcess:
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_S)
         except TimeoutError:
-            # Kill its child processes, too: the process can no longer stop them itself.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self.kill()
             await process.wait()
         await asyncio.to_thread(self._output.finish)
 

@@ -4,4 +4,7 @@ The folder has the configuration, the hooks with their tests, a small dataset, s
 configuration of one app, and a README. What is written lies as files in `templates/`. The reward
 hooks come from the package `reward_hooks`, and the configurations of apps from `adapters/apps`. A
 new kind of reward or a new app is one folder in `templates/` and one entry in a table.
+
+With `--skills`, it also writes the folders of `skills/`, which are instructions for coding
+assistants.
 """

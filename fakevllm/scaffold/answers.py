@@ -57,8 +57,8 @@ def checked_model(text: str) -> str:
     not exist or contains no model."""
     if text == DEMO:
         return text
-    folder = Path(text).expanduser()
     try:
+        folder = Path(text).expanduser()
         if not folder.is_dir():
             raise ConfigError(
                 f"The model folder {text!r} does not exist: give --model a local folder, or `demo`."
@@ -71,6 +71,10 @@ def checked_model(text: str) -> str:
                 )
     except OSError as error:
         raise ConfigError(f"The model folder {text!r} cannot be read: {error.strerror}.") from None
+    except RuntimeError:  # `~name` with an unknown name
+        raise ConfigError(
+            f"The home folder in {text!r} is unknown: write the whole path."
+        ) from None
     return str(folder.resolve())
 
 

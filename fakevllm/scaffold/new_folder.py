@@ -27,6 +27,14 @@ def check_new(folder: Path) -> None:
         raise _unwritable(folder, error) from None
 
 
+def has_files(folder: Path) -> bool:
+    """Return whether `folder` is a folder that is not empty."""
+    try:
+        return folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
 def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
     """Write all files into `folder`, which does not exist or is empty. `texts` has the text of each
     file by its path in the folder.
@@ -54,6 +62,10 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
                 staging.rename(folder)
     except OSError as error:
         raise _unwritable(folder, error) from None
+    except UnicodeEncodeError:
+        raise ConfigError(
+            "The name of the folder or of the model folder is not UTF-8: rename it."
+        ) from None
 
 
 def _move_content(staging: Path, folder: Path) -> None:

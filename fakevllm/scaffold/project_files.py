@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,8 @@ SUFFIX = ".template"
 IGNORE_FILE = "gitignore"
 """Name of the template of `.gitignore`. With the dot, git would obey the template itself."""
 INDENT = "    "
+NEXT_COMMANDS = ("fakevllm up", "python mock_user_request.py")
+"""The commands that start the project. Each runs in a terminal of its own."""
 
 
 def project_files(name: str, answers: Answers) -> dict[str, str]:
@@ -36,8 +38,9 @@ def project_files(name: str, answers: Answers) -> dict[str, str]:
     written[".gitignore"] = written.pop(IGNORE_FILE)
     values = {
         "name": name,
+        "model": _toml_string(answers.model),
         "alias": ALIASES[answers.app],
-        "commands": "\n".join(INDENT + line for line in next_commands(answers)),
+        "commands": "\n".join(INDENT + line for line in NEXT_COMMANDS),
         "app": _about(app),
         "good": _about(good),
         "sections": _text_if_any(good / "sections.toml"),
@@ -46,18 +49,17 @@ def project_files(name: str, answers: Answers) -> dict[str, str]:
     return {path.removesuffix(SUFFIX): _fill(path, text, values) for path, text in written.items()}
 
 
-def next_commands(answers: Answers) -> list[str]:
-    """Return the commands that start the project. Each runs in a terminal of its own."""
-    text = _text(TEMPLATES / f"next_commands{SUFFIX}")
-    return Template(text).substitute(model=shlex.quote(answers.model)).splitlines()
-
-
 def _fill(path: str, text: str, values: Mapping[str, str]) -> str:
     return Template(text).substitute(values) if path.endswith(SUFFIX) else text
 
 
 def _about(variant: Path) -> str:
     return Template(_text(variant / f"about.md{SUFFIX}")).substitute().strip()
+
+
+def _toml_string(text: str) -> str:
+    """Return a text as a TOML string. JSON has the same escapes, but does not escape DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _job(answers: Answers) -> str:

@@ -4,7 +4,6 @@ signal."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -12,23 +11,19 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-import aiohttp
-
 from fakevllm.config.http_address import local_url
-from fakevllm.errors import FakevllmError
 from fakevllm.processes.output import LineOutput
 from fakevllm.processes.pid_file import PidFile
 from fakevllm.processes.run_folder import make_run_folder
 from fakevllm.processes.supervisor import SupervisedProcess, supervise
-from fakevllm.up.log_lines import READY, LineWriter, PrefixedLines, is_colored
+from fakevllm.up.log_lines import READY, LineWriter, PrefixedLines, is_colored, standard_output
 from fakevllm.up.programs import PROGRAMS, Urls
+from fakevllm.up.readiness import wait_until_ready
 from fakevllm.up.settings import UpSettings
 from fakevllm_runtime.http_server import listening_socket
 
 OWN_NAME = "up"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-POLL_EVERY_S = 0.25
-POLL_TIMEOUT_S = 5.0
 
 
 def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
@@ -38,8 +33,8 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
     READY. Raises UserError if a program cannot be started, FakevllmError if a program does not stay
     up, and KeyboardInterrupt after SIGINT.
     """
+    output = standard_output()
     lines = PrefixedLines(OWN_NAME, list(PROGRAMS), is_colored=is_colored(sys.stdout, os.environ))
-    output = LineWriter(sys.stdout.fileno(), sys.stdout.encoding)
     starters = [] if ready_fd is None else [LineWriter(ready_fd, closes_fd=True)]
 
     def write(name: str, line: str) -> None:
@@ -61,7 +56,7 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
         number = asyncio.run(
             _run(
                 processes,
-                partial(_wait_until_healthy, urls["proxy"], settings.server.ready_timeout_s),
+                partial(wait_until_ready, settings, urls),
                 partial(announce, urls),
                 partial(write, OWN_NAME),
             )
@@ -105,8 +100,15 @@ async def _run(
     on_ready: Callable[[], None],
     on_note: Callable[[str], None],
 ) -> signal.Signals:
-    """Run the processes until a signal arrives, and return the signal."""
-    with _first_signal() as stop:
+    """Run the processes until a signal arrives, and return the signal. A second signal kills the
+    processes that have not ended yet."""
+
+    def kill() -> None:
+        on_note("killing what still runs")
+        for process in processes:
+            process.kill()
+
+    with _signals(kill) as stop:
         async with supervise(processes, on_note):
             ready = asyncio.create_task(wait_until_ready())
             try:
@@ -118,19 +120,23 @@ async def _run(
             finally:
                 ready.cancel()
                 await asyncio.gather(ready, return_exceptions=True)
-            on_note(f"stopping {', then '.join(one.name for one in reversed(processes))}")
+            names = ", then ".join(one.name for one in reversed(processes))
+            on_note(f"stopping {names} (a second Ctrl-C kills them)")
     return number
 
 
 @contextmanager
-def _first_signal() -> Generator[asyncio.Future[signal.Signals]]:
-    """Yield a future that gets the first signal that asks this process to stop. A signal that the
-    process ignores, such as SIGHUP under nohup, stays ignored."""
+def _signals(on_second: Callable[[], None]) -> Generator[asyncio.Future[signal.Signals]]:
+    """Yield a future that gets the first signal that asks this process to stop. Each further signal
+    calls `on_second`. A signal that the process ignores, such as SIGHUP under nohup, stays
+    ignored."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[signal.Signals] = loop.create_future()
 
     def receive(number: signal.Signals) -> None:
-        if not stop.done():
+        if stop.done():
+            on_second()
+        else:
             stop.set_result(number)
 
     numbers = [one for one in STOP_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
@@ -141,23 +147,3 @@ def _first_signal() -> Generator[asyncio.Future[signal.Signals]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-async def _wait_until_healthy(proxy_url: str, timeout_s: float) -> None:
-    """Wait until the proxy says that the engine answers. Raises FakevllmError at the timeout."""
-    try:
-        async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as http:
-            while not await _is_healthy(http, proxy_url):
-                await asyncio.sleep(POLL_EVERY_S)
-    except TimeoutError:
-        raise FakevllmError(
-            f"The engine was not ready within {timeout_s:.0f} s: see the lines of the server above."
-        ) from None
-
-
-async def _is_healthy(http: aiohttp.ClientSession, proxy_url: str) -> bool:
-    timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with http.get(f"{proxy_url}/health", timeout=timeout) as answer:
-            return answer.status == 200
-    return False

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes.output import last_line
 from fakevllm.processes.pid_file import down_command, running_message, running_pid
 from fakevllm.processes.restart_policy import BAD_SETTINGS_CODE
 from fakevllm.processes.run_folder import make_run_folder
-from fakevllm.up.log_lines import READY
+from fakevllm.up.log_lines import READY, standard_output
 from fakevllm.up.programs import STOP_TIMEOUT_S
 from fakevllm.up.settings import UpSettings
 
@@ -25,6 +26,7 @@ def start_detached(settings: UpSettings) -> None:
     Raises UserError if the start fails because of a mistake of the user, and FakevllmError if it
     fails for another reason. After Ctrl-C, the background process is stopped.
     """
+    output = standard_output()
     make_run_folder(settings.run_dir, "--run-dir")
     pid = running_pid(settings.run_dir)
     if pid is not None:
@@ -49,19 +51,22 @@ def start_detached(settings: UpSettings) -> None:
         try:
             for line in pipe:
                 if line == READY:
-                    print(f"The log is {log_file}.")
-                    print(f"To stop all: {down_command(settings.run_dir)}")
+                    output.write(f"The log is {log_file}.")
+                    output.write(f"To stop all: {down_command(settings.run_dir)}")
                     return
-                print(line.decode(errors="replace"), end="", flush=True)
-            code = child.wait(STOP_TIMEOUT_S)
+                output.write(line.decode(errors="replace").removesuffix("\n"))
+            code = _wait(child, log_file)
         except KeyboardInterrupt:
             child.terminate()
-            child.wait(STOP_TIMEOUT_S)
+            _wait(child, log_file)
             raise
+        finally:
+            output.join()
     if code == 0:
         raise FakevllmError(f"It was stopped before it was ready: see {log_file}.")
     kind = UserError if code == BAD_SETTINGS_CODE else FakevllmError
-    raise kind(_last_message(log_file) or f"ended with exit code {code}: see {log_file}")
+    message = (last_line(log_file) or "").removeprefix("fakevllm: ")
+    raise kind(message or f"ended with exit code {code}: see {log_file}")
 
 
 def _opened(log_file: Path) -> BinaryIO:
@@ -73,7 +78,11 @@ def _opened(log_file: Path) -> BinaryIO:
         ) from None
 
 
-def _last_message(log_file: Path) -> str:
-    """Return the message with which the background process ended."""
-    lines = log_file.read_text(errors="replace").splitlines()
-    return lines[-1].removeprefix("fakevllm: ") if lines else ""
+def _wait(child: subprocess.Popen[bytes], log_file: Path) -> int:
+    """Wait for the end of the background process, and return its exit code."""
+    try:
+        return child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise FakevllmError(
+            f"Process {child.pid} did not end within {STOP_TIMEOUT_S:.0f} s: see {log_file}."
+        ) from None

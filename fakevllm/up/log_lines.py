@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from fakevllm.errors import UserError
 from fakevllm.runtime.terminal_text import printable
 
 COLORS = ("36", "32", "35", "34")
@@ -49,6 +51,14 @@ class PrefixedLines:
 def is_colored(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Return True if lines on this stream should be coloured."""
     return stream.isatty() and not environment.get("NO_COLOR")
+
+
+def standard_output() -> LineWriter:
+    """Return a writer for the standard output. Raises UserError if it is closed: the next file that
+    this process opens would get its number."""
+    if sys.stdout is None:
+        raise UserError("The standard output is closed: redirect it to a file, or use --detach.")
+    return LineWriter(sys.stdout.fileno(), sys.stdout.encoding)
 
 
 class LineWriter:

@@ -100,6 +100,7 @@ def read_settings(
         )
     server = _check_server(_server_flags(file, config))
     _check_same_server(file, config, server)
+    _check_ports(file, config, server)
     return UpSettings(file, config, server)
 
 
@@ -157,4 +158,13 @@ def _check_same_server(file: Path, config: Config, server: ServerSettings) -> No
         raise ConfigError(
             f"`swarm.url` in {file} ({config.swarm.url}) is not the address of [server] "
             f"({own.geturl()}): leave it out, because `fakevllm up` sets it."
+        )
+
+
+def _check_ports(file: Path, config: Config, server: ServerSettings) -> None:
+    """Raise ConfigError if both programs would listen on the same port. The message about a port in
+    use would blame another program."""
+    if server.port and server.port == config.proxy.port:
+        raise ConfigError(
+            f"`proxy.port` and `port` in [server] of {file} are both {server.port}: change one."
         )

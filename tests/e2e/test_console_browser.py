@@ -1,4 +1,7 @@
-"""The console in Chromium, driven by Playwright. `.ci/browser` installs both."""
+"""The console in Chromium, driven by Playwright. `.ci/browser` installs both.
+
+The environment variable FAKEVLLM_SCREENSHOTS names a folder for screenshots of all pages.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from fakevllm.config.key_file import KeyFile
+from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
+from fakevllm_adapters.protocol.keys import named_key
 from tests.e2e.console_process import login_url, start_console
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
@@ -20,7 +26,7 @@ from tests.e2e.stack import VALID, Stack, post
 pytestmark = [pytest.mark.browser]
 
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
-PAGES = {"now": "/", "groups": "/groups", "sessions": "/sessions"}
+PAGES = {"now": "/", "learning": "/learning", "groups": "/groups", "sessions": "/sessions"}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,8 @@ def test_each_page_fits_its_window_and_has_no_errors(
         for name, path in pages.items():
             page.goto(console.url + path)
             page.wait_for_selector("main h1")
+            if name == "learning":
+                page.wait_for_selector(".chart canvas")
             page.screenshot(path=folder / f"{name}-{size}-{scheme}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert problems == []
@@ -135,3 +143,30 @@ def test_markup_of_an_app_runs_nothing(console: Process, cookies: list[Any], sta
         assert text in page.inner_text("h1")
         assert page.evaluate("window.hit") is None
         assert problems == []
+
+
+def test_a_browser_logs_in_by_a_new_link_and_by_a_key_and_comes_back_to_its_page(
+    stack: Stack, processes: Processes, tmp_path: Path
+) -> None:
+    keys = tmp_path / "console_keys"
+    KeyFile(keys).add(named_key("the-key-of-ops", "ops", "2026-01-01"))
+    console = start_console(processes, stack.three, "--key-file", str(keys))
+    first_link = login_url(console)
+    with browser_context() as context:
+        page = watched_page(context, [])
+        page.goto(f"{console.url}/groups?state=trained")
+        page.fill("input[name=key]", "the-key-of-ops")
+        page.click("button:has-text('Log in')")
+        page.wait_for_selector("h1:has-text('Groups')")
+        assert page.url == f"{console.url}/groups?state=trained"
+        page.click("button:has-text('Log out')")
+        page.wait_for_selector("h1:has-text('Log in')")
+        page.wait_for_timeout(1000 * NEW_LINK_INTERVAL_S)
+        page.click("button:has-text('Print a new link there')")
+        page.wait_for_selector("text=A new link stands in the terminal")
+        new_link = login_url(console)
+        assert new_link != first_link
+        page.goto(first_link)
+        page.wait_for_selector("text=was used before")
+        page.goto(new_link)
+        page.wait_for_selector("h1:has-text('Now')")

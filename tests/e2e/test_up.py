@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 
 from benchmarks.run_log_reader import read_step_entries
 from fakevllm.processes.pid_file import NAME, running_pid
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 from tests.e2e.test_commands import assert_mistake, run
@@ -125,6 +128,37 @@ def test_a_signal_stops_the_proxy_and_then_the_server(
     assert "Traceback" not in up.log
     assert is_refused(up.port) and is_refused(server_port)
     assert running_pid(up.folder / "run") is None
+
+
+def test_a_second_signal_kills_a_program_that_does_not_stop(processes: Processes) -> None:
+    up, server_port = started_up(processes)
+    wait_for_line(up, "ready: apps use")
+    os.kill(child_of(up.pid, "fakevllm"), signal.SIGSTOP)
+    up.signal(signal.SIGINT)
+    wait_for_line(up, "a second Ctrl-C kills them")
+    assert up.returncode is None
+    up.signal(signal.SIGINT)
+    wait_until(lambda: up.returncode is not None, END_S, "the end")
+    assert up.returncode == 130, up.log
+    assert "is started again" not in up.log
+    ports = up.port, server_port
+    wait_until(lambda: all(map(is_refused, ports)), END_S, "the end of their child processes")
+
+
+def test_an_engine_that_cannot_start_ends_all_with_its_reason(tmp_path: Path) -> None:
+    write_config(tmp_path, 'model = "model"\n')
+    shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
+    assert_mistake(run(tmp_path, *UP), "The engine did not start: ")
+    assert running_pid(tmp_path / "run") is None
+
+
+def test_a_closed_output_is_named(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    command = f"{shlex.join([sys.executable, *UP])} >&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fakevllm: The standard output is closed: ")
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_proxy_before_the_server(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from fakevllm.hooks.spec import Json, Sibling, Task
 from reward_hooks import run_command
+from tests.proxy.scripted_swarm import until
 
 ACCEPTS_REFERENCE = """
 import json, sys
@@ -42,6 +44,32 @@ async def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyP
     started = time.monotonic()
     assert await rewards("import time; time.sleep(60)", [answer("42")], monkeypatch) == [0.0]
     assert time.monotonic() - started < 20
+
+
+async def test_the_children_of_a_command_that_does_not_end_are_killed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "TIMEOUT_S", 3.0)
+    file = tmp_path / "pid"
+    code = f"""
+import pathlib, subprocess
+child = subprocess.Popen(["sh", "-c", "sleep 61 & echo $!; wait"], stdout=subprocess.PIPE)
+pathlib.Path({str(file)!r}).write_bytes(child.stdout.readline())
+child.wait()
+"""
+    started = time.monotonic()
+    # The request does not fit into the pipe, which the child keeps open.
+    assert await rewards(code, [answer("x" * 1_000_000)], monkeypatch) == [0.0]
+    assert time.monotonic() - started < 20
+    pid = int(file.read_text())
+    await until(lambda: not is_running(pid))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def test_a_command_that_reads_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

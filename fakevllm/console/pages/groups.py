@@ -9,9 +9,11 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.page_renderer import cut_text
 from fakevllm.console.text_differences import mark_differences
 from fakevllm.ledger.group_reads import NEWEST, GroupKey, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord, SiblingRecord, State
+from fakevllm.sessions.types import Evidence
 
 GROUPS_PER_PAGE = 50
 MAX_FIELD_CHARS = 500
@@ -64,8 +66,8 @@ def router(parts: ConsoleParts) -> APIRouter:
             message = "The ledger has no group with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
         reference = reference_answer(record.siblings)
-        texts = [sibling.text or "" for sibling in record.siblings]
-        reference_text = "" if reference is None else reference.text or ""
+        texts = [cut_text(sibling.text or "") for sibling in record.siblings]
+        reference_text = "" if reference is None else cut_text(reference.text or "")
         return parts.page(
             request,
             "group.html",
@@ -168,4 +170,7 @@ def group_facts(group: GroupRecord, app: str) -> list[tuple[str, str]]:
 
 
 def _place(group: GroupRecord) -> str | None:
-    return None if group.turn is None else f"turn {group.turn}, {group.kind}, by {group.evidence}"
+    if group.turn is None:
+        return None
+    evidence = "" if group.evidence in (None, Evidence.NONE) else f", by {group.evidence}"
+    return f"turn {group.turn}, {group.kind}{evidence}"

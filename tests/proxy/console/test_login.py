@@ -18,9 +18,22 @@ from fakevllm_adapters.protocol.keys import Role, fingerprint, named_key
 from tests.proxy.console.console_rig import ABSENT_PROXY, ORIGIN, open_console
 from tests.proxy.ledger.ledger_cases import group
 
-PATHS = ["/", "/groups", "/groups/g1", "/sessions", "/sessions/s1", "/events", "/no-such-page"]
-PATHS += ["/evaluations", "/evaluations/e1", "/releases", "/releases/decision?version=1"]
-PATHS += ["/configuration"]
+PATHS = [
+    "/",
+    "/learning",
+    "/learning/curve",
+    "/groups",
+    "/groups/g1",
+    "/sessions",
+    "/sessions/s1",
+    "/evaluations",
+    "/evaluations/e1",
+    "/releases",
+    "/releases/decision?version=1",
+    "/configuration",
+    "/events",
+    "/no-such-page",
+]
 
 
 def key_file(folder: Path, **roles: Role) -> Path:

@@ -12,12 +12,13 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.curve_points import curve_points
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.console.server_releases import ServerReleases
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
-from fakevllm.ledger.records import FeedbackRecord, GroupRecord
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord, StepRow
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.keys import fingerprint, named_key
 from tests.proxy.console.console_rig import open_console
@@ -123,6 +124,7 @@ async def test_markup_in_any_text_is_shown_as_text(
     urls = ["/", "/groups", "/groups/id%2F1", "/sessions", f"/sessions/{quoted}"]
     urls += [f"/groups?text={quoted}&hook={quoted}&session={quoted}"]
     urls += [f"/groups?{name}={quoted}" for name in ("min_reward", "state", "after")]
+    urls += ["/learning", f"/learning?run={quoted}"]
     urls += [f"/{quoted}", f"/login?code={quoted}"]
     async with open_console(path) as rig:
         for url in urls:
@@ -252,6 +254,38 @@ async def test_a_group_shows_its_answers_with_their_differences(path: Path, ledg
     assert "The sum is 42, of course." in html
     assert html.index("sibling 0") < html.index("served</span>") < html.index("sibling 1")
     assert "50%" in html and "raw request" in html
+
+
+def test_a_point_of_a_chart_has_no_steps_from_both_sides_of_a_change() -> None:
+    rows = [
+        StepRow(step, 1 + step % 2, 0.5, None, 1, changed="the hooks changed" if step == 3 else "")
+        for step in range(6)
+    ]
+    points = curve_points(rows, max_points=3)
+    spans = [(point.first_step, point.last_step, point.changed) for point in points]
+    assert spans == [(0, 1, ""), (2, 2, ""), (3, 4, "the hooks changed"), (5, 5, "")]
+    assert [point.groups for point in points] == [3, 1, 3, 2]
+    assert points[0].policy_mean == 0.5 and points[0].returned_best is None
+    assert curve_points([]) == []
+
+
+async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Ledger) -> None:
+    def of_run(run_id: str, step: int, at: float, hook: str) -> GroupRecord:
+        one = group(f"{run_id}{step}", (0.0, 0.5), served=1, step=step, received_at=at)
+        return replace(one, run_id=run_id, hook_hash=hook)
+
+    put(ledger, *(of_run("old", step, step, "h") for step in (1, 2)))
+    put(ledger, *(of_run("new", step, 100.0 + step, f"h{step // 3}") for step in (1, 2, 3)))
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+        assert "From step 3: the hooks changed" in html
+        assert "0.250" in html and "0.500" in html
+        curve = (await rig.browser.get("/learning/curve")).json()
+        assert [point["first_step"] for point in curve] == [1, 2, 3]
+        assert [point["returned_best"] for point in curve] == [0.5] * 3
+        old = (await rig.browser.get("/learning/curve?run=old")).json()
+        assert len(old) == 2
+        assert (await rig.browser.get("/learning?run=none")).status_code == 404
 
 
 async def test_htmx_gets_only_the_part_that_changes(path: Path, ledger: Ledger) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.processes.output import MAX_LINE_BYTES, LineOutput, LineSplitter, LogFile
+from fakevllm.processes.output import (
+    MAX_LINE_BYTES,
+    LineOutput,
+    LineSplitter,
+    LogFile,
+    last_line,
+)
 
 PROGRAM = "import sys; print('one'); sys.stderr.write('two\\nthe end')"
 
@@ -62,3 +68,24 @@ def test_a_log_file_is_appended_to_and_named_in_messages(tmp_path: Path) -> None
     run(output)
     run(output)
     assert file.read_text().count("one\n") == 2 and output.hint == f" (see {file})"
+
+
+def test_the_last_line_of_a_large_log_is_found_and_blank_lines_do_not_count(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a.log"
+    file.write_text("first\n" + "x" * 3 * MAX_LINE_BYTES + "\nthe reason\n\n \n")
+    assert last_line(file) == "the reason"
+    file.write_text("y" * 3 * MAX_LINE_BYTES)
+    assert last_line(file) == "y" * MAX_LINE_BYTES
+    file.write_text("\n")
+    assert last_line(file) is None
+
+
+def test_a_blank_last_line_of_a_process_is_not_its_reason() -> None:
+    output = LineOutput(lambda line: None)
+    fd = output.open()
+    os.write(fd, b"the reason\n\n")
+    os.close(fd)
+    output.finish()
+    assert output.last_line() == "the reason"

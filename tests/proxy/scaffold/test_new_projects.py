@@ -3,6 +3,10 @@ and writes nothing after a mistake."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -19,10 +23,13 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.hooks.check import check
 from fakevllm.scaffold import new_folder
-from fakevllm.scaffold.answers import Answers, Question, complete
+from fakevllm.scaffold.answers import APP, Answers, Question, complete
 from fakevllm.scaffold.apps import ALIASES, AppName
+from fakevllm.scaffold.command import ask_in_terminal
 from fakevllm.scaffold.goods import GOODS, GoodName
 from fakevllm.scaffold.project_files import TEMPLATES, project_files
+from fakevllm_runtime.engines import REQUIRED_MODULES
+from fakevllm_server.cli.main import app as server_app
 
 ROOT = Path(__file__).parents[3]
 APPS: tuple[AppName, ...] = get_args(AppName)
@@ -67,7 +74,8 @@ async def test_the_tests_and_the_hooks_of_a_written_project_pass(
     assert settings.hooks.path is not None and settings.dataset.file is not None
     assert len(read_tasks(settings.dataset.file, settings.dataset.field)) == 64
     text = (folder / "README.md").read_text()
-    assert "$model" not in text and "fakevllm-server start --model demo" in text
+    assert "    fakevllm up\n    python mock_user_request.py\n" in text
+    assert settings.server["model"] == "demo"
 
 
 def test_every_app_and_every_kind_is_in_its_table_and_has_its_templates() -> None:
@@ -88,7 +96,7 @@ def test_the_configuration_of_an_app_is_the_file_of_adapters_apps() -> None:
 def test_the_wheel_gets_the_configurations_of_apps_and_every_template() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = wheel["targets"]["wheel"]["force-include"]
-    assert included == {"adapters/apps": "fakevllm/scaffold/app_configurations"}
+    assert included["adapters/apps"] == "fakevllm/scaffold/app_configurations"
     ignored = subprocess.run(
         ["git", "ls-files", "--others", "--ignored", "--exclude-standard", str(TEMPLATES)],
         cwd=ROOT,
@@ -99,17 +107,33 @@ def test_the_wheel_gets_the_configurations_of_apps_and_every_template() -> None:
     assert [path for path in ignored if "__pycache__" not in path] == []
 
 
+@pytest.mark.parametrize("name", ["my model", """a"b'c\\d $e`f`""", "é\x7f\n𝔪"])
 def test_a_model_folder_is_written_as_an_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = tmp_path / "my model"
+    model = tmp_path / name
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
-    assert init("project", "--model", "my model", "--yes").exit_code == 0
-    assert f"--model '{model}' --run-dir" in (tmp_path / "project/README.md").read_text()
-    assert load(tmp_path / "project/fakevllm.toml", {}).job.lr == 1e-6
+    assert init("project", "--model", name, "--yes").exit_code == 0
+    settings = load(tmp_path / "project/fakevllm.toml", {})
+    assert settings.server["model"] == str(model) and settings.job.lr == 1e-6
+
+
+@pytest.mark.parametrize("good", KINDS)
+def test_the_server_accepts_its_table_in_the_written_file(
+    good: GoodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = project_files("p", Answers("openai", "demo", good))
+    Path("fakevllm.toml").write_text(texts["fakevllm.toml"])
+    no_modules = dict.fromkeys(REQUIRED_MODULES, ())  # the engines need not be installed
+    monkeypatch.setattr("fakevllm_runtime.engines.REQUIRED_MODULES", no_modules)
+    flags = ["start", "--config", "fakevllm.toml", "--check"]
+    result = CliRunner().invoke(server_app, flags)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["run_dir"] == "runs/server"
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
@@ -145,11 +169,36 @@ def test_after_a_failure_nothing_is_left(
     assert files_below(tmp_path) == ({"project"} if exists else set())
 
 
+def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    result = init(tmp_path / "caf\udce9", *FLAGS)  # what Python makes of the byte 0xe9
+    assert result.exit_code == 2 and "is not UTF-8: rename it" in result.stderr
+    assert files_below(tmp_path) == set()
+
+
+def test_ctrl_d_at_a_question_ends_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(KeyboardInterrupt):
+        ask_in_terminal(APP)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_written_files_have_the_modes_of_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        assert init(tmp_path / "new", *FLAGS).exit_code == 0
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "new", *(tmp_path / "new").rglob("*")):
+        full = 0o777 if path.is_dir() else 0o666
+        assert stat.S_IMODE(path.stat().st_mode) == full & ~umask, path
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--model", "nowhere"), "'nowhere' does not exist: give --model a local folder"),
         (("--model", "."), "has no config.json"),
+        (("--model", "~nobody-has-this-name/m"), "is unknown: write the whole path"),
         (("--app", "emacs"), "--app"),
         (("--good", "nice"), "--good"),
         ((), "--app is missing"),

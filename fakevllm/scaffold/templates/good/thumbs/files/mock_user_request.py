@@ -64,7 +64,7 @@ def main() -> None:
     try:
         asyncio.run(simulate(options.url, options.epochs))
     except openai.APIConnectionError:
-        parser.exit(2, f"No proxy answers at {options.url}: start `fakevllm serve`.\n")
+        parser.exit(2, f"No proxy answers at {options.url}: start `fakevllm up`.\n")
     except openai.APIStatusError as error:
         parser.exit(1, f"The proxy refused a request: {error.message}\n")
 

@@ -1,0 +1,51 @@
+"""What the page Now calls a problem, for the statistics that a real proxy sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm.console.problems import find_problems
+from tests.proxy.web.test_stats import open_client
+
+FINE: dict[str, Any] = {"engine": {"engine_status": "ENGINE.ROLLING"}, "has_hooks": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"engine": None}, ["cannot reach the swarm server"]),
+        ({"engine": {"engine_status": "ENGINE.OFFLINE"}}, ["engine is not started"]),
+        (
+            {"engine": {"engine_status": "ENGINE.BOOTING", "engine_status_detail": "loads x"}},
+            ["engine is starting, so requests wait or are answered with status 503. loads x"],
+        ),
+        ({"paused": True}, ["Training is paused"]),
+        ({"has_hooks": False}, ["no hooks"]),
+        ({"hooks_changed": "The hook files changed on disk"}, ["changed on disk"]),
+        (
+            {"ledger_error": "disk full", "ledger_dropped": 3},
+            ["cannot write its ledger"],
+        ),
+        ({"ledger_dropped": 3}, ["3 writes to the ledger failed"]),
+        ({"release": {"trouble": "no rows", "is_held": True}}, ["no rows", "on hold"]),
+        ({"privacy": {"unsent": 1, "trouble": "full"}}, ["contents of 1 group", "full"]),
+        ({"arms": {"trouble": {"baseline": "no memory"}}}, ["baseline arm", "no memory"]),
+    ],
+)
+def test_each_trouble_is_one_problem(change: dict[str, Any], words: list[str]) -> None:
+    problems = find_problems(FINE | change)
+    texts = [problem.text for problem in problems]
+    assert len(texts) >= bool(words) and (words or texts == [])
+    for word in words:
+        assert any(word in text for text in texts), (word, texts)
+
+
+async def test_a_proxy_without_hooks_and_server_has_these_problems(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (_, client):
+        stats = (await client.get("/fakevllm/stats")).json()
+    texts = [problem.text for problem in find_problems(stats)]
+    assert any("no hooks" in text for text in texts)
