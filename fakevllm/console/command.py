@@ -38,6 +38,7 @@ def run_console(
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request at the level INFO
     keys = settings.login_keys()
     num_connections = raise_file_limit().num_connections
     listener = listening_socket(settings.host, settings.port, listen_fd)

@@ -26,7 +26,16 @@ from tests.e2e.stack import VALID, Stack, post
 pytestmark = [pytest.mark.browser]
 
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
-PAGES = {"now": "/", "learning": "/learning", "groups": "/groups", "sessions": "/sessions"}
+PAGES = {
+    "now": "/",
+    "learning": "/learning",
+    "groups": "/groups",
+    "sessions": "/sessions",
+    "evaluations": "/evaluations",
+    "releases": "/releases",
+    "decision": "/releases/decision?version=3",
+    "configuration": "/configuration?all=yes",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,7 @@ def console(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert post(stack.three, body).status_code == 200
     wait_for_groups(stack.three, len(bodies))
     with Processes(tmp_path_factory.mktemp("console")) as processes:
-        yield start_console(processes, stack.three)
+        yield start_console(processes, stack.three, "--swarm", stack.server.url)
 
 
 @contextmanager
