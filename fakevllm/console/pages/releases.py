@@ -59,7 +59,6 @@ def router(parts: ConsoleParts) -> APIRouter:
             rows=[_row(record) for record in records[: -MAX_RECORDS - 1 : -1]],
             num_left_out=max(0, len(records) - MAX_RECORDS),
             done=_sentence(history, decision),
-            own_url="/releases",
         )
 
     @routes.get("/releases/decision")
@@ -119,7 +118,7 @@ def _row(record: ReleaseRecord) -> RecordRow:
     pairs = record.evidence.get("pairs")
     return RecordRow(
         record,
-        difference(record.evidence),
+        "–" if (figures := difference(record.evidence)) == "-" else figures,
         "–" if pairs is None else str(pairs),
         json.dumps(record.evidence) if record.evidence else "",
     )
