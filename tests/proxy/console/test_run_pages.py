@@ -244,12 +244,13 @@ async def test_a_promotion_is_confirmed_and_then_sent_with_its_run_and_its_id(
         form = await form_of(rig, 15, "promote")
         assert swarm.calls["/release"] == 0
         swarm.answers["/releases"] = after
-        for _ in range(2):  # a double click sends the same decision again
-            reply = await rig.browser.post("/releases/promote", data=form)
-            assert reply.status_code == 303
-            assert swarm.bodies["/release"]["id"] == form["decision_id"]
+        replies = [await rig.browser.post("/releases/promote", data=form) for _ in range(2)]
+        assert swarm.calls["/release"] == 2
+        # A double click sends the same decision again, and the server carries it out once.
+        assert swarm.bodies["/release"]["id"] == form["decision_id"]
+        assert [reply.status_code for reply in replies] == [303, 303]
         body = swarm.bodies["/release"]
-        html = await rig.get(reply.headers["location"])
+        html = await rig.get(replies[-1].headers["location"])
     assert (body["decision"], body["version"], body["force"]) == ("released", 15, False)
     assert body["run_id"] == "run-a" and body["id"].startswith("operator-")
     assert "Version 15 is released (decision 3)." in html
@@ -397,9 +398,11 @@ async def test_a_run_without_decisions_says_which_version_is_released(
 # -------------------------------------------------------------------------------- configuration
 
 
-async def settings_of_a_proxy(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+async def settings_of_a_proxy(
+    folder: Path, *, job: dict[str, Any], fallback: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return what a real proxy says about its settings."""
-    async with open_client(folder, **sections) as (_, _, client):
+    async with open_client(folder, job=job, fallback=fallback or {}) as (_, _, client):
         reply = await client.get("/fakevllm/configuration")
         assert reply.status_code == 200
         return reply.json()
