@@ -38,27 +38,37 @@ def console(
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Show what the proxy has logged and learnt as web pages."""
+    """Show what was logged and learnt as web pages."""
 
     def run() -> None:
         from fakevllm.config.model import load
         from fakevllm.console.command import run_console
-        from fakevllm.console.settings import DEFAULT_HOST, DEFAULT_PORT, ConsoleSettings
+        from fakevllm.console.settings import ConsoleSettings
 
-        flags = {"proxy": {"run_dir": run_dir}, "swarm": {"url": swarm, "key": swarm_key}}
-        proxy = load(config, flags)
+        hosts = allow_host or None
+        flags = {
+            "proxy": {"run_dir": run_dir},
+            "swarm": {"url": swarm, "key": swarm_key},
+            "console": {
+                "host": host,
+                "port": port,
+                "key_file": key_file,
+                "allowed_hosts": hosts,
+            },
+        }
+        loaded = load(config, flags)
         settings = ConsoleSettings(
-            proxy.ledger_file if ledger is None else ledger,
-            proxy.local_url if url is None else url,
+            loaded.ledger_file if ledger is None else ledger,
+            loaded.local_url if url is None else url,
             proxy_key=key,
-            server_url=proxy.swarm.url,
-            server_key=proxy.swarm.key,
-            reward_range=proxy.release.reward_range,
-            host=DEFAULT_HOST if host is None else host,
-            port=DEFAULT_PORT if port is None else port,
-            allowed_hosts=allow_host or (),
-            key_file=key_file,
-            app_keys=proxy.key_file,
+            server_url=loaded.swarm.url,
+            server_key=loaded.swarm.key,
+            reward_range=loaded.release.reward_range,
+            host=loaded.console.host,
+            port=loaded.console.port,
+            allowed_hosts=loaded.console.allowed_hosts,
+            key_file=loaded.console.key_file,
+            app_keys=loaded.key_file,
         )
         run_console(
             settings,

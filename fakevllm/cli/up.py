@@ -22,7 +22,7 @@ def up(
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Run server and proxy, with the settings in one fakevllm.toml."""
+    """Run server, proxy and console, as one fakevllm.toml says."""
 
     def run() -> None:
         from fakevllm.up.command import run_up

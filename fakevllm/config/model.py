@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -38,6 +38,9 @@ from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 from fakevllm_runtime.key_file import follow_key_file
 
 DEFAULT_FILE = Path("fakevllm.toml")
+DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT = "127.0.0.1", 10086
+"""Where `fakevllm-server start` listens by default."""
+MAX_PORT = 65535
 _DEFAULT_LIMITS = Limits()
 _TOMLLIB_INVALID_VALUE = "Invalid value"
 """Text with which tomllib's error message begins if a value is not valid TOML, such as text without
@@ -88,11 +91,28 @@ class ProxySection(Section):
     origin."""
 
 
+class ConsoleSection(Section):
+    """The section `[console]`: the web pages that show what was logged and learnt."""
+
+    enabled: bool = True
+    """Whether `fakevllm up` starts the console."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8010, ge=0, le=65535)
+    key_file: Path | None = None
+    """File with the API keys whose admins may log in. If `host` is not a loopback address, the
+    console requires a key file."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that are accepted in a request's `Host` header, in addition to loopback names and
+    `host`."""
+
+
 class SwarmSection(Section):
     """The section `[swarm]`: address and API key of the swarm server, which samples and trains the
     model."""
 
-    url: Annotated[str, AfterValidator(checked_server_url)] = "http://127.0.0.1:10086"
+    url: Annotated[str, AfterValidator(checked_server_url)] = local_url(
+        DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
+    )
     key: str | None = Field(default=None, repr=False)
     """API key for the swarm server."""
 
@@ -185,6 +205,7 @@ class Config(Section):
     """The whole configuration of the proxy."""
 
     proxy: ProxySection = ProxySection()
+    console: ConsoleSection = ConsoleSection()
     swarm: SwarmSection = SwarmSection()
     hooks: HooksSection = HooksSection()
     models: ModelsSection = ModelsSection()
@@ -238,8 +259,8 @@ class Config(Section):
         own = LOOPBACK | {host} if is_local else {host}
         if swarm.port == self.proxy.port and swarm.hostname in own:
             raise ValueError(
-                "swarm.url is the address of this proxy itself: write the swarm server's address, "
-                "by default http://127.0.0.1:10086 (`fakevllm-server start`)"
+                "swarm.url, which is by default the address in [server], is the address of this "
+                "proxy itself: write the swarm server's address, or change one of the ports"
             )
         return self
 
@@ -378,6 +399,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
         flag_keys.update(f"{section}.{key}" for key in set_values)
         if set_values and isinstance(merged.get(section, {}), dict):  # else refused below
             merged[section] = {**merged.get(section, {}), **set_values}
+    _use_own_server(merged)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
@@ -387,6 +409,18 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
 def source_file(file: Path | None) -> Path | None:
     """Return the file that `load` reads for `file`, or None if there is none."""
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
+def _use_own_server(merged: dict[str, Any]) -> None:
+    """Set `swarm.url` to the address of the table `[server]`, if the table names an address and
+    `swarm.url` is not set. Wrong values stay as they are: the server refuses them."""
+    server, swarm = merged.get("server"), merged.get("swarm", {})
+    if not isinstance(server, dict) or not isinstance(swarm, dict) or "url" in swarm:
+        return
+    table = cast(dict[str, Any], server)
+    host, port = table.get("host", DEFAULT_SERVER_HOST), table.get("port", DEFAULT_SERVER_PORT)
+    if isinstance(host, str) and isinstance(port, int) and 0 < port <= MAX_PORT:
+        merged["swarm"] = {**swarm, "url": local_url(host, port)}
 
 
 def _read(file: Path) -> dict[str, Any]:

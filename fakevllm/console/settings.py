@@ -8,34 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.config.model import DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
 from fakevllm_runtime.key_file import follow_key_file
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8001
-DEFAULT_SERVER_URL = "http://127.0.0.1:10086"
 
 log = logging.getLogger("fakevllm.console.settings")
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """The settings of `fakevllm console`."""
+    """What the console shows and where it listens."""
 
     ledger: Path
     proxy_url: str
     proxy_key: str | None = field(default=None, repr=False)
     """API key for the proxy."""
-    server_url: str = DEFAULT_SERVER_URL
+    server_url: str = local_url(DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT)
     """URL of the swarm server, for the history of releases and for decisions about them."""
     server_key: str | None = field(default=None, repr=False)
     """API key for the swarm server."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest reward that the hook can return, for confidence intervals."""
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    host: str = "127.0.0.1"
+    port: int = 0
     allowed_hosts: Sequence[str] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""

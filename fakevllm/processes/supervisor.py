@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.processes.output import ProcessOutput
@@ -41,9 +42,12 @@ class SupervisedProcess:
         output: ProcessOutput,
         listener: socket.socket,
         environment: Mapping[str, str] | None = None,
+        *,
+        is_essential: bool = True,
     ) -> None:
         """Create the object. `environment` has the environment variables that the child process
-        gets in addition to those of this process."""
+        gets in addition to those of this process. If `is_essential` is False, the other processes
+        go on when this one dies again and again."""
         self.name = name
         self.num_restarts = 0
         fd = str(listener.fileno())
@@ -55,6 +59,7 @@ class SupervisedProcess:
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self._is_killed = False
+        self._is_essential = is_essential
 
     @property
     def pid(self) -> int | None:
@@ -73,7 +78,8 @@ class SupervisedProcess:
         `on_restart` with a log line about the restart.
 
         Raises UserError if the process refuses its settings. Raises FakevllmError if the process
-        dies again and again.
+        dies again and again. If the process is not essential, only a refusal at its first start
+        raises an error. Otherwise `on_restart` gets the message, and the process stays away.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -81,10 +87,15 @@ class SupervisedProcess:
                 self._policy.record_start(loop.time())
                 code = await self._run_once()
                 if self._is_killed:
-                    await asyncio.Event().wait()  # until this task is cancelled
+                    await _wait_until_cancelled()
                 pause_s = self._policy.pause_after_death(code, loop.time())
                 if pause_s is None:
-                    raise self._failure(code)
+                    failure = self._failure(code)
+                    is_refusal = code == BAD_SETTINGS_CODE and not self.num_restarts
+                    if self._is_essential or is_refusal:
+                        raise failure
+                    on_restart(f"{failure}; everything else goes on")
+                    await _wait_until_cancelled()
                 self.num_restarts += 1
                 later = f" in {pause_s:.0f} s" if pause_s else ""
                 on_restart(f"{self.name} died (exit code {code}) and is started again{later}")
@@ -129,6 +140,11 @@ class SupervisedProcess:
             self.kill()
             await process.wait()
         await asyncio.to_thread(self._output.finish)
+
+
+async def _wait_until_cancelled() -> NoReturn:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets this event")
 
 
 @asynccontextmanager

@@ -83,8 +83,8 @@ def no_proxy(url: str, cause: object) -> str:
     """Return the error text for a URL at which no proxy answers. `cause` is the reason, such as a
     refused connection."""
     return (
-        f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm serve`, "
-        "or set --url."
+        f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm up` "
+        "or `fakevllm serve`, or set --url."
     )
 
 

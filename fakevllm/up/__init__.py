@@ -1,4 +1,4 @@
-"""`fakevllm up` and `fakevllm down`: start and stop server and proxy with one configuration file.
+"""`fakevllm up` and `fakevllm down`: start and stop server, proxy and console with one file.
 
 `settings` reads `fakevllm.toml` and lets the server check its table `[server]`. `programs` has a
 table of what is started. `command` runs the programs until a signal stops it, and `readiness` waits

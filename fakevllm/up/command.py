@@ -1,4 +1,4 @@
-"""Runs `fakevllm up`: starts server and proxy, restarts them when they die, and stops them after a
+"""Runs `fakevllm up`: starts its programs, restarts them when they die, and stops them after a
 signal."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fakevllm.processes.pid_file import PidFile
 from fakevllm.processes.run_folder import make_run_folder
 from fakevllm.processes.supervisor import SupervisedProcess, supervise
 from fakevllm.up.log_lines import READY, LineWriter, PrefixedLines, is_colored, standard_output
-from fakevllm.up.programs import PROGRAMS, Urls
+from fakevllm.up.programs import PROGRAMS, Urls, programs_of
 from fakevllm.up.readiness import wait_until_ready
 from fakevllm.up.settings import UpSettings
 from fakevllm_runtime.http_server import listening_socket
@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
-    """Run server and proxy until a signal stops them.
+    """Run server, proxy and console until a signal stops them.
 
     `ready_fd` is the write end of a pipe. It gets all lines until the programs are ready, and then
     READY. Raises UserError if a program cannot be started, FakevllmError if a program does not stay
@@ -43,7 +43,9 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
             writer.write(text)
 
     def announce(urls: Urls) -> None:
-        write(OWN_NAME, f"ready: apps use {urls['proxy']}/v1, the server is {urls['server']}")
+        console = f"the console is {urls['console']}, " if "console" in urls else ""
+        server = f"the server is {urls['server']}"
+        write(OWN_NAME, f"ready: apps use {urls['proxy']}/v1, {console}{server}")
         for starter in starters:
             starter.end(READY)
 
@@ -72,7 +74,7 @@ def _processes(
 ) -> tuple[list[SupervisedProcess], Urls]:
     """Return the processes, which are not started yet, and their addresses. The sockets on which
     they will listen are closed by `stack`."""
-    programs = {name: program(settings) for name, program in PROGRAMS.items()}
+    programs = programs_of(settings)
     listeners = {
         name: stack.enter_context(listening_socket(one.host, one.port, setting=one.port_setting))
         for name, one in programs.items()
@@ -88,6 +90,7 @@ def _processes(
             one.arguments(urls),
             LineOutput(partial(write, name)),
             listeners[name],
+            is_essential=one.is_essential,
         )
         for name, one in programs.items()
     ]

@@ -26,6 +26,8 @@ class Program:
     """Name of the setting of the port, for messages."""
     arguments: Callable[[Urls], list[str]]
     """Returns the command line, when the addresses of all programs are known."""
+    is_essential: bool = True
+    """Whether everything is stopped if the program does not stay up."""
 
 
 def _server(settings: UpSettings) -> Program:
@@ -44,6 +46,30 @@ def _proxy(settings: UpSettings) -> Program:
     return Program("fakevllm", proxy.host, proxy.port, "proxy.port", arguments)
 
 
-PROGRAMS: Mapping[str, Callable[[UpSettings], Program]] = {"server": _server, "proxy": _proxy}
+def _console(settings: UpSettings) -> Program | None:
+    def arguments(urls: Urls) -> list[str]:
+        addresses = ["--url", urls["proxy"], "--swarm", urls["server"]]
+        return ["console", *settings.proxy_flags, *addresses]
+
+    console = settings.config.console
+    if not console.enabled:
+        return None
+    return Program(
+        "fakevllm", console.host, console.port, "console.port", arguments, is_essential=False
+    )
+
+
+PROGRAMS: Mapping[str, Callable[[UpSettings], Program | None]] = {
+    "server": _server,
+    "proxy": _proxy,
+    "console": _console,
+}
+"""For each program the function that returns how to start it, or None if it is not started."""
 STOP_TIMEOUT_S = STOP_GRACE_S * len(PROGRAMS) + 10.0
 """Seconds to wait for the end of `fakevllm up`, which stops its programs one after the other."""
+
+
+def programs_of(settings: UpSettings) -> dict[str, Program]:
+    """Return the programs to start, by name."""
+    made = {name: make(settings) for name, make in PROGRAMS.items()}
+    return {name: program for name, program in made.items() if program is not None}

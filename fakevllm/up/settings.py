@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -162,9 +163,11 @@ def _check_same_server(file: Path, config: Config, server: ServerSettings) -> No
 
 
 def _check_ports(file: Path, config: Config, server: ServerSettings) -> None:
-    """Raise ConfigError if both programs would listen on the same port. The message about a port in
+    """Raise ConfigError if two programs would listen on the same port. The message about a port in
     use would blame another program."""
-    if server.port and server.port == config.proxy.port:
-        raise ConfigError(
-            f"`proxy.port` and `port` in [server] of {file} are both {server.port}: change one."
-        )
+    ports = {"`port` in [server]": server.port, "`proxy.port`": config.proxy.port}
+    if config.console.enabled:
+        ports["`console.port`"] = config.console.port
+    for (name, port), (other, other_port) in itertools.combinations(ports.items(), 2):
+        if port and port == other_port:
+            raise ConfigError(f"{name} and {other} of {file} are both {port}: change one.")

@@ -37,9 +37,10 @@ def test_the_commands_of_a_written_readme_train_a_step(processes: Processes) -> 
 
 
 def set_ports(settings: Path, server_port: int, proxy_port: int) -> None:
-    """Set the ports of server and proxy in a written fakevllm.toml, which names none."""
+    """Set the ports of server and proxy in a written fakevllm.toml, which names none. The console
+    gets any free port."""
     text = settings.read_text()
     for table, port in (("[server]", server_port), ("[proxy]", proxy_port)):
         assert text.count(f"\n{table}\n") == 1
         text = text.replace(f"\n{table}\n", f"\n{table}\nport = {port}\n")
-    settings.write_text(text)
+    settings.write_text(f"{text}\n[console]\nport = 0\n")

@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from tests.e2e.test_commands import assert_mistake, run
 UP = ("-m", "fakevllm", "up")
 DOWN = ("-m", "fakevllm", "down")
 HI: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+SERVER, PROXY, CONSOLE = ("fakevllm_server",), ("fakevllm", "serve"), ("fakevllm", "console")
+"""Arguments in the command lines of the programs."""
 WAIT_S = 40.0
 CTRL_C = b"\x03"
 IN_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
@@ -36,25 +38,28 @@ IN_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spa
 END_S = 60.0
 
 
-def write_config(folder: Path, server: str = 'backend = "fake"\n') -> tuple[int, int]:
-    """Write hooks and fakevllm.toml, and return the ports of server and proxy."""
+def write_config(folder: Path, server: str = 'backend = "fake"\n') -> dict[str, int]:
+    """Write hooks and fakevllm.toml, and return the port of each program."""
     folder.mkdir(parents=True, exist_ok=True)
     write_hooks(folder / "hooks", PREFER_YES)
-    server_port, proxy_port = free_port(), free_port()
+    ports = {name: free_port() for name in ("server", "proxy", "console")}
     (folder / "fakevllm.toml").write_text(
-        f'[proxy]\nport = {proxy_port}\nrun_dir = "run"\n'
+        f'[proxy]\nport = {ports["proxy"]}\nrun_dir = "run"\n'
+        f"[console]\nport = {ports['console']}\n"
         '[hooks]\npath = "hooks"\n'
         "[job]\nnum_repeat = 4\nbatch_size = 1\nlr = 0.1\n"
-        f"[server]\nport = {server_port}\n{server}"
+        f"[server]\nport = {ports['server']}\n{server}"
     )
-    return server_port, proxy_port
+    return ports
 
 
-def started_up(processes: Processes, server: str = 'backend = "fake"\n') -> tuple[Process, int]:
-    """Start `fakevllm up`, and return it with the port of its server."""
+def started_up(
+    processes: Processes, server: str = 'backend = "fake"\n'
+) -> tuple[Process, dict[str, int]]:
+    """Start `fakevllm up`, and return it with the port of each program."""
     folder = processes.folder / "up"
-    server_port, proxy_port = write_config(folder, server)
-    return processes.adopt(Process("up", UP, proxy_port, folder)), server_port
+    ports = write_config(folder, server)
+    return processes.adopt(Process("up", UP, ports["proxy"], folder)), ports
 
 
 def wait_for_line(up: Process, text: str) -> None:
@@ -72,42 +77,50 @@ def train_steps(url: str, run_dir: Path, num_steps: int) -> None:
     wait_until(has_steps, WAIT_S, f"{num_steps} steps")
 
 
-def child_of(pid: int, module: str) -> int:
-    """Return the id of the child process that runs a Python module."""
+def child_of(pid: int, *arguments: str) -> int:
+    """Return the id of the child process whose command line has these arguments in a row."""
+    wanted = b"\0".join(map(str.encode, ("", *arguments, "")))
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (folder / "cmdline").read_bytes().split(b"\0")
+                command = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if parent == pid and module.encode() in command:
+            if parent == pid and wanted in command:
                 found.append(int(folder.name))
     (child,) = found
     return child
 
 
-def is_refused(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+def are_refused(ports: Iterable[int]) -> bool:
+    """Return True if nothing listens on any of the ports."""
+    for port in ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return False
+    return True
 
 
 def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
     processes: Processes,
 ) -> None:
-    up, server_port = started_up(processes)
+    up, ports = started_up(processes)
     run_dir = up.folder / "run"
     wait_for_line(up, "ready: apps use")
-    addresses = f"apps use {up.url}/v1, the server is http://127.0.0.1:{server_port}"
-    assert f"up     | ready: {addresses}\n" in up.log
+    console, server = (f"http://127.0.0.1:{ports[name]}" for name in ("console", "server"))
+    addresses = f"apps use {up.url}/v1, the console is {console}, the server is {server}"
+    assert f"up      | ready: {addresses}\n" in up.log
+    (link,) = re.findall(rf"console \| .*({console}/login\?code=\S+)", up.log)
+    assert httpx.get(link).status_code == 200
     train_steps(up.url, run_dir, 1)
-    os.kill(child_of(up.pid, "fakevllm_server"), signal.SIGKILL)
+    os.kill(child_of(up.pid, *SERVER), signal.SIGKILL)
     train_steps(up.url, run_dir, 2)
-    assert "up     | the server died (exit code -9) and is started again" in up.log
-    os.kill(child_of(up.pid, "fakevllm"), signal.SIGKILL)
+    assert "up      | the server died (exit code -9) and is started again" in up.log
+    os.kill(child_of(up.pid, *PROXY), signal.SIGKILL)
     train_steps(up.url, run_dir, 1)
-    assert "up     | the proxy died (exit code -9) and is started again" in up.log
+    assert "up      | the proxy died (exit code -9) and is started again" in up.log
     assert up.log.count("ready: apps use") == 1 and "\x1b" not in up.log
 
 
@@ -117,23 +130,51 @@ def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
 def test_a_signal_stops_the_proxy_and_then_the_server(
     processes: Processes, number: signal.Signals, code: int
 ) -> None:
-    up, server_port = started_up(processes)
+    up, ports = started_up(processes)
     wait_for_line(up, "ready: apps use")
     up.signal(number)
     wait_until(lambda: up.returncode is not None, END_S, "the end")
     assert up.returncode == code, up.log
     lines = up.log.splitlines()
     ends = [line.split(" | ")[0].strip() for line in lines if line.endswith(": stopped")]
-    assert [end for end in ends if end in ("proxy", "server")] == ["proxy", "server"]
+    assert [end for end in ends if end in ports] == ["console", "proxy", "server"]
     assert "Traceback" not in up.log
-    assert is_refused(up.port) and is_refused(server_port)
+    assert are_refused(ports.values())
     assert running_pid(up.folder / "run") is None
 
 
-def test_a_second_signal_kills_a_program_that_does_not_stop(processes: Processes) -> None:
-    up, server_port = started_up(processes)
+def test_apps_are_served_while_the_console_dies_again_and_again(processes: Processes) -> None:
+    up, _ = started_up(processes)
     wait_for_line(up, "ready: apps use")
-    os.kill(child_of(up.pid, "fakevllm"), signal.SIGSTOP)
+    killed: set[int] = set()
+
+    def is_given_up() -> bool:
+        with suppress(ValueError):  # it is being started again
+            pid = child_of(up.pid, *CONSOLE)
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        return "everything else goes on" in up.log
+
+    wait_until(is_given_up, END_S, "the end of the attempts")
+    httpx.post(f"{up.url}/v1/chat/completions", json=HI, timeout=60).raise_for_status()
+    assert up.returncode is None and len(killed) > 1
+
+
+def test_without_the_console_nothing_listens_on_its_port(processes: Processes) -> None:
+    folder = processes.folder / "up"
+    ports = write_config(folder)
+    file = folder / "fakevllm.toml"
+    file.write_text(file.read_text().replace("[console]\n", "[console]\nenabled = false\n"))
+    up = processes.adopt(Process("up", UP, ports["proxy"], folder))
+    wait_for_line(up, f"ready: apps use {up.url}/v1, the server is ")
+    assert are_refused([ports["console"]]) and "console |" not in up.log
+
+
+def test_a_second_signal_kills_a_program_that_does_not_stop(processes: Processes) -> None:
+    up, ports = started_up(processes)
+    wait_for_line(up, "ready: apps use")
+    os.kill(child_of(up.pid, *PROXY), signal.SIGSTOP)
     up.signal(signal.SIGINT)
     wait_for_line(up, "a second Ctrl-C kills them")
     assert up.returncode is None
@@ -141,8 +182,7 @@ def test_a_second_signal_kills_a_program_that_does_not_stop(processes: Processes
     wait_until(lambda: up.returncode is not None, END_S, "the end")
     assert up.returncode == 130, up.log
     assert "is started again" not in up.log
-    ports = up.port, server_port
-    wait_until(lambda: all(map(is_refused, ports)), END_S, "the end of their child processes")
+    wait_until(lambda: are_refused(ports.values()), END_S, "the end of their child processes")
 
 
 def test_an_engine_that_cannot_start_ends_all_with_its_reason(tmp_path: Path) -> None:
@@ -170,15 +210,15 @@ def test_ctrl_c_in_a_terminal_reaches_the_proxy_before_the_server(tmp_path: Path
         assert any(b"ready: apps use" in line for line in terminal.stdout)
         output, _ = terminal.communicate(CTRL_C, timeout=END_S)
     assert terminal.returncode == 130
-    assert re.findall(rb"m(proxy|server) +\|.* stopped\r", output) == [b"proxy", b"server"]
+    assert re.findall(rb"m(\w+) +\|.* stopped\r", output) == [b"console", b"proxy", b"server"]
     assert output.endswith(b"fakevllm: stopped\r\n")
 
 
 def test_if_the_command_itself_is_killed_no_program_is_left(processes: Processes) -> None:
-    up, server_port = started_up(processes)
+    up, ports = started_up(processes)
     wait_for_line(up, "ready: apps use")
     up.kill()
-    wait_until(lambda: is_refused(up.port) and is_refused(server_port), END_S, "the end of both")
+    wait_until(lambda: are_refused(ports.values()), END_S, "the end of all")
     up.start()
     up.wait_until_healthy()
     train_steps(up.url, up.folder / "run", 1)
@@ -196,8 +236,8 @@ def detached(folder: Path) -> Generator[subprocess.CompletedProcess[str]]:
 
 
 def test_in_the_background_it_answers_until_down_stops_it(tmp_path: Path) -> None:
-    server_port, proxy_port = write_config(tmp_path)
-    url = f"http://127.0.0.1:{proxy_port}"
+    ports = write_config(tmp_path)
+    url = f"http://127.0.0.1:{ports['proxy']}"
     with detached(tmp_path) as done:
         assert done.returncode == 0, done.stderr
         assert f"ready: apps use {url}/v1" in done.stdout and "up.log" in done.stdout
@@ -207,9 +247,9 @@ def test_in_the_background_it_answers_until_down_stops_it(tmp_path: Path) -> Non
         httpx.get(f"{url}/health").raise_for_status()
         stopped = run(tmp_path, *DOWN, timeout_s=END_S)
         assert stopped.returncode == 0 and "Stopped `fakevllm up` on run." in stopped.stdout
-    assert is_refused(server_port) and is_refused(proxy_port)
+    assert are_refused(ports.values())
     log = (tmp_path / "run/up.log").read_text()
-    assert "ready: apps use" in log and log.endswith("up     | stopped\n")
+    assert "ready: apps use" in log and log.endswith("up      | stopped\n")
 
 
 def test_ctrl_c_during_a_start_in_the_background_stops_the_start(tmp_path: Path) -> None:
@@ -242,26 +282,25 @@ def test_down_without_anything_running_stops_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--detach",)], ids=["in front", "detached"])
-@pytest.mark.parametrize("taken", ["server", "proxy"])
+@pytest.mark.parametrize("taken", ["server", "proxy", "console"])
 def test_a_port_in_use_is_refused_with_the_setting(
     tmp_path: Path, taken: str, flags: tuple[str, ...]
 ) -> None:
-    names = ["server", "proxy"]
-    ports = dict(zip(names, write_config(tmp_path), strict=True))
-    setting = {"server": "port in [server]", "proxy": "proxy.port"}[taken]
+    ports = write_config(tmp_path)
+    setting = {"server": "port in [server]"}.get(taken, f"{taken}.port")
     with socket.create_server(("127.0.0.1", ports[taken])):
         done = run(tmp_path, *UP, *flags)
     assert_mistake(done, f"127.0.0.1:{ports[taken]} cannot be used (Address already in use)")
     assert f"choose another {setting}." in done.stderr
-    assert all(is_refused(ports[name]) for name in names)
+    assert are_refused(ports.values())
 
 
 def test_a_proxy_that_refuses_its_hooks_ends_all_with_one_line(tmp_path: Path) -> None:
-    server_port, _ = write_config(tmp_path)
+    ports = write_config(tmp_path)
     (tmp_path / "hooks/on_compute_relative_reward.py").unlink()
     done = run(tmp_path, *UP)
     assert_mistake(done, "the proxy does not stay up (exit code 2): ")
-    assert is_refused(server_port) and running_pid(tmp_path / "run") is None
+    assert are_refused(ports.values()) and running_pid(tmp_path / "run") is None
 
 
 def test_a_server_whose_run_directory_is_in_use_ends_all_with_one_line(
@@ -269,10 +308,10 @@ def test_a_server_whose_run_directory_is_in_use_ends_all_with_one_line(
 ) -> None:
     server = processes.server("--backend", "fake")
     folder = processes.folder / "up"
-    _, proxy_port = write_config(folder, f'backend = "fake"\nrun-dir = "{server.folder}"\n')
+    ports = write_config(folder, f'backend = "fake"\nrun-dir = "{server.folder}"\n')
     done = run(folder, *UP)
     assert_mistake(done, "the server does not stay up (exit code 2): ")
-    assert "is used by another server" in done.stderr and is_refused(proxy_port)
+    assert "is used by another server" in done.stderr and are_refused(ports.values())
     assert server.returncode is None
 
 

@@ -16,7 +16,7 @@ from tests.proxy.config.test_model import write_config
     [
         ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*the known keys are host, port"),
         ("[servers]\n", "Unknown key `servers`.*write server.$"),
-        ("[web]\n", "Unknown key `web`.*the known keys are proxy, swarm"),
+        ("[web]\n", "Unknown key `web`.*the known keys are proxy, console, swarm"),
         ("[porxy]\n", "Unknown key `porxy`.*take it out, or write proxy.$"),
         ("[job]\nnum_repeats = 4\n", "Unknown key `job.num_repeats`.*: .*write num_repeat.$"),
         ("lr = 1\n", r"Unknown key `lr` in .*toml: it belongs below \[job\]\.$"),

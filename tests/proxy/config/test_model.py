@@ -167,6 +167,27 @@ def test_a_swarm_address_that_is_not_an_http_url_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("server", "url"),
+    [
+        ("port = 18086", "http://127.0.0.1:18086"),
+        ('host = "0.0.0.0"', "http://127.0.0.1:10086"),
+        ('host = "::1"\nport = 18086', "http://[::1]:18086"),
+        ("port = 0", "http://127.0.0.1:10086"),
+        ('port = "x"', "http://127.0.0.1:10086"),
+        ('port = 18086\n[swarm]\nurl = "http://gpu-box:10086"', "http://gpu-box:10086"),
+    ],
+)
+def test_the_swarm_server_is_by_default_the_one_of_the_same_file(
+    tmp_path: Path, server: str, url: str
+) -> None:
+    file = tmp_path / "fakevllm.toml"
+    file.write_text(f"[server]\n{server}\n")
+    assert load(file, {}).swarm.url == url
+    flag = {"swarm": {"url": "http://other:1"}}
+    assert load(file, flag).swarm.url == "http://other:1"
+
+
+@pytest.mark.parametrize(
     ("host", "server_host"), [("127.0.0.1", "localhost"), ("0.0.0.0", "127.0.0.1"), ("box", "box")]
 )
 def test_the_proxys_own_address_is_refused_as_the_swarm_server(
