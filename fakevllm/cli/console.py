@@ -7,13 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir
+from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm_runtime.commands import run_command
 
 
 def console(
     url: ProxyUrl = None,
     key: ProxyKey = None,
+    swarm: Annotated[
+        str | None,
+        typer.Option(help="URL of the swarm server. Default: the address in the configuration."),
+    ] = None,
+    swarm_key: SwarmKey = None,
     ledger: LedgerFile = None,
     hooks: Annotated[
         Path | None, typer.Option(help="Folder with the hook files, or one file.")
@@ -45,13 +50,25 @@ def console(
         from fakevllm.console.settings import ConsoleSettings
 
         hosts = allow_host or None
-        own = {"host": host, "port": port, "key_file": key_file, "allowed_hosts": hosts}
-        flags = {"proxy": {"run_dir": run_dir}, "hooks": {"path": hooks}, "console": own}
+        flags = {
+            "proxy": {"run_dir": run_dir},
+            "swarm": {"url": swarm, "key": swarm_key},
+            "hooks": {"path": hooks},
+            "console": {
+                "host": host,
+                "port": port,
+                "key_file": key_file,
+                "allowed_hosts": hosts,
+            },
+        }
         loaded = load(config, flags)
         settings = ConsoleSettings(
             loaded.ledger_file if ledger is None else ledger,
             loaded.local_url if url is None else url,
             proxy_key=key,
+            server_url=loaded.swarm.url,
+            server_key=loaded.swarm.key,
+            reward_range=loaded.release.reward_range,
             host=loaded.console.host,
             port=loaded.console.port,
             allowed_hosts=loaded.console.allowed_hosts,

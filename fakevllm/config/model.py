@@ -391,7 +391,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     means that the flag was not set. Raises ConfigError with a message of one line that names the
     fix.
     """
-    source = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    source = source_file(file)
     merged = _read(source) if source is not None else {}
     flag_keys: set[str] = set()
     for section, values in flags.items():
@@ -404,6 +404,11 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
         return Config.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(explain(error, source, flag_keys, Config)) from None
+
+
+def source_file(file: Path | None) -> Path | None:
+    """Return the file that `load` reads for `file`, or None if there is none."""
+    return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
 def _use_own_server(merged: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -40,6 +41,7 @@ def run_console(
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request at the level INFO
     keys = settings.login_keys()
     num_connections = raise_file_limit().num_connections
     listener = listening_socket(settings.host, settings.port, listen_fd)
@@ -47,6 +49,7 @@ def run_console(
         settings,
         ReadOnlyLedger(settings.ledger),
         ProxyStatus(settings.proxy_url, settings.proxy_key),
+        ServerReleases(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
         show_link=lambda line: print(line, flush=True),

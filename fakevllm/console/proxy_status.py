@@ -40,6 +40,10 @@ class ProxyView:
     hooks: Json = field(default_factory=dict[str, Any])
     """The key `hooks` of the statistics. Empty if the proxy has no hooks."""
     is_reached: bool = False
+    is_gated: bool | None = None
+    """Whether the proxy's setting release.mode is `gated`. None if the proxy was not reached."""
+    engine: Json | None = None
+    """Status of the server and its engine, as the server reports it. None if it is unknown."""
 
 
 class ProxyStatus:
@@ -104,4 +108,6 @@ def _view_of(url: str, stats: Json) -> ProxyView:
         feedback=dict(stats.get("feedback") or {}),
         hooks=stats.get("hooks") or {},
         is_reached=True,
+        is_gated=is_gated,
+        engine=stats.get("engine"),
     )

@@ -20,7 +20,17 @@ from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import STATIC
-from fakevllm.console.pages import feedback, groups, hooks, learning, now, sessions
+from fakevllm.console.pages import (
+    configuration,
+    evaluations,
+    feedback,
+    groups,
+    hooks,
+    learning,
+    now,
+    releases,
+    sessions,
+)
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
@@ -29,6 +39,11 @@ from fakevllm_adapters.protocol.errors import WireError
 
 MAX_BODY_BYTES = 1024 * 1024
 """Maximum size of a form. The largest form has a corrected answer."""
+PAGES = (
+    *(now, learning, groups, sessions, feedback, hooks),
+    *(evaluations, releases, configuration),
+)
+"""The modules of the pages. Each has a function `router`. All of them need a login."""
 HEADERS = (
     (
         b"content-security-policy",
@@ -54,7 +69,7 @@ def create_app(parts: ConsoleParts, events: ChangeEvents) -> AsgiApp:
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.include_router(login_module.router(parts, login))
     app.include_router(_health())
-    for module in (now, learning, groups, sessions, feedback, hooks):
+    for module in PAGES:
         app.include_router(module.router(parts), dependencies=[Depends(login.require)])
     app.include_router(_events(login, events), dependencies=[Depends(login.require)])
     for kind, handler in login_module.handlers(parts, login).items():

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.evaluation_reads import EvaluationReads
 from fakevllm.ledger.feedback_reads import FeedbackReads
 from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
@@ -43,6 +44,7 @@ class ReadOnlyLedger:
         self._timeout_s = timeout_s
         engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         self._engine: Engine = engine
+        self.evaluations = EvaluationReads(engine)
         self.groups = GroupReads(engine)
         self.feedback = FeedbackReads(engine)
         self.sessions = SessionReads(engine)

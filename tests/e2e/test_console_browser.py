@@ -45,7 +45,16 @@ DIFFERENT_ANSWERS = """
 """Query for a trained group whose first answer was served, and whose second has another reward."""
 FIRST_GROUP = "SELECT group_id, session_id FROM groups ORDER BY received_at LIMIT 1"
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
-PAGES = {"now": "/", "learning": "/learning", "groups": "/groups", "sessions": "/sessions"}
+PAGES = {
+    "now": "/",
+    "learning": "/learning",
+    "groups": "/groups",
+    "sessions": "/sessions",
+    "evaluations": "/evaluations",
+    "releases": "/releases",
+    "decision": "/releases/decision?version=3",
+    "configuration": "/configuration?all=yes",
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,7 @@ def console(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     reply = httpx.post(f"{stack.three.url}/v1/feedback", json=feedback, timeout=20)
     assert reply.status_code == 200, reply.text
     with Processes(tmp_path_factory.mktemp("console")) as processes:
-        yield start_console(processes, stack.three)
+        yield start_console(processes, stack.three, "--swarm", stack.server.url)
 
 
 @contextmanager

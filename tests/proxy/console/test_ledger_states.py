@@ -18,8 +18,10 @@ from fakevllm.ledger.store import Ledger
 from tests.proxy.console.console_rig import open_console
 from tests.proxy.ledger.ledger_cases import group, make_older
 
-PAGES = ["/learning", "/groups", "/groups/g1", "/sessions", "/sessions/s1"]
-PAGES.extend(["/feedback", "/feedback/g1"])
+PAGES = [
+    *("/learning", "/groups", "/groups/g1", "/sessions", "/sessions/s1"),
+    *("/feedback", "/feedback/g1", "/evaluations", "/evaluations/e1"),
+]
 
 
 def fill(path: Path, num: int = 3) -> None:

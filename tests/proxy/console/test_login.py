@@ -30,6 +30,11 @@ PATHS = [
     "/groups/g1",
     "/sessions",
     "/sessions/s1",
+    "/evaluations",
+    "/evaluations/e1",
+    "/releases",
+    "/releases/decision?version=1",
+    "/configuration",
     "/events",
     "/no-such-page",
 ]

@@ -14,6 +14,7 @@ from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.curve_points import curve_points
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -325,6 +326,7 @@ def test_the_parts_show_the_link_of_an_allowed_host(tmp_path: Path) -> None:
         settings,
         ReadOnlyLedger(tmp_path / "l"),
         ProxyStatus("http://127.0.0.1:9", None),
+        ServerReleases("http://127.0.0.1:9", None),
         None,
         8001,
         show_link=shown.append,
