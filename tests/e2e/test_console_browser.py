@@ -50,6 +50,8 @@ PAGES = {
     "learning": "/learning",
     "groups": "/groups",
     "sessions": "/sessions",
+    "feedback": "/feedback",
+    "hooks": "/hooks",
     "evaluations": "/evaluations",
     "releases": "/releases",
     "decision": "/releases/decision?version=3",
