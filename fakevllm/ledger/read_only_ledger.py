@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -24,7 +25,7 @@ from fakevllm.ledger.summary_reads import SummaryReads
 from fakevllm_runtime.read_only import connect_read_only
 
 READ_TIMEOUT_S = 10.0
-"""Maximum seconds that the queries of one connection may take."""
+"""Maximum seconds that all queries of one `with` block of `ReadOnlyLedger.reading` may take."""
 STEPS_BETWEEN_CHECKS = 100_000
 """Number of steps of SQLite's virtual machine between two checks of the time. This number of steps
 takes about 10 ms."""
@@ -47,6 +48,7 @@ class ReadOnlyLedger:
     def __init__(self, file: Path, timeout_s: float = READ_TIMEOUT_S) -> None:
         self.file = file.expanduser()
         self._timeout_s = timeout_s
+        self._deadlines = threading.local()
         engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         self._engine: Engine = engine
         self.groups = GroupReads(engine)
@@ -56,7 +58,9 @@ class ReadOnlyLedger:
     @contextmanager
     def reading(self) -> Generator[None]:
         """Check that the file can be read by this version, and convert errors of reads in the
-        `with` block to LedgerError. The message is one sentence that says what to do."""
+        `with` block to LedgerError. The message is one sentence that says what to do. All reads
+        in the block share one time limit, and must be made by the thread of the block."""
+        self._deadlines.ends_at = time.monotonic() + self._timeout_s
         try:
             self._check_schema()
             yield
@@ -64,6 +68,8 @@ class ReadOnlyLedger:
             raise LedgerError(self._explain(error)) from error
         except (ValueError, TypeError, KeyError) as error:  # a row that no version has written
             raise LedgerError(self._damaged(error)) from error
+        finally:
+            self._deadlines.ends_at = None
 
     def state_of_files(self) -> object:
         """Return a value that changes when another process has written to the ledger. The value is
@@ -80,7 +86,9 @@ class ReadOnlyLedger:
     def _connect(self) -> sqlite3.Connection:
         db = connect_read_only(self.file)
         # A page may have been closed by its reader, so its queries need a limit of their own.
-        ends_at = time.monotonic() + self._timeout_s
+        ends_at: float = getattr(self._deadlines, "ends_at", None) or (
+            time.monotonic() + self._timeout_s
+        )
         db.set_progress_handler(lambda: int(time.monotonic() > ends_at), STEPS_BETWEEN_CHECKS)
         return db
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -217,6 +218,19 @@ def test_a_read_that_takes_too_long_is_ended_and_explained(
     reader = ReadOnlyLedger(path, timeout_s=-1.0)
     with pytest.raises(LedgerError, match="could not be read within"), reader.reading():
         reader.groups.search(GroupSearch(text="nothing"), 10)
+
+
+def test_all_reads_of_one_page_share_one_time_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    monkeypatch.setattr(read_only_ledger, "STEPS_BETWEEN_CHECKS", 10)
+    reader = ReadOnlyLedger(path, timeout_s=0.5)
+    with pytest.raises(LedgerError, match="could not be read within"), reader.reading():
+        time.sleep(0.6)
+        reader.groups.search(GroupSearch(), 10)
+    with reader.reading():
+        reader.groups.search(GroupSearch(), 10)
 
 
 def test_the_state_of_the_files_changes_with_each_write(path: Path, ledger: Ledger) -> None:

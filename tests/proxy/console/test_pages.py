@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.curve_points import curve_points
+from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
@@ -165,6 +167,7 @@ async def test_the_search_finds_by_each_field(path: Path, ledger: Ledger) -> Non
         "?text=ANSWER+1": ["b", "a"],
         "?text=b": ["b"],
         "?text=100%25": [],
+        "?text=answer_1": [],
         "?state=dropped": ["c"],
         "?min_reward=0.1&max_reward=0.9": ["b"],
         "?min_reward=1": ["a"],
@@ -222,6 +225,39 @@ def test_a_search_that_finds_little_ends_early_and_can_go_on(
     second = reads.search(search, 5, first.next_key, max_rows=30)
     assert [row.group_id for row in second.rows] == ["g03"]
     assert (second.is_cut, second.next_key) == (False, None)
+
+
+def test_a_slow_search_ends_early_and_can_go_on(
+    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_reads, "ROWS_PER_SCAN", 10)
+    monkeypatch.setattr(group_reads, "MAX_SEARCH_S", -1.0)
+    put(ledger, *(group(f"g{number:02}", received_at=float(number)) for number in range(25)))
+    reads = ReadOnlyLedger(path).groups
+    ends: list[float] = []
+    page = reads.search(GroupSearch(text="g03"), 5)
+    while page.is_cut and page.next_key is not None:
+        ends.append(page.next_key[0])
+        page = reads.search(GroupSearch(text="g03"), 5, page.next_key)
+    assert ends == [15.0, 5.0]
+    assert [row.group_id for row in page.rows] == ["g03"]
+
+
+def test_a_search_in_an_answer_that_repeats_the_text_is_fast(path: Path, ledger: Ledger) -> None:
+    long = replace(sibling(0), text="a" * 1_000_000)
+    put(ledger, replace(group("g1"), siblings=[long]))
+    began = time.process_time()
+    assert ReadOnlyLedger(path).groups.search(GroupSearch(text="a" * 499 + "b"), 5).rows == []
+    assert time.process_time() - began < 0.5
+
+
+async def test_only_a_fast_search_shows_new_groups_by_itself(path: Path, ledger: Ledger) -> None:
+    put(ledger, group("g1"))
+    async with open_console(path) as rig:
+        assert "hx-get" in await rig.get("/groups?text=a")
+        rig.clock.step = MAX_LIVE_SEARCH_S + 0.1
+        html = await rig.get("/groups?text=a")
+        assert "hx-get" not in html and "load the page again" in html
 
 
 async def test_deep_links_show_a_group_and_a_session(path: Path, ledger: Ledger) -> None:
