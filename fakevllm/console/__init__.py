@@ -10,7 +10,7 @@ login.py             the login page, and the check that each other page begins w
 page_renderer.py     templates, and the formats of numbers and times in them
 proxy_status.py      the status of the proxy, fetched once for all pages
 problems.py          what is wrong, and what to do about it
-curve_points.py      reduce a learning curve to the points of a chart
+curve_points.py      keep the points of a learning curve for all open pages
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page

@@ -13,13 +13,13 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.curve_points import curve_points
+from fakevllm.console.curve_points import SharedCurve
 from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
-from fakevllm.ledger.records import FeedbackRecord, GroupRecord, StepRow
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.keys import fingerprint, named_key
 from tests.proxy.console.console_rig import open_console
@@ -291,17 +291,29 @@ async def test_a_group_shows_its_answers_with_their_differences(path: Path, ledg
     assert "50%" in html and "raw request" in html
 
 
-def test_a_point_of_a_chart_has_no_steps_from_both_sides_of_a_change() -> None:
-    rows = [
-        StepRow(step, 1 + step % 2, 0.5, None, 1, changed="the hooks changed" if step == 3 else "")
-        for step in range(6)
-    ]
-    points = curve_points(rows, max_points=3)
-    spans = [(point.first_step, point.last_step, point.changed) for point in points]
-    assert spans == [(0, 1, ""), (2, 2, ""), (3, 4, "the hooks changed"), (5, 5, "")]
-    assert [point.groups for point in points] == [3, 1, 3, 2]
-    assert points[0].policy_mean == 0.5 and points[0].returned_best is None
-    assert curve_points([]) == []
+def test_all_pages_share_a_curve_until_the_ledger_is_written(path: Path, ledger: Ledger) -> None:
+    put(ledger, replace(group("g1", step=1), run_id="r"))
+    reader = ReadOnlyLedger(path)
+    curve = SharedCurve(reader)
+    with reader.reading():
+        first = curve.points("r")
+        assert curve.points("r") is first and len(first) == 1
+        assert curve.points("other") == []
+        put(ledger, replace(group("g2", step=2), run_id="r"))
+        assert [point.first_step for point in curve.points("r")] == [1, 2]
+
+
+async def test_a_run_is_chosen_by_its_whole_id_first(path: Path, ledger: Ledger) -> None:
+    for number, run_id in enumerate(("", "abc", "abcd")):  # the newest one is the last one
+        one = group(f"g{number}", step=number + 1, received_at=1000.0 + number)
+        put(ledger, replace(one, run_id=run_id))
+    expected = {"": 3, "?run=": 1, "?run=abc": 2, "?run=abcd": 3, "?run=ab": 3}
+    async with open_console(path) as rig:
+        for query, step in expected.items():
+            curve = (await rig.browser.get(f"/learning/curve{query}")).json()
+            assert [point["first_step"] for point in curve] == [step], query
+        assert '<option value="" selected>' in await rig.get("/learning?run=")
+        assert '<option value="abc" selected>' in await rig.get("/learning?run=abc")
 
 
 async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Ledger) -> None:
