@@ -210,6 +210,19 @@ def test_the_reader_cannot_write(path: Path) -> None:
         reader._connect().execute("DELETE FROM group_rows")  # pyright: ignore[reportPrivateUsage]
 
 
+async def test_only_the_two_files_of_sqlite_appear_beside_a_ledger_without_a_proxy(
+    path: Path,
+) -> None:
+    fill(path)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    async with open_console(path) as rig:
+        for url in ("/", "/learning", "/groups", "/sessions"):
+            await rig.get(url)
+    after = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    own = {f"{path.name}-wal": b"", f"{path.name}-shm": after.get(f"{path.name}-shm", b"")}
+    assert after == before | {name: own[name] for name in own if name in after}
+
+
 def test_a_read_that_takes_too_long_is_ended_and_explained(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
