@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from fakevllm.ledger import reads
 from fakevllm.ledger.records import StepRow
@@ -139,7 +139,7 @@ def _changes(db: Connection, run_id: str) -> Iterator[tuple[int, str]]:
             yield step, changed
 
 
-def _point(row: Row[Any], changes: Mapping[int, str]) -> CurvePoint:
+def _point(row: Sequence[Any], changes: Mapping[int, str]) -> CurvePoint:
     first_step, last_step, groups, *means, without_signal = row
     policy_mean, best, random = (
         # The sum of huge rewards may be infinite, which no chart and no JSON can show.

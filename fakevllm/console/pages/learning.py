@@ -21,7 +21,6 @@ MAX_RUNS = 50
 def router(parts: ConsoleParts) -> APIRouter:
     """Return the routes of the page Learning."""
     routes = APIRouter()
-
     shared_curve = SharedCurve(parts.ledger)
 
     def read(run: str | None) -> tuple[list[str], str | None, list[CurvePoint]]:
