@@ -23,8 +23,6 @@ from tests.proxy.console.console_rig import open_console
 from tests.proxy.ledger.ledger_cases import group, make_older
 
 PAGES = ["/learning", "/groups", "/groups/g1", "/sessions", "/sessions/s1"]
-OTHER_USER = 65534
-"""Id of a user without any rights, such as `nobody`."""
 
 
 def fill(path: Path, num: int = 3) -> None:
@@ -42,7 +40,7 @@ def expect_readable(path: Path) -> None:
 @contextmanager
 def as_another_user() -> Generator[None]:
     """Give this process the rights of another user in the `with` block."""
-    os.seteuid(OTHER_USER)
+    os.seteuid(65534)  # a user without any rights, such as `nobody`
     try:
         yield
     finally:
