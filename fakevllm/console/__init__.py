@@ -13,7 +13,7 @@ proxy_settings.py    the settings of the proxy, and the job of the server
 server_releases.py   the history of releases, and decisions about them
 evaluation_results.py  the results of evaluations, from the evaluated rows of the ledger
 problems.py          what is wrong, and what to do about it
-curve_points.py      reduce a learning curve to the points of a chart
+curve_points.py      keep the points of a learning curve for all open pages
 feedback_sentences.py  what became of feedback, in sentences
 hook_dry_run.py      run the hook files on disk over logged groups
 text_differences.py  mark the words in which two answers differ

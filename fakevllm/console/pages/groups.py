@@ -18,6 +18,9 @@ from fakevllm.sessions.types import Evidence
 GROUPS_PER_PAGE = 50
 MAX_FIELD_CHARS = 500
 """Maximum length of a field of the search."""
+MAX_LIVE_SEARCH_S = 1.0
+"""Maximum seconds of a search whose page shows new groups by itself. A slower search would keep the
+machine busy for as long as the page is open."""
 _TEXT_FIELDS = ("text", "state", "hook", "session")
 _REWARD_FIELDS = ("min_reward", "max_reward")
 
@@ -35,6 +38,7 @@ def router(parts: ConsoleParts) -> APIRouter:
         fields = {name: value[:MAX_FIELD_CHARS] for name, value in request.query_params.items()}
         problem, found, status = "", GroupPage(), 200
         search, after = GroupSearch(), NEWEST
+        begin = parts.clock()
         try:
             search, after = parse_search(fields)
             with parts.ledger.reading():
@@ -54,6 +58,7 @@ def router(parts: ConsoleParts) -> APIRouter:
             older_url=_older_url(fields, found),
             is_first=after == NEWEST,
             is_filtered=not search.is_empty,
+            is_slow=parts.clock() - begin > MAX_LIVE_SEARCH_S,
             names=parts.app_names(),
         )
 
