@@ -5,7 +5,6 @@ These routes are coroutines, so logins change in one thread only. They read no l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
@@ -14,13 +13,11 @@ from starlette.responses import RedirectResponse
 
 from fakevllm.console.browser_sessions import LIFETIME_S, BrowserSession, new_cookie
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.own_path import own_path, path_of
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
-LOGIN_PATHS = frozenset({"/login", "/login/key", "/login/new-link"})
 MAX_FIELDS = 100
 """Maximum number of fields of a form."""
-_OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
-"""A path of this console. `//host` and `/\\host` would be addresses of other sites."""
 
 
 class LoginRequired(Exception):
@@ -153,19 +150,8 @@ def login_page(
 def login_instead(parts: ConsoleParts, login: Login, request: Request) -> Response:
     """Return the login page in place of a page that needs a login. The login leads back to that
     page."""
-    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    next_path = own_path(path) if request.method == "GET" else "/"
+    next_path = path_of(request) if request.method == "GET" else "/"
     return login_page(parts, login, request, next_path, status=401)
-
-
-def own_path(path: str) -> str:
-    """Return `path` if it is a path of this console, and otherwise the first page.
-
-    >>> own_path("/groups?state=lost"), own_path("//other.example")
-    ('/groups?state=lost', '/')
-    """
-    is_own = _OWN_PATH.fullmatch(path) is not None and path.partition("?")[0] not in LOGIN_PATHS
-    return path if is_own else "/"
 
 
 def handlers(

@@ -13,6 +13,8 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from fakevllm.console.own_path import path_of
+
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "templates"
 STATIC = FOLDER / "static"
@@ -52,7 +54,7 @@ class PageRenderer:
     ) -> Response:
         """Return the response with a page, or with its block `live` if htmx requests it."""
         found = self._environment.get_template(template)
-        values = {"path": request.url.path, **values}
+        values = {"path": request.url.path, "own_path": path_of(request), **values}
         if FRAGMENT_HEADER in request.headers and _LIVE_BLOCK in found.blocks:
             context = found.new_context(values)
             html = "".join(found.blocks[_LIVE_BLOCK](context))

@@ -337,6 +337,26 @@ def test_the_parts_show_the_link_of_an_allowed_host(tmp_path: Path) -> None:
     assert shown[0].startswith("console: open http://gpu-box:8001/login?code=")
 
 
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("/%2Fevil.example/x", "/"),
+        ("/%5Cevil.example", "/%5Cevil.example"),
+        ("/none?a=1&b=2", "/none?a=1&amp;b=2"),
+        ("/groups/a%3Fb%20c?x=%C3%A4", "/groups/a%3Fb%20c?x=%C3%A4"),
+    ],
+)
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_a_message_links_to_its_own_page_and_never_to_another_site(
+    url: str, link: str, is_logged_in: bool, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=is_logged_in) as rig:
+        reply = await rig.browser.get(url)
+    assert reply.status_code == (404 if is_logged_in else 401)
+    found = 'href="{}">Load this page again' if is_logged_in else 'name="next" value="{}"'
+    assert found.format(link) in reply.text
+
+
 async def test_a_failing_page_says_so_without_a_traceback(
     path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
