@@ -163,8 +163,11 @@ def handlers(
         return login_instead(parts, login, request)
 
     async def refuse_form(request: Request, _: Exception) -> Response:
-        message = "This form is out of date: load its page again, and send it once more."
-        return parts.page(request, "message.html", status=403, message=message)
+        message = "This form is out of date: send it once more."
+        if login.session_of(login.cookie(request)) is None:
+            return login_page(parts, login, request, "/", message, status=403)
+        # The address of a form has no page of its own, so the link leads to the first page.
+        return parts.page(request, "message.html", status=403, message=message, own_path="/")
 
     return {LoginRequired: ask_for_login, FormRefused: refuse_form}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -147,6 +148,32 @@ async def test_a_form_without_its_token_is_refused(
         reply = await rig.browser.post(url, data=data)
         assert reply.status_code == 403 and "form is out of date" in reply.text
         assert len(rig.links) == 1
+        assert (await rig.browser.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_a_refused_form_can_be_sent_again(
+    is_logged_in: bool, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=is_logged_in) as rig:
+        rig.clock.now += NEW_LINK_INTERVAL_S
+        num_links = len(rig.links)
+        reply = await rig.browser.post("/login/new-link", data={"form_token": "0"})
+        assert reply.status_code == 403 and 'href="/login/new-link"' not in reply.text
+        if not is_logged_in:
+            token = re.search(r'name="form_token" value="(\w+)"', reply.text)
+            assert token is not None
+            await rig.browser.post("/login/new-link", data={"form_token": token[1]})
+            assert len(rig.links) == num_links + 1
+
+
+@pytest.mark.parametrize("url", ["/logout", "/login/new-link", "/login/key"])
+async def test_the_address_of_a_form_leads_to_the_first_page(
+    url: str, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        reply = await rig.browser.get(url)
+        assert (reply.status_code, reply.headers["location"]) == (303, "/")
         assert (await rig.browser.get("/")).status_code == 200
 
 
