@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse
 
 from fakevllm.console.browser_sessions import LIFETIME_S, BrowserSession, new_cookie
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
 from fakevllm.console.own_path import own_path, path_of
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
@@ -106,9 +107,14 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
         request: Request, form: dict[str, str] = Depends(login.form)
     ) -> Response:
         next_path = own_path(form.get("next", "/"))
-        message = "A new link stands in the terminal or log of `fakevllm console`."
         if parts.link.may_issue(parts.clock()):
             parts.show_new_link()
+            message = "A new link stands in the terminal or log of `fakevllm console`."
+        else:
+            message = (
+                f"A link was printed less than {NEW_LINK_INTERVAL_S:.0f} seconds ago: open it, or "
+                "request another one in some seconds."
+            )
         return login_page(parts, login, request, next_path, message, status=200)
 
     @routes.post("/logout")

@@ -166,7 +166,9 @@ def test_a_browser_logs_in_by_a_new_link_and_by_a_key_and_comes_back_to_its_page
         page.wait_for_selector("text=A new link stands in the terminal")
         new_link = login_url(console)
         assert new_link != first_link
-        page.goto(first_link)
-        page.wait_for_selector("text=was used before")
         page.goto(new_link)
+        page.wait_for_selector("h1:has-text('Now')")
+        page.goto(new_link)
+        page.wait_for_selector("text=was used before")
+        page.goto(first_link)
         page.wait_for_selector("h1:has-text('Now')")
