@@ -287,6 +287,17 @@ async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Le
         assert (await rig.browser.get("/learning?run=none")).status_code == 404
 
 
+async def test_a_learning_page_without_steps_has_a_place_for_a_later_chart(
+    path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+        source = re.search(r'class="chart" data-source="([^"]+)"', html)
+        assert source is not None and 'hx-get="/learning"' in html
+        put(ledger, replace(group("g1", step=1), run_id="run"))
+        assert len((await rig.browser.get(source[1])).json()) == 1
+
+
 async def test_htmx_gets_only_the_part_that_changes(path: Path, ledger: Ledger) -> None:
     put(ledger, group("g1"))
     async with open_console(path) as rig:
