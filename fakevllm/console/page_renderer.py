@@ -60,7 +60,8 @@ class PageRenderer:
             html = "".join(found.blocks[_LIVE_BLOCK](context))
         else:
             html = found.render(values)
-        return HTMLResponse(html, status)
+        # JSON may have half of a surrogate pair, such as "\\ud800", which UTF-8 does not have.
+        return HTMLResponse(html.encode("utf-8", "replace"), status)
 
 
 def path_part(text: str) -> str:

@@ -372,6 +372,14 @@ async def test_a_message_links_to_its_own_page_and_never_to_another_site(
         assert f'href="{link}">Load this page again' in reply.text
 
 
+async def test_half_a_surrogate_pair_in_a_request_costs_one_character(
+    path: Path, ledger: Ledger
+) -> None:
+    put(ledger, replace(group("g1"), request_json='{"text": "half \\ud83d of a pair"}'))
+    async with open_console(path) as rig:
+        assert "half ? of a pair" in await rig.get("/groups/g1")
+
+
 async def test_a_failing_page_says_so_without_a_traceback(
     path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
