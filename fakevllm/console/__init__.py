@@ -9,6 +9,7 @@ browser_sessions.py  decide which cookie is a login, and which form token is val
 own_path.py          decide which paths a page may link to
 login.py             the login page, and the check that each other page begins with
 page_renderer.py     templates, and the formats of numbers and times in them
+page_texts.py        cut the long texts of a page
 proxy_status.py      the status of the proxy, fetched once for all pages
 problems.py          what is wrong, and what to do about it
 curve_points.py      reduce a learning curve to the points of a chart
