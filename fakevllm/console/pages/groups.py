@@ -104,6 +104,9 @@ def parse_search(fields: Mapping[str, str]) -> tuple[GroupSearch, GroupKey]:
     0.5
     """
     values = {name: fields.get(name, "").strip() for name in _TEXT_FIELDS}
+    for name, value in values.items():
+        if "\0" in value:  # SQLite would search only for the text before it
+            raise SearchError(f"The field {name} has a NUL character: remove it.")
     if values["state"] and values["state"] not in set(State):
         raise SearchError(f"{values['state']} is not a state: choose one of {', '.join(State)}.")
     low, high = (_reward(name, fields.get(name, "").strip()) for name in _REWARD_FIELDS)

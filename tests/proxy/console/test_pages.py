@@ -185,6 +185,8 @@ async def test_the_search_finds_by_each_field(path: Path, ledger: Ledger) -> Non
         ("max_reward=nan", "highest reward nan is not a number"),
         ("min_reward=2&max_reward=1", "exchange them"),
         ("after=x", "begin with the first page"),
+        ("text=an%00swer", "field text has a NUL character"),
+        ("session=s%001", "field session has a NUL character"),
     ],
 )
 async def test_a_search_that_cannot_be_understood_says_why(
