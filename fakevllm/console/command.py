@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 
+from fakevllm.config.http_address import http_url
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.link_output import LinkOutput
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
@@ -46,7 +49,7 @@ def run_console(
         ProxyStatus(settings.proxy_url, settings.proxy_key),
         keys,
         port=listener.getsockname()[1],
-        show_link=lambda line: print(line, flush=True),
+        show_link=LinkOutput(sys.stdout).write,
     )
     asyncio.run(_serve(parts, listener, num_connections))
 
@@ -57,8 +60,8 @@ async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: 
         public_server_config(create_app(parts, events), num_connections), on_stop=events.stop
     )
     log.info(
-        "listening on http://%s:%d, ledger %s, proxy %s",
-        *listener.getsockname()[:2],
+        "listening on %s, ledger %s, proxy %s",
+        http_url(*listener.getsockname()[:2]),
         parts.ledger.file,
         parts.settings.proxy_url,
     )
