@@ -3,6 +3,7 @@ times in them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -37,16 +38,15 @@ class PageRenderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(
-            {
-                "time": time_text,
-                "number": number_text,
-                "json": _json,
-                "cut": _cut,
-                "first_line": first_line,
-                "urlencode_path": path_part,
-            }
-        )
+        filters: dict[str, Callable[..., str]] = {
+            "time": time_text,
+            "number": number_text,
+            "json": _json,
+            "cut": _cut,
+            "first_line": first_line,
+            "urlencode_path": path_part,
+        }
+        self._environment.filters.update(filters)
 
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: object
