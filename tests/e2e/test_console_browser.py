@@ -147,6 +147,26 @@ def test_the_last_of_many_changes_is_shown_although_updates_are_limited(
         assert problems == []
 
 
+def test_a_chart_appears_with_the_first_step(
+    console: Process, cookies: list[Any], stack: Stack
+) -> None:
+    def no_points(route: Any) -> None:
+        route.fulfill(json=[])
+
+    with browser_context() as context:
+        context.add_cookies(cookies)
+        problems: list[str] = []
+        page = watched_page(context, problems)
+        page.route("**/learning/curve*", no_points)
+        page.goto(f"{console.url}/learning")
+        page.wait_for_timeout(1000)  # the event stream is open by then
+        assert not page.is_visible(".chart")
+        page.unroute("**/learning/curve*")
+        assert post(stack.three, VALID).status_code == 200
+        page.wait_for_selector(".chart canvas")
+        assert problems == []
+
+
 def test_a_page_whose_login_has_ended_says_that_it_is_stale(
     stack: Stack, processes: Processes
 ) -> None:
