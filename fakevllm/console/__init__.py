@@ -5,9 +5,12 @@ command.py           listen, print the link for the login, serve
 console_parts.py     the parts of a running console, which its routes share
 web_app.py           the ASGI application: routes, access guard, headers of each response
 login_link.py        decide which one-time link logs in
+link_output.py       write the links to the terminal
 browser_sessions.py  decide which cookie is a login, and which form token is valid
+own_path.py          decide which paths a page may link to
 login.py             the login page, and the check that each other page begins with
 page_renderer.py     templates, and the formats of numbers and times in them
+page_texts.py        cut the long texts of a page
 proxy_status.py      the status of the proxy, fetched once for all pages
 proxy_settings.py    the settings of the proxy, and the job of the server
 server_releases.py   the history of releases, and decisions about them

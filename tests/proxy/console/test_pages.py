@@ -185,6 +185,8 @@ async def test_the_search_finds_by_each_field(path: Path, ledger: Ledger) -> Non
         ("max_reward=nan", "highest reward nan is not a number"),
         ("min_reward=2&max_reward=1", "exchange them"),
         ("after=x", "begin with the first page"),
+        ("text=an%00swer", "field text has a NUL character"),
+        ("session=s%001", "field session has a NUL character"),
     ],
 )
 async def test_a_search_that_cannot_be_understood_says_why(
@@ -332,6 +334,17 @@ async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Le
         assert (await rig.browser.get("/learning?run=none")).status_code == 404
 
 
+async def test_a_learning_page_without_steps_has_a_place_for_a_later_chart(
+    path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+        source = re.search(r'class="chart" data-source="([^"]+)"', html)
+        assert source is not None and 'hx-get="/learning"' in html
+        put(ledger, replace(group("g1", step=1), run_id="run"))
+        assert len((await rig.browser.get(source[1])).json()) == 1
+
+
 async def test_htmx_gets_only_the_part_that_changes(path: Path, ledger: Ledger) -> None:
     put(ledger, group("g1"))
     async with open_console(path) as rig:
@@ -381,6 +394,38 @@ def test_the_parts_show_the_link_of_an_allowed_host(tmp_path: Path) -> None:
     )
     parts.show_new_link()
     assert shown[0].startswith("console: open http://gpu-box:8001/login?code=")
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("/%2Fevil.example/x", "/"),
+        ("/%5Cevil.example", "/%5Cevil.example"),
+        ("/none?a=1&b=2", "/none?a=1&amp;b=2"),
+        ("/groups/a%3Fb%20c?x=%C3%A4", "/groups/a%3Fb%20c?x=%C3%A4"),
+    ],
+)
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_a_message_links_to_its_own_page_and_never_to_another_site(
+    url: str, link: str, is_logged_in: bool, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=is_logged_in) as rig:
+        reply = await rig.browser.get(url)
+    assert reply.status_code == (404 if is_logged_in else 401)
+    if not is_logged_in:
+        assert f'name="next" value="{link}"' in reply.text
+    elif link == "/":
+        assert "Load this page again" not in reply.text and "evil" not in reply.text
+    else:
+        assert f'href="{link}">Load this page again' in reply.text
+
+
+async def test_half_a_surrogate_pair_in_a_request_costs_one_character(
+    path: Path, ledger: Ledger
+) -> None:
+    put(ledger, replace(group("g1"), request_json='{"text": "half \\ud83d of a pair"}'))
+    async with open_console(path) as rig:
+        assert "half ? of a pair" in await rig.get("/groups/g1")
 
 
 async def test_a_failing_page_says_so_without_a_traceback(
