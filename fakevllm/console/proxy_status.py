@@ -89,8 +89,7 @@ class ProxyStatus:
 
     def forget(self) -> None:
         """Forget the kept reply, because the proxy was changed."""
-        with self._lock:
-            self._view = None
+        self._latest = None
 
     def _fetch(self) -> ProxyView:
         try:
