@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import unescape
-from itertools import cycle
+from itertools import cycle, islice
 
 import aiohttp
 
@@ -151,7 +151,7 @@ class Browser:
                 await self._load(path, is_part=reload.is_part)
 
     async def _read_on(self) -> None:
-        for path in cycle(self.paths):
+        for path in islice(cycle(self.paths), 1, None):
             await asyncio.sleep(READING_S)
             await self._load(path)
 
