@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
 from fakevllm.config.hook_reload import ReloadSection
-from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.config.http_address import WILDCARD_HOSTS, is_host_name, local_url
 from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
@@ -72,6 +72,16 @@ def _checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
+def _checked_host_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not is_host_name(name):
+            raise ValueError(
+                f"{name!r} is not a host name: write it without http:// and without a port, such "
+                "as gpu-box"
+            )
+    return names
+
+
 class ProxySection(Section):
     """The section `[proxy]`: the proxy's own address and files."""
 
@@ -101,7 +111,7 @@ class ConsoleSection(Section):
     key_file: Path | None = None
     """File with the API keys whose admins may log in. If `host` is not a loopback address, the
     console requires a key file."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""
 

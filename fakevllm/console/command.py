@@ -9,8 +9,10 @@ import socket
 import sys
 from typing import NoReturn
 
+from fakevllm.config.http_address import http_url
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.link_output import LinkOutput
 from fakevllm.console.proxy_status import ProxyStatus
 from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
@@ -52,7 +54,7 @@ def run_console(
         ServerReleases(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
-        show_link=lambda line: print(line, flush=True),
+        show_link=LinkOutput(sys.stdout).write,
     )
     asyncio.run(_serve(parts, listener, num_connections))
 
@@ -64,8 +66,8 @@ async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: 
         public_server_config(create_app(parts, events), num_connections), on_stop=events.stop
     )
     log.info(
-        "listening on http://%s:%d, ledger %s, proxy %s",
-        *listener.getsockname()[:2],
+        "listening on %s, ledger %s, proxy %s",
+        http_url(*listener.getsockname()[:2]),
         parts.ledger.file,
         parts.settings.proxy_url,
     )
@@ -75,5 +77,4 @@ async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: 
     # Threads that still compute a page would hold the process, and `fakevllm up` stops the console
     # before all others. A console has nothing to save.
     logging.shutdown()
-    sys.stdout.flush()
     os._exit(0)

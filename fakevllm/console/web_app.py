@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from fakevllm.console import login as login_module
@@ -138,6 +138,8 @@ def _add_error_pages(app: FastAPI, parts: ConsoleParts, login: Login) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405 and request.method == "GET":  # the address of a form was typed or kept
+            return RedirectResponse("/", 303)
         if status != 404:
             return PlainTextResponse(f"Status {status}.", status)
         if login.session_of(login.cookie(request)) is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from fakevllm.config.hook_reload import MAX_TRIAL_S
@@ -81,6 +82,8 @@ def fetch_json(
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
         raise ConfigError(no_proxy(url, cause)) from None
+    except (HTTPException, RecursionError) as error:  # no HTTP, a broken-off or a strange reply
+        raise ConfigError(no_proxy(url, f"broken reply, {type(error).__name__}")) from None
 
 
 def proxy_root(url: str) -> str:
@@ -113,6 +116,6 @@ def _error_text(url: str, error: urllib.error.HTTPError) -> str:
         details: Json = reply["error"]
         if details["param"] in _SHOWN_PARAMS or error.code in _SHOWN_STATUS:
             return str(details["message"])
-    except (ValueError, LookupError, TypeError):
-        pass
+    except (OSError, HTTPException, RecursionError, ValueError, LookupError, TypeError):
+        pass  # isolates: the status code is known, so the reply's text only helps
     return not_a_proxy(url, error.code)

@@ -225,6 +225,62 @@ def test_a_new_request_appears_without_a_click(
         assert problems == []
 
 
+def test_the_last_of_many_changes_is_shown_although_updates_are_limited(
+    console: Process, cookies: list[Any], stack: Stack
+) -> None:
+    with browser_context() as context:
+        context.add_cookies(cookies)
+        problems: list[str] = []
+        page = watched_page(context, problems)
+        page.goto(f"{console.url}/groups?text=burst")
+        page.wait_for_timeout(1000)  # the event stream is open by then
+        page.evaluate("document.querySelector('#live').dataset.intervalS = 6")
+        for number in range(3):
+            messages = [{"role": "user", "content": f"burst {number}"}]
+            assert post(stack.three, {**VALID, "messages": messages}).status_code == 200
+            page.wait_for_timeout(2500)  # longer than the interval between two events
+        page.wait_for_selector("td a:has-text('burst 2')", timeout=15_000)
+        assert problems == []
+
+
+def test_a_chart_appears_with_the_first_step(
+    console: Process, cookies: list[Any], stack: Stack
+) -> None:
+    def no_points(route: Any) -> None:
+        route.fulfill(json=[])
+
+    with browser_context() as context:
+        context.add_cookies(cookies)
+        problems: list[str] = []
+        page = watched_page(context, problems)
+        page.route("**/learning/curve*", no_points)
+        page.goto(f"{console.url}/learning")
+        page.wait_for_timeout(1000)  # the event stream is open by then
+        assert not page.is_visible(".chart")
+        page.unroute("**/learning/curve*")
+        assert post(stack.three, VALID).status_code == 200
+        page.wait_for_selector(".chart canvas")
+        assert problems == []
+
+
+def test_a_page_whose_login_has_ended_says_that_it_is_stale(
+    stack: Stack, processes: Processes
+) -> None:
+    console = start_console(processes, stack.three)
+    with browser_context() as context:
+        page, other = watched_page(context, []), watched_page(context, [])
+        page.goto(login_url(console))
+        page.wait_for_selector("h1:has-text('Now')")
+        page.wait_for_timeout(1000)  # the event stream is open by then
+        assert not page.is_visible("#stale")
+        other.goto(console.url)
+        other.click("button:has-text('Log out')")
+        other.wait_for_selector("h1:has-text('Log in')")
+        page.wait_for_selector("#stale", timeout=30_000)
+        page.click("#stale a")
+        page.wait_for_selector("h1:has-text('Log in')")
+
+
 def test_markup_of_an_app_runs_nothing(console: Process, cookies: list[Any], stack: Stack) -> None:
     text = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
     messages = [{"role": "user", "content": text}]
@@ -262,9 +318,11 @@ def test_a_browser_logs_in_by_a_new_link_and_by_a_key_and_comes_back_to_its_page
         page.wait_for_selector("text=A new link stands in the terminal")
         new_link = login_url(console)
         assert new_link != first_link
-        page.goto(first_link)
-        page.wait_for_selector("text=was used before")
         page.goto(new_link)
+        page.wait_for_selector("h1:has-text('Now')")
+        page.goto(new_link)
+        page.wait_for_selector("text=was used before")
+        page.goto(first_link)
         page.wait_for_selector("h1:has-text('Now')")
 
 

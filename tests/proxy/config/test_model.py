@@ -344,6 +344,14 @@ def test_origins_of_pages_extensions_and_desktop_apps_may_be_allowed(origin: str
     assert load(None, {"proxy": {"allowed_origins": [origin]}}).proxy.allowed_origins == (origin,)
 
 
+@pytest.mark.parametrize("name", ["gpu-box:8010", "http://gpu-box", "[::1]", "gpu box", "*", ""])
+def test_an_allowed_host_of_the_console_is_a_name_without_a_port(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"console.allowed_hosts.* is not a host name"):
+        load(None, {"console": {"allowed_hosts": [name]}})
+    names = ("gpu-box", "a.example", "10.0.0.1", "::1")
+    assert load(None, {"console": {"allowed_hosts": names}}).console.allowed_hosts == names
+
+
 GATED = '[release]\nmode = "gated"\neval_dataset = "held_out.jsonl"\n'
 
 

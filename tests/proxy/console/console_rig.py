@@ -27,8 +27,11 @@ ORIGIN = "http://127.0.0.1:8001"
 @dataclass(slots=True)
 class Clock:
     now: float = 1000.0
+    step: float = 0.0
+    """Seconds that pass between two looks at the clock."""
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 
