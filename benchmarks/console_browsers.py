@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import sys
 import threading
@@ -38,10 +39,10 @@ PAGES = {
 READING_S = 10.0
 """Seconds after which the reader of the page Group opens the next group. The page has no part that
 changes."""
-CHART_INTERVAL_S = 10.0
-"""Minimum seconds between two loads of the learning curve, as in the console's chart.js."""
-_LIVE = re.compile(r'<div id="live" hx-get="([^"]*)" hx-trigger="([^"]*)">')
-_TRIGGER = re.compile(r"(\w+) from:body(?: throttle:(\d+)s)?")
+_LIVE = re.compile(
+    r'<div id="live" hx-get="([^"]*)" hx-trigger="([^"]*)"(?: data-interval-s="(\d+)")?>'
+)
+_TRIGGER = re.compile(r"(\w+) from:body")
 _CHART = re.compile(r'class="chart" data-source="([^"]*)"')
 _GROUP = re.compile(r'href="/groups/([^"/?]+)"')
 _EVENT = re.compile(rb"event: (\w+)")
@@ -58,7 +59,7 @@ class Settings:
     """Training run of the page Learning."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reload:
     """A path that is loaded again after an event of the console."""
 
@@ -66,36 +67,32 @@ class Reload:
     events: frozenset[str]
     is_part: bool
     """Whether htmx requests the path, and so only the part of the page that changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivePage:
+    """What the scripts of a page load again, and how often."""
+
+    reloads: Sequence[Reload] = ()
     interval_s: float = 0.0
-    """Minimum seconds between two loads."""
-    next_at: float = 0.0
-
-    def is_due(self, event: str, now: float) -> bool:
-        """Return True if the event causes a load now. The next load may follow after the
-        interval."""
-        if event not in self.events or now < self.next_at:
-            return False
-        self.next_at = now + self.interval_s
-        return True
+    """Minimum seconds between two events of the same name. An event that comes too early is passed
+    on later, as in the console's live.js."""
 
 
-def reloads_of(html: str) -> list[Reload]:
+def live_page(html: str) -> LivePage:
     """Return what the scripts of a page load again: the part that changes, and the chart.
 
-    >>> page = '<div id="live" hx-get="/x?run=a" hx-trigger="ledger from:body throttle:20s">'
-    >>> [(reload.path, reload.interval_s) for reload in reloads_of(page)]
-    [('/x?run=a', 20.0)]
+    >>> live_page('<div id="live" hx-get="/x" hx-trigger="clock from:body">').reloads
+    [Reload(path='/x', events=frozenset({'clock'}), is_part=True)]
     """
-    reloads: list[Reload] = []
-    if live := _LIVE.search(html):
-        triggers = _TRIGGER.findall(live[2])
-        interval_s = max(float(seconds or 0) for _, seconds in triggers)
-        events = frozenset(event for event, _ in triggers)
-        reloads.append(Reload(unescape(live[1]), events, is_part=True, interval_s=interval_s))
+    live = _LIVE.search(html)
+    if live is None:
+        return LivePage()
+    events = frozenset(_TRIGGER.findall(live[2]))
+    reloads = [Reload(unescape(live[1]), events, is_part=True)]
     if chart := _CHART.search(html):
-        path, events = unescape(chart[1]), frozenset({"ledger"})
-        reloads.append(Reload(path, events, is_part=False, interval_s=CHART_INTERVAL_S))
-    return reloads
+        reloads.append(Reload(unescape(chart[1]), frozenset({"ledger"}), is_part=False))
+    return LivePage(reloads, float(live[3] or 0))
 
 
 @dataclass(slots=True)
@@ -111,36 +108,53 @@ class Browser:
     _waiting: dict[str, Reload] = field(default_factory=dict[str, Reload])
     """What must be loaded, by path. While a path is being loaded, further events cause only one
     more load, as in htmx."""
+    _live: LivePage = LivePage()
+    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict[str, asyncio.TimerHandle])
+    """Events that are passed on later, by name."""
+    _passed_at: dict[str, float] = field(default_factory=dict[str, float])
+    """Times at which events were passed on, by name."""
     _has_work: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def open(self) -> list[Reload]:
-        """Load the whole page and its chart. Return what the page's scripts load again."""
-        reloads = reloads_of(await self._load(self.paths[0]))
-        assert reloads or self.page == "Group", f"the page {self.page} loads nothing again"
-        for reload in reloads:
+    async def open(self) -> None:
+        """Load the whole page and its chart."""
+        self._live = live_page(await self._load(self.paths[0]))
+        assert self._live.reloads or self.page == "Group", f"{self.page} loads nothing again"
+        for reload in self._live.reloads:
             if not reload.is_part:
                 await self._load(reload.path)
-        return reloads
 
-    async def stay(self, reloads: Sequence[Reload]) -> None:
+    async def stay(self) -> None:
         """Follow the event stream, and load again what has changed, until the task is
         cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(reloads))
+            tasks.create_task(self._follow())
             tasks.create_task(self._load_again())
             if self.page == "Group":
                 tasks.create_task(self._read_on())
 
-    async def _follow(self, reloads: Sequence[Reload]) -> None:
+    async def _follow(self) -> None:
         async with self.http.get("/events", timeout=aiohttp.ClientTimeout(None)) as stream:
             stream.raise_for_status()
             async for line in stream.content:
                 if event := _EVENT.match(line):
-                    name, now = event[1].decode(), time.monotonic()
-                    due = {reload.path: reload for reload in reloads if reload.is_due(name, now)}
-                    self._waiting |= due
-                    self._has_work.set()
+                    self._pass_on(event[1].decode())
         raise AssertionError("the console has ended an event stream")
+
+    def _pass_on(self, event: str) -> None:
+        if event in self._timers:
+            return
+        loop = asyncio.get_running_loop()
+        earliest = self._passed_at.get(event, -math.inf) + self._live.interval_s
+        self._timers[event] = loop.call_at(max(earliest, loop.time()), self._ask, event)
+
+    def _ask(self, event: str) -> None:
+        """Let the paths of an event be loaded."""
+        del self._timers[event]
+        self._passed_at[event] = asyncio.get_running_loop().time()
+        self._waiting |= {
+            reload.path: reload for reload in self._live.reloads if event in reload.events
+        }
+        self._has_work.set()
 
     async def _load_again(self) -> None:
         while True:
@@ -175,13 +189,10 @@ async def browse(settings: Settings, closed: asyncio.Event) -> dict[str, list[fl
             group_ids = list(dict.fromkeys(_GROUP.findall(await reply.text())))
         assert group_ids, "the page Groups shows no group"
         browsers = _browsers(http, settings, group_ids)
-        opened = await asyncio.gather(*(browser.open() for browser in browsers))
+        await asyncio.gather(*(browser.open() for browser in browsers))
         print("open", flush=True)
         async with asyncio.TaskGroup() as tasks:
-            staying = [
-                tasks.create_task(browser.stay(reloads))
-                for browser, reloads in zip(browsers, opened, strict=True)
-            ]
+            staying = [tasks.create_task(browser.stay()) for browser in browsers]
             await _first(closed, staying)
             for task in staying:
                 task.cancel()

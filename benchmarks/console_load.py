@@ -42,7 +42,7 @@ NUM_SIBLINGS = 4
 AT_ONCE = (1, 8)
 """Numbers of requests at a time. With 8, a small machine has no idle core."""
 BODY_BYTES = 1000
-NUM_WARM_UP = 200
+NUM_WARM_UP = 500
 LATENCY_GOAL = 1.1
 CPU_GOAL = 1.05
 BROWSERS_TIMEOUT_S = 60.0
@@ -197,7 +197,7 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=100_000, help="groups in the ledger")
     parser.add_argument("--consoles", type=int, default=10, help="pages that are open")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=1000, help="requests of each measurement")
+    parser.add_argument("--requests", type=int, default=1500, help="requests of each measurement")
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     return parser.parse_args(arguments)
 

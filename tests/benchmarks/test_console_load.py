@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks import console_load
-from benchmarks.console_browsers import PAGES, reloads_of
+from benchmarks.console_browsers import PAGES, live_page
 from benchmarks.console_load import Figures, Sample, check_goals
 
 
@@ -37,14 +37,20 @@ def test_a_ratio_above_its_goal_is_missed(
 
 
 def test_a_page_without_a_live_part_loads_nothing_again() -> None:
-    assert reloads_of('<div id="live" >text</div>') == []
+    assert live_page('<div id="live" >text</div>').reloads == ()
 
 
-def test_an_event_within_the_interval_of_a_part_causes_no_load() -> None:
-    page = '<div id="live" hx-get="/x" hx-trigger="ledger from:body throttle:10s">'
-    (reload,) = reloads_of(page)
-    due = [reload.is_due("ledger", now) for now in (0.0, 9.0, 10.0)]
-    assert due == [True, False, True] and not reload.is_due("clock", 30.0)
+def test_the_page_with_a_chart_loads_its_part_and_its_curve_again() -> None:
+    page = live_page(
+        '<div class="chart" data-source="/learning/curve?run=a&amp;b" role="img" hidden></div>'
+        '<div id="live" hx-get="/learning?run=a" hx-trigger="ledger from:body"'
+        ' data-interval-s="10">'
+    )
+    assert page.interval_s == 10.0
+    assert [(reload.path, reload.is_part) for reload in page.reloads] == [
+        ("/learning?run=a", True),
+        ("/learning/curve?run=a&b", False),
+    ]
 
 
 @pytest.mark.slow
