@@ -31,6 +31,8 @@ from fakevllm.ledger.store import Ledger
 from tests.e2e.processes import Process, Processes
 
 TITLE = "ledger_questions"
+RUN_ID = "run"
+"""Training run of all groups."""
 GROUPS_PER_STEP = 8
 GROUPS_PER_SESSION = 10
 ROUNDS = 9
@@ -56,7 +58,7 @@ _GROUPS = f"""
         CASE i % 10 WHEN 0 THEN 'dropped' ELSE 'trained' END,
         CASE i % 10 WHEN 0 THEN 'stale' END, 'hooks', i / {GROUPS_PER_STEP} + 1,
         CASE i % 10 WHEN 0 THEN NULL ELSE i / {GROUPS_PER_STEP} + 1 END,
-        printf('%032x', i / {GROUPS_PER_SESSION}), 'new', 'prefix', 1, 'run', 'job', 'app'
+        printf('%032x', i / {GROUPS_PER_SESSION}), 'new', 'prefix', 1, '{RUN_ID}', 'job', 'app'
     FROM n
 """
 _SIBLINGS = f"""

@@ -116,21 +116,37 @@ class Target:
 
 
 def start_proxy(
-    started: Processes, num_siblings: int, *, has_hook: bool, has_byte_clock: bool = False
+    started: Processes,
+    num_siblings: int,
+    *,
+    has_hook: bool,
+    has_byte_clock: bool = False,
+    groups_per_step: int = NUM_GROUPS_PER_STEP,
 ) -> Target:
     """Start a proxy with its own server. If two proxies shared a server, each proxy would also read
     the groups of the other proxy in the server's run log."""
-    folder = f"{num_siblings}{'-hook' if has_hook else ''}"
+    folder = _folder(num_siblings, has_hook)
     server = _start_server(started, f"server-{folder}")
     upstream: Process | str = server
     clock = None
     if has_byte_clock:
         clock = _start_relay(started, server, byte_clock.__file__)
         upstream = clock.url
-    config = _write_config(started.folder / f"config-{folder}", num_siblings, has_hook)
+    config = _write_config(
+        started.folder / f"config-{folder}", num_siblings, has_hook, groups_per_step
+    )
     proxy = started.proxy(upstream, "--config", str(config), folder=f"proxy-{folder}")
     name = target_name(num_siblings, has_hook=has_hook)
     return Target(name, proxy, server, num_siblings, has_hook, clock)
+
+
+def ledger_file(started: Processes, num_siblings: int, *, has_hook: bool) -> Path:
+    """Return the ledger of the proxy that `start_proxy` starts with these settings."""
+    return started.folder / f"proxy-{_folder(num_siblings, has_hook)}" / "ledger.sqlite"
+
+
+def _folder(num_siblings: int, has_hook: bool) -> str:
+    return f"{num_siblings}{'-hook' if has_hook else ''}"
 
 
 def target_name(num_siblings: int, *, has_hook: bool) -> str:
@@ -163,9 +179,9 @@ def _start_relay(started: Processes, server: Process, program: str) -> Process:
     return started.adopt(process).wait_until_healthy()
 
 
-def _write_config(folder: Path, num_siblings: int, has_hook: bool) -> Path:
+def _write_config(folder: Path, num_siblings: int, has_hook: bool, groups_per_step: int) -> Path:
     folder.mkdir(parents=True)
-    lines = [f"[job]\nnum_repeat = {num_siblings}\nbatch_size = {NUM_GROUPS_PER_STEP}\n"]
+    lines = [f"[job]\nnum_repeat = {num_siblings}\nbatch_size = {groups_per_step}\n"]
     if has_hook:
         hooks = folder / "hooks"
         hooks.mkdir()

@@ -7,14 +7,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir
+from fakevllm.cli.options import ConfigFile, LedgerFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm_runtime.commands import run_command
 
 
 def console(
     url: ProxyUrl = None,
     key: ProxyKey = None,
+    swarm: Annotated[
+        str | None,
+        typer.Option(help="URL of the swarm server. Default: the address in the configuration."),
+    ] = None,
+    swarm_key: SwarmKey = None,
     ledger: LedgerFile = None,
+    hooks: Annotated[
+        Path | None, typer.Option(help="Folder with the hook files, or one file.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
     allow_host: Annotated[
@@ -38,20 +46,35 @@ def console(
     def run() -> None:
         from fakevllm.config.model import load
         from fakevllm.console.command import run_console
+        from fakevllm.console.hook_dry_run import DryRunSettings
         from fakevllm.console.settings import ConsoleSettings
 
         hosts = allow_host or None
-        own = {"host": host, "port": port, "key_file": key_file, "allowed_hosts": hosts}
-        loaded = load(config, {"proxy": {"run_dir": run_dir}, "console": own})
+        flags = {
+            "proxy": {"run_dir": run_dir},
+            "swarm": {"url": swarm, "key": swarm_key},
+            "hooks": {"path": hooks},
+            "console": {
+                "host": host,
+                "port": port,
+                "key_file": key_file,
+                "allowed_hosts": hosts,
+            },
+        }
+        loaded = load(config, flags)
         settings = ConsoleSettings(
             loaded.ledger_file if ledger is None else ledger,
             loaded.local_url if url is None else url,
             proxy_key=key,
+            server_url=loaded.swarm.url,
+            server_key=loaded.swarm.key,
+            reward_range=loaded.release.reward_range,
             host=loaded.console.host,
             port=loaded.console.port,
             allowed_hosts=loaded.console.allowed_hosts,
             key_file=loaded.console.key_file,
             app_keys=loaded.key_file,
+            hooks=DryRunSettings.of(loaded),
         )
         run_console(
             settings,

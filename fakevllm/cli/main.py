@@ -140,7 +140,10 @@ def serve(
     """Run the proxy. Set an app's OPENAI_BASE_URL to the proxy's address."""
 
     def run() -> None:
-        from fakevllm.config.model import load
+        import os
+
+        from fakevllm.config.model import load, source_file
+        from fakevllm.config.setting_origins import sources_of
         from fakevllm.web.app import serve as run_proxy
 
         flags = {
@@ -156,6 +159,7 @@ def serve(
         settings = load(config, flags)
         run_proxy(
             settings,
+            sources=sources_of(source_file(config), flags, os.environ),
             log_format=log_format,
             until_stdin_closes=until_stdin_closes,
             listen_fd=listen_fd,

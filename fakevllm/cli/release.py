@@ -13,7 +13,7 @@ from fakevllm_runtime.commands import run_command
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fakevllm.cli.release_requests import ReleaseRequests
+    from fakevllm.sdk.release_requests import ReleaseRequests
 
 app = typer.Typer(
     name="release",
@@ -177,8 +177,8 @@ def _rejected(first: int | None, restored: object) -> str:
 def _server(swarm: str | None, key: str | None, config: Path | None) -> ReleaseRequests:
     """Return a client of the server that the flags or the configuration name. Raises UserError if a
     flag or the configuration is not valid."""
-    from fakevllm.cli.release_requests import ReleaseRequests
     from fakevllm.config.model import load
+    from fakevllm.sdk.release_requests import ReleaseRequests
 
     section = load(config, {"swarm": {"url": swarm, "key": key}}).swarm
     return ReleaseRequests(section.url, section.key)

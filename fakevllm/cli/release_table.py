@@ -8,15 +8,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fakevllm.cli.status_table import as_table
-from fakevllm.release.evidence_text import difference
+from fakevllm.release.evidence_text import difference, ranges
 from fakevllm.runtime.terminal_text import printable
 from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-MAX_RANGES = 20
-"""Maximum number of ranges of rejected versions that are listed."""
 
 
 def status_table(url: str, history: ReleasesReply) -> RenderableType:
@@ -60,23 +57,6 @@ def history_table(records: Sequence[ReleaseRecord]) -> RenderableType:
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
-
-
-def ranges(versions: Sequence[int]) -> str:
-    """Return an ascending list of version numbers as a short text.
-
-    >>> ranges([4, 5, 6, 9]), ranges([])
-    ('4 to 6, 9', 'none')
-    """
-    spans: list[tuple[int, int]] = []
-    for version in versions:
-        if spans and spans[-1][1] == version - 1:
-            spans[-1] = (spans[-1][0], version)
-        else:
-            spans.append((version, version))
-    left_out = len(spans) - MAX_RANGES
-    texts = [str(low) if low == high else f"{low} to {high}" for low, high in spans[:MAX_RANGES]]
-    return ", ".join(texts) + (f" and {left_out} more" if left_out > 0 else "") or "none"
 
 
 def _status_rows(history: ReleasesReply) -> Iterator[tuple[str, str]]:

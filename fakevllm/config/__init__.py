@@ -5,6 +5,7 @@ flags override both. The configuration is checked once and cannot change afterwa
   configuration.
 * `policy`, `serving`, `reward` and `upstream` define sections of fakevllm.toml.
 * `errors` turns a validation error into a message of one line.
+* `setting_origins` lists all settings with the place from which each value came.
 * `key_file` reads and writes the file with the apps' API keys.
 
 Every mistake in the configuration raises a ConfigError whose message has one line. No message shows

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 _LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
+_HOST_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 
 
 def checked_http_url(text: str) -> str:
@@ -26,11 +29,32 @@ def checked_http_url(text: str) -> str:
     return text
 
 
+def is_host_name(text: str) -> bool:
+    """Return True if a text is the name or the IP address of a host, without a port.
+
+    >>> is_host_name("gpu-box"), is_host_name("::1"), is_host_name("gpu-box:8010")
+    (True, True, False)
+    """
+    try:
+        ip_address(text)
+    except ValueError:  # translates: not an address, so it must be a name
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
+
+
 def local_url(host: str, port: int) -> str:
     """Return the URL with which this machine reaches a server that listens on `host` and `port`.
 
     >>> local_url("0.0.0.0", 8000), local_url("::1", 8000)
     ('http://127.0.0.1:8000', 'http://[::1]:8000')
     """
-    host = _LOOPBACK_OF.get(host, host)
+    return http_url(_LOOPBACK_OF.get(host, host), port)
+
+
+def http_url(host: str, port: int) -> str:
+    """Return the URL of a host, whose name may be an IPv6 address.
+
+    >>> http_url("::", 8000), http_url("0.0.0.0", 8000)
+    ('http://[::]:8000', 'http://0.0.0.0:8000')
+    """
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
 from fakevllm.config.hook_reload import ReloadSection
-from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.config.http_address import WILDCARD_HOSTS, is_host_name, local_url
 from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
@@ -72,6 +72,16 @@ def _checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
+def _checked_host_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not is_host_name(name):
+            raise ValueError(
+                f"{name!r} is not a host name: write it without http:// and without a port, such "
+                "as gpu-box"
+            )
+    return names
+
+
 class ProxySection(Section):
     """The section `[proxy]`: the proxy's own address and files."""
 
@@ -101,7 +111,7 @@ class ConsoleSection(Section):
     key_file: Path | None = None
     """File with the API keys whose admins may log in. If `host` is not a loopback address, the
     console requires a key file."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""
 
@@ -391,7 +401,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     means that the flag was not set. Raises ConfigError with a message of one line that names the
     fix.
     """
-    source = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    source = source_file(file)
     merged = _read(source) if source is not None else {}
     flag_keys: set[str] = set()
     for section, values in flags.items():
@@ -406,6 +416,11 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
         raise ConfigError(explain(error, source, flag_keys, Config)) from None
 
 
+def source_file(file: Path | None) -> Path | None:
+    """Return the file that `load` reads for `file`, or None if there is none."""
+    return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
 def _use_own_server(merged: dict[str, Any]) -> None:
     """Set `swarm.url` to the address of the table `[server]`, if the table names an address and
     `swarm.url` is not set. Wrong values stay as they are: the server refuses them."""
@@ -414,7 +429,8 @@ def _use_own_server(merged: dict[str, Any]) -> None:
         return
     table = cast(dict[str, Any], server)
     host, port = table.get("host", DEFAULT_SERVER_HOST), table.get("port", DEFAULT_SERVER_PORT)
-    if isinstance(host, str) and isinstance(port, int) and 0 < port <= MAX_PORT:
+    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 < port <= MAX_PORT
+    if is_port and isinstance(host, str) and host:
         merged["swarm"] = {**swarm, "url": local_url(host, port)}
 
 

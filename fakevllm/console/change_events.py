@@ -17,6 +17,7 @@ CLOCK_INTERVALS = 5
 again."""
 MAX_STREAMS = 256
 """Maximum number of open event streams."""
+LEDGER_EVENT = "event: ledger\ndata: changed\n\n"
 
 
 class ChangeEvents:
@@ -40,18 +41,20 @@ class ChangeEvents:
 
     async def stream(self, is_logged_in: Callable[[], bool]) -> AsyncGenerator[str]:
         """Yield the events of one page until the login ends or the server stops: `ledger` after a
-        change of the ledger, and `clock` from time to time."""
+        change of the ledger, and `clock` from time to time. The first event is `ledger`, because
+        the ledger may have changed since the page was made."""
         self._num_open += 1
         try:
             yield "retry: 5000\n\n"
             state = await asyncio.to_thread(self._state_of_files)
+            yield LEDGER_EVENT
             num_intervals = 0
             while not await self._is_stopped() and is_logged_in():
                 num_intervals += 1
                 new_state = await asyncio.to_thread(self._state_of_files)
                 if new_state != state:
                     state = new_state
-                    yield "event: ledger\ndata: changed\n\n"
+                    yield LEDGER_EVENT
                 if num_intervals % CLOCK_INTERVALS == 0:
                     yield "event: clock\ndata: changed\n\n"
         finally:

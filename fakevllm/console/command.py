@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import sys
+from typing import NoReturn
 
+from fakevllm.config.http_address import http_url
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.link_output import LinkOutput
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -37,6 +43,7 @@ def run_console(
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request at the level INFO
     keys = settings.login_keys()
     num_connections = raise_file_limit().num_connections
     listener = listening_socket(settings.host, settings.port, listen_fd)
@@ -44,24 +51,30 @@ def run_console(
         settings,
         ReadOnlyLedger(settings.ledger),
         ProxyStatus(settings.proxy_url, settings.proxy_key),
+        ServerReleases(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
-        show_link=lambda line: print(line, flush=True),
+        show_link=LinkOutput(sys.stdout).write,
     )
     asyncio.run(_serve(parts, listener, num_connections))
 
 
-async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: int) -> None:
+async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: int) -> NoReturn:
+    """Serve until a signal, and then end the process."""
     events = ChangeEvents(parts.ledger.state_of_files)
     server = GracefulServer(
         public_server_config(create_app(parts, events), num_connections), on_stop=events.stop
     )
     log.info(
-        "listening on http://%s:%d, ledger %s, proxy %s",
-        *listener.getsockname()[:2],
+        "listening on %s, ledger %s, proxy %s",
+        http_url(*listener.getsockname()[:2]),
         parts.ledger.file,
         parts.settings.proxy_url,
     )
     parts.show_new_link()
     await server.serve(sockets=[listener])
     log.info("stopped")
+    # Threads that still compute a page would hold the process, and `fakevllm up` stops the console
+    # before all others. A console has nothing to save.
+    logging.shutdown()
+    os._exit(0)

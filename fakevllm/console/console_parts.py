@@ -14,6 +14,7 @@ from fakevllm.console.browser_sessions import BrowserSessions
 from fakevllm.console.login_link import LoginLink
 from fakevllm.console.page_renderer import PageRenderer
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -29,6 +30,7 @@ class ConsoleParts:
     settings: ConsoleSettings
     ledger: ReadOnlyLedger
     proxy: ProxyStatus
+    releases: ServerReleases
     login_keys: KeyRing | None
     """API keys whose admins may log in. None if only the one-time link logs in."""
     port: int

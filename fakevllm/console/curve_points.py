@@ -1,74 +1,34 @@
-"""Reduce a learning curve to as many points as a chart can show."""
+"""The learning curve for a chart, which all open pages share.
+
+The curve is read again only after another process has written to the ledger.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
 
-from fakevllm.ledger.records import StepRow
+from fakevllm.ledger.curve_reads import CurvePoint
+from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 
 MAX_POINTS = 400
 """Maximum number of points of a chart, apart from those that changes of the hooks add."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """The means of one or several consecutive steps. A mean is None if no answer of these steps
-    counts for it."""
+class SharedCurve:
+    """Reader of learning curves that keeps the latest one."""
 
-    first_step: int
-    last_step: int
-    groups: int
-    policy_mean: float | None
-    """Mean reward of all sampled answers, which shows how good the policy is."""
-    returned_best: float | None
-    """Mean reward of the answers that apps got, without those that were chosen at random."""
-    returned_random: float | None
-    """Mean reward of the answers that apps got and that were chosen at random."""
-    without_signal: int
-    """Number of groups whose rewards are all equal."""
-    changed: str = ""
-    """What changed before the first step. The means before and after it cannot be compared."""
+    def __init__(self, ledger: ReadOnlyLedger) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._kept: tuple[object, list[CurvePoint]] | None = None
+        """The latest curve, after the id of its run and the state of the ledger's files."""
 
-
-def curve_points(rows: Sequence[StepRow], max_points: int = MAX_POINTS) -> list[CurvePoint]:
-    """Return the points of a curve, in the order of the steps. No point has steps from before and
-    after a change of the hooks or the job.
-
-    >>> rows = [StepRow(step, 1, float(step), None, 0) for step in range(4)]
-    >>> [point.policy_mean for point in curve_points(rows, 2)]
-    [0.5, 2.5]
-    """
-    size = max(1, -(-len(rows) // max_points))
-    return [_point(part) for part in _parts(rows, size)]
-
-
-def _parts(rows: Sequence[StepRow], size: int) -> Iterator[list[StepRow]]:
-    part: list[StepRow] = []
-    for row in rows:
-        if part and (row.changed or len(part) == size):
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
-
-
-def _point(rows: Sequence[StepRow]) -> CurvePoint:
-    return CurvePoint(
-        rows[0].step,
-        rows[-1].step,
-        sum(row.groups for row in rows),
-        _mean(rows, lambda row: row.policy_mean),
-        _mean(rows, lambda row: row.returned_best),
-        _mean(rows, lambda row: row.returned_random),
-        sum(row.without_signal for row in rows),
-        rows[0].changed,
-    )
-
-
-def _mean(rows: Sequence[StepRow], value: Callable[[StepRow], float | None]) -> float | None:
-    """Return the mean of a column over the steps, weighted by the number of groups."""
-    pairs = [(mean, row.groups) for row in rows if (mean := value(row)) is not None]
-    num = sum(groups for _, groups in pairs)
-    return None if num == 0 else sum(mean * groups for mean, groups in pairs) / num
+    def points(self, run_id: str) -> list[CurvePoint]:
+        """Return the points of a run's curve. Call this in a `with` block of
+        `ReadOnlyLedger.reading`, which limits the time for which the lock is held."""
+        with self._lock:
+            # A write during the read changes the state, so it is seen by the next call.
+            key = run_id, self._ledger.state_of_files()
+            if self._kept is None or self._kept[0] != key:
+                self._kept = key, self._ledger.summary.curve_points(run_id, MAX_POINTS)
+            return self._kept[1]

@@ -5,7 +5,6 @@ These routes are coroutines, so logins change in one thread only. They read no l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
@@ -14,13 +13,12 @@ from starlette.responses import RedirectResponse
 
 from fakevllm.console.browser_sessions import LIFETIME_S, BrowserSession, new_cookie
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
+from fakevllm.console.own_path import own_path, path_of
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
-LOGIN_PATHS = frozenset({"/login", "/login/key", "/login/new-link"})
 MAX_FIELDS = 100
 """Maximum number of fields of a form."""
-_OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
-"""A path of this console. `//host` and `/\\host` would be addresses of other sites."""
 
 
 class LoginRequired(Exception):
@@ -109,9 +107,14 @@ def router(parts: ConsoleParts, login: Login) -> APIRouter:
         request: Request, form: dict[str, str] = Depends(login.form)
     ) -> Response:
         next_path = own_path(form.get("next", "/"))
-        message = "A new link stands in the terminal or log of `fakevllm console`."
         if parts.link.may_issue(parts.clock()):
             parts.show_new_link()
+            message = "A new link stands in the terminal or log of `fakevllm console`."
+        else:
+            message = (
+                f"A link was printed less than {NEW_LINK_INTERVAL_S:.0f} seconds ago: open it, or "
+                "request another one in some seconds."
+            )
         return login_page(parts, login, request, next_path, message, status=200)
 
     @routes.post("/logout")
@@ -153,19 +156,8 @@ def login_page(
 def login_instead(parts: ConsoleParts, login: Login, request: Request) -> Response:
     """Return the login page in place of a page that needs a login. The login leads back to that
     page."""
-    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    next_path = own_path(path) if request.method == "GET" else "/"
+    next_path = path_of(request) if request.method == "GET" else "/"
     return login_page(parts, login, request, next_path, status=401)
-
-
-def own_path(path: str) -> str:
-    """Return `path` if it is a path of this console, and otherwise the first page.
-
-    >>> own_path("/groups?state=lost"), own_path("//other.example")
-    ('/groups?state=lost', '/')
-    """
-    is_own = _OWN_PATH.fullmatch(path) is not None and path.partition("?")[0] not in LOGIN_PATHS
-    return path if is_own else "/"
 
 
 def handlers(
@@ -177,8 +169,11 @@ def handlers(
         return login_instead(parts, login, request)
 
     async def refuse_form(request: Request, _: Exception) -> Response:
-        message = "This form is out of date: load its page again, and send it once more."
-        return parts.page(request, "message.html", status=403, message=message)
+        message = "This form is out of date: send it once more."
+        if login.session_of(login.cookie(request)) is None:
+            return login_page(parts, login, request, "/", message, status=403)
+        # The address of a form has no page of its own, so the link leads to the first page.
+        return parts.page(request, "message.html", status=403, message=message, own_path="/")
 
     return {LoginRequired: ask_for_login, FormRefused: refuse_form}
 

@@ -1,10 +1,9 @@
-"""Decide which one-time link logs in: the newest one, once, for a limited time. The class does no
-I/O, and gets the time as an argument."""
+"""Decide which one-time links log in: each one once, for a limited time. The class does no I/O, and
+gets the time as an argument."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 
 LINK_LIFETIME_S = 600.0
@@ -13,11 +12,14 @@ in."""
 NEW_LINK_INTERVAL_S = 10.0
 """Minimum seconds between two links. Anybody who reaches the login page may request one, and must
 not be able to fill the terminal."""
+MAX_LINKS = 64
+"""Maximum number of links that log in. Visitors cannot request as many in LINK_LIFETIME_S, so they
+cannot end a link that somebody else is about to open."""
 _CODE_BYTES = 24
 
 
 class LoginLink:
-    """The code of the link that logs in. There is at most one valid code.
+    """The codes of the links that log in. A new link does not end the links before it.
 
     >>> link = LoginLink()
     >>> code = link.issue(now=0.0)
@@ -26,27 +28,36 @@ class LoginLink:
     """
 
     def __init__(self) -> None:
-        self._digest: bytes | None = None
-        self._issued_at = 0.0
+        self._issued_at: dict[bytes, float] = {}
+        self._last: bytes | None = None
 
     def issue(self, now: float) -> str:
-        """Return the code of a new link. Earlier codes no longer log in."""
+        """Return the code of a new link."""
         code = secrets.token_urlsafe(_CODE_BYTES)
-        self._digest, self._issued_at = _digest(code), now
+        self._end_old_codes(now)
+        while len(self._issued_at) >= MAX_LINKS:
+            del self._issued_at[next(iter(self._issued_at))]
+        self._last = _digest(code)
+        self._issued_at[self._last] = now
         return code
 
     def may_issue(self, now: float) -> bool:
-        """Return True if the last link is old enough, so that a visitor may request a new one."""
-        return now - self._issued_at >= NEW_LINK_INTERVAL_S
+        """Return True if a visitor may request a new link: the last one is old enough, or somebody
+        has logged in with it."""
+        issued_at = None if self._last is None else self._issued_at.get(self._last)
+        return issued_at is None or now - issued_at >= NEW_LINK_INTERVAL_S
 
     def redeem(self, code: str, now: float) -> bool:
         """Return True if the code logs in. It does not log in a second time. A wrong code does not
-        end the valid one, because anybody may send a wrong code."""
-        is_open = self._digest is not None and now - self._issued_at <= LINK_LIFETIME_S
-        if not is_open or not hmac.compare_digest(self._digest or b"", _digest(code)):
-            return False
-        self._digest = None
-        return True
+        end a valid one, because anybody may send a wrong code."""
+        self._end_old_codes(now)
+        # The key is a hash, so the time of a look-up reveals nothing about a valid code.
+        return self._issued_at.pop(_digest(code), None) is not None
+
+    def _end_old_codes(self, now: float) -> None:
+        for digest, issued_at in list(self._issued_at.items()):
+            if now - issued_at > LINK_LIFETIME_S:
+                del self._issued_at[digest]
 
 
 def _digest(code: str) -> bytes:

@@ -3,24 +3,26 @@ times in them."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import Request, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from starlette.responses import HTMLResponse
+
+from fakevllm.console.own_path import path_of
+from fakevllm.console.page_texts import PageTexts
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "templates"
 STATIC = FOLDER / "static"
-MAX_CHARS = 200_000
-"""Maximum number of characters of one text on a page. A request may be far larger, and browsers get
-slow with it."""
 FRAGMENT_HEADER = "hx-request"
 """Header with which htmx requests only the part of a page that changes."""
+TEXTS = "texts"
+"""Name of the value of a template that cuts its texts."""
 _LIVE_BLOCK = "live"
 
 
@@ -36,29 +38,30 @@ class PageRenderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(
-            {
-                "time": time_text,
-                "number": number_text,
-                "json": json_text,
-                "cut": cut_text,
-                "first_line": first_line,
-                "urlencode_path": path_part,
-            }
-        )
+        filters: dict[str, Callable[..., str]] = {
+            "time": time_text,
+            "number": number_text,
+            "json": _json,
+            "cut": _cut,
+            "first_line": first_line,
+            "urlencode_path": path_part,
+        }
+        self._environment.filters.update(filters)
 
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: object
     ) -> Response:
         """Return the response with a page, or with its block `live` if htmx requests it."""
         found = self._environment.get_template(template)
-        values = {"path": request.url.path, **values}
+        standard = {"path": request.url.path, "own_path": path_of(request), TEXTS: PageTexts()}
+        values = standard | values
         if FRAGMENT_HEADER in request.headers and _LIVE_BLOCK in found.blocks:
             context = found.new_context(values)
             html = "".join(found.blocks[_LIVE_BLOCK](context))
         else:
             html = found.render(values)
-        return HTMLResponse(html, status)
+        # JSON may have half of a surrogate pair, such as "\\ud800", which UTF-8 does not have.
+        return HTMLResponse(html.encode("utf-8", "replace"), status)
 
 
 def path_part(text: str) -> str:
@@ -87,22 +90,20 @@ def number_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def json_text(text: str | None) -> str:
-    """Return JSON with indents. A text that is not JSON is returned as it is. A long text is cut
-    off."""
-    if text is None:
-        return ""
-    if len(text) <= MAX_CHARS:
-        with suppress(ValueError, RecursionError):  # translates: shown as it is
-            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return cut_text(text)
+@pass_context
+def _json(context: Context, text: str | None) -> str:
+    return _texts(context).json(text)
 
 
-def cut_text(text: str) -> str:
-    """Return a text that is cut off if it is too long for a page."""
-    if len(text) <= MAX_CHARS:
-        return text
-    return f"{text[:MAX_CHARS]}\n… ({len(text) - MAX_CHARS:,} more characters)"
+@pass_context
+def _cut(context: Context, text: str) -> str:
+    return _texts(context).cut(text)
+
+
+def _texts(context: Context) -> PageTexts:
+    texts = context[TEXTS]
+    assert isinstance(texts, PageTexts), "the value `texts` of a template cuts its texts"
+    return texts
 
 
 def first_line(text: str, num_chars: int = 120) -> str:

@@ -19,6 +19,11 @@ class Problem:
     """What to do about it, in one sentence. Empty if the text already says it."""
 
 
+MIN_GROUPS = 50
+"""Number of trained groups from which on their rewards are judged."""
+MIN_UNEQUAL = 0.1
+"""Share of groups with different rewards below which training is called useless."""
+
 _OFFLINE = Problem(
     "The engine is not started, so requests are answered with status 503.",
     "An admin's proxy starts it: run `fakevllm serve` with an admin's key for the server, or read "
@@ -88,12 +93,25 @@ def _problems(stats: Json) -> Iterator[Problem]:
             "Releases are on hold, so no newer version answers.",
             "Run `fakevllm release resume` when versions may be released again.",
         )
+    yield from _signal_problems((engine or {}).get("totals") or {})
     yield from _privacy_problems(stats.get("privacy") or {})
     arms: Json = stats.get("arms") or {}
     troubles: dict[str, str] = arms.get("trouble") or {}
     for arm, trouble in troubles.items():
         yield Problem(
             f"The {arm} arm cannot be sampled: {trouble}.", "The newest weights answer meanwhile."
+        )
+
+
+def _signal_problems(totals: Json) -> Iterator[Problem]:
+    """Yield a problem if nearly all groups of the run had equal rewards."""
+    num, num_unequal = int(totals.get("groups", 0)), int(totals.get("groups_with_signal", 0))
+    if num >= MIN_GROUPS and num_unequal < MIN_UNEQUAL * num:
+        yield Problem(
+            f"Of {num} groups in training steps, {num - num_unequal} had equal rewards for all "
+            "answers, and taught the model nothing.",
+            "Look at some on the page Groups: the requests may be too hard or too easy for the "
+            "model, or the hook may not tell its answers apart.",
         )
 
 

@@ -10,16 +10,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fakevllm.console.problems import Problem, find_problems
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.admin_client import Json, fetch_json, proxy_root
+from fakevllm.runtime.admin_client import Json, fetch_json, no_proxy, proxy_root
 from fakevllm.runtime.status_rows import arm_rows, status_rows
 
 MAX_AGE_S = 4.0
 """Seconds for which a reply of the proxy is shown before the proxy is asked again."""
 TIMEOUT_S = 5.0
 """Maximum seconds that a page waits for the proxy."""
+MAX_OLD_AGE_S = 60.0
+"""Maximum age in seconds of a reply that is shown while the proxy is asked again. Without a reply
+of this age, a page waits."""
+_FOREIGN_JSON = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors of code that expects the statistics of a proxy and gets other JSON."""
 _PATH = "/fakevllm/stats?curve=ends"
 
 
@@ -36,7 +42,13 @@ class ProxyView:
     """Number of groups by state."""
     feedback: dict[str, int] = field(default_factory=dict[str, int])
     """Number of feedback items by state."""
+    hooks: Json = field(default_factory=dict[str, Any])
+    """The key `hooks` of the statistics. Empty if the proxy has no hooks."""
     is_reached: bool = False
+    is_gated: bool | None = None
+    """Whether the proxy's setting release.mode is `gated`. None if the proxy was not reached."""
+    engine: Json | None = None
+    """Status of the server and its engine, as the server reports it. None if it is unknown."""
 
 
 class ProxyStatus:
@@ -48,18 +60,36 @@ class ProxyStatus:
         self._url = url
         self._key = key
         self._clock = clock
-        self._lock = threading.Lock()
-        self._view: ProxyView | None = None
-        self._fetched_at = 0.0
+        self._fetching = threading.Lock()
+        self._latest: tuple[float, ProxyView] | None = None
+        """The latest status, and the time at which it was fetched."""
 
     def view(self) -> ProxyView:
-        """Return the status. The method blocks the thread, and never raises because of the
-        proxy."""
-        with self._lock:
-            if self._view is None or self._clock() - self._fetched_at > MAX_AGE_S:
-                self._view = self._fetch()
-                self._fetched_at = self._clock()
-            return self._view
+        """Return the status. While one thread fetches it, the other threads get the status before.
+        The method blocks the thread, and never raises because of the proxy."""
+        old_view = self._kept_view(MAX_OLD_AGE_S)
+        if (view := self._kept_view(MAX_AGE_S)) is not None:
+            return view
+        if not self._fetching.acquire(timeout=TIMEOUT_S if old_view is None else 0.0):
+            return old_view or self._not_reached(no_proxy(self._url, "timed out"))
+        try:
+            if (view := self._kept_view(MAX_AGE_S)) is None:  # no other thread has fetched it
+                view = self._fetch()
+                self._latest = self._clock(), view
+            return view
+        finally:
+            self._fetching.release()
+
+    def _kept_view(self, max_age_s: float) -> ProxyView | None:
+        """Return the latest status if it is not older than this."""
+        if self._latest is None:
+            return None
+        fetched_at, view = self._latest
+        return view if self._clock() - fetched_at <= max_age_s else None
+
+    def forget(self) -> None:
+        """Forget the kept reply, because the proxy was changed."""
+        self._latest = None
 
     def _fetch(self) -> ProxyView:
         try:
@@ -68,7 +98,7 @@ class ProxyStatus:
             return self._not_reached(str(error))
         try:
             return _view_of(proxy_root(self._url), stats)
-        except (LookupError, TypeError, ValueError, AttributeError):  # translates foreign JSON
+        except _FOREIGN_JSON:  # translates
             return self._not_reached(
                 f"The reply of {self._url} is not that of a fakevllm proxy of this version: set "
                 "--url, or update the older one of the two."
@@ -94,5 +124,8 @@ def _view_of(url: str, stats: Json) -> ProxyView:
         problems=find_problems(stats),
         counts=dict(stats["counts"]),
         feedback=dict(stats.get("feedback") or {}),
+        hooks=stats.get("hooks") or {},
         is_reached=True,
+        is_gated=is_gated,
+        engine=stats.get("engine"),
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.config.model import DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
+from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
@@ -24,6 +26,12 @@ class ConsoleSettings:
     proxy_url: str
     proxy_key: str | None = field(default=None, repr=False)
     """API key for the proxy."""
+    server_url: str = local_url(DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT)
+    """URL of the swarm server, for the history of releases and for decisions about them."""
+    server_key: str | None = field(default=None, repr=False)
+    """API key for the swarm server."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Smallest and largest reward that the hook can return, for confidence intervals."""
     host: str = "127.0.0.1"
     port: int = 0
     allowed_hosts: Sequence[str] = ()
@@ -34,6 +42,8 @@ class ConsoleSettings:
     in."""
     app_keys: Path | None = None
     """The proxy's key file, for the names of apps."""
+    hooks: DryRunSettings | None = None
+    """The hook files that are shown and tried. None if they are not known."""
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from fakevllm.console import login as login_module
@@ -20,15 +20,30 @@ from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import STATIC
-from fakevllm.console.pages import groups, learning, now, sessions
+from fakevllm.console.pages import (
+    configuration,
+    evaluations,
+    feedback,
+    groups,
+    hooks,
+    learning,
+    now,
+    releases,
+    sessions,
+)
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.protocol.errors import WireError
 
-MAX_BODY_BYTES = 64 * 1024
-"""Maximum size of a form."""
+MAX_BODY_BYTES = 1024 * 1024
+"""Maximum size of a form. The largest form has a corrected answer."""
+PAGES = (
+    *(now, learning, groups, sessions, feedback, hooks),
+    *(evaluations, releases, configuration),
+)
+"""The modules of the pages. Each has a function `router`. All of them need a login."""
 HEADERS = (
     (
         b"content-security-policy",
@@ -54,7 +69,7 @@ def create_app(parts: ConsoleParts, events: ChangeEvents) -> AsgiApp:
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.include_router(login_module.router(parts, login))
     app.include_router(_health())
-    for module in (now, learning, groups, sessions):
+    for module in PAGES:
         app.include_router(module.router(parts), dependencies=[Depends(login.require)])
     app.include_router(_events(login, events), dependencies=[Depends(login.require)])
     for kind, handler in login_module.handlers(parts, login).items():
@@ -123,6 +138,8 @@ def _add_error_pages(app: FastAPI, parts: ConsoleParts, login: Login) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405 and request.method == "GET":  # the address of a form was typed or kept
+            return RedirectResponse("/", 303)
         if status != 404:
             return PlainTextResponse(f"Status {status}.", status)
         if login.session_of(login.cookie(request)) is None:

@@ -73,11 +73,9 @@ def _next_steps(outcome: Outcome) -> str:
     engines = " ".join(["", *EngineChoice(outcome.rollout, outcome.trainer).flags])
     return (
         "\nNext, with your own app:\n"
-        f"  1. fakevllm-server start{engines} --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"
-        "  2. write your hook files into a folder (reward_hooks/ has some to copy) and test them: "
-        "fakevllm check-hook FOLDER\n"
-        "  3. fakevllm serve --hooks FOLDER --alias '*'\n"
-        "  4. start your app with OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any\n"
+        "  1. fakevllm init my_project (writes the settings, a hook and its tests)\n"
+        "  2. cd my_project && fakevllm up (starts everything, and prints a link to web pages)\n"
+        "  3. start your app with OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any\n"
         "README.md explains these steps. A real model needs a lower learning rate, for example "
         "lr = 1e-6 under [job] in fakevllm.toml.\n"
         "(the commands are in the bin folder of the virtual environment of this demo)\n"

@@ -64,14 +64,24 @@ class Summary:
     """Mean reward of the greedy samples; None if no greedy sample has a reward."""
 
 
-def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
+def summarize(
+    scores: Scores,
+    rewards: RewardRange,
+    alpha: float = ALPHA,
+    tuned_for: int | None = None,
+) -> Summary:
     """Return the mean rewards of one version. Each row has the same weight, whatever the number of
-    its samples is."""
+    its samples is.
+
+    The interval is made narrow for `tuned_for` rows, by default for the number of rows. Pass
+    `tuned_for` if the number of rows was not fixed before the first sample."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())
-        # The number of rows is fixed before the first sample: the interval is optimised for it.
-        means = ConfidenceSequence(rewards.variance(typical) ** 0.5, alpha, len(scores))
+        # Usually the number of rows is fixed before the first sample: the interval is optimised
+        # for it.
+        num = len(scores) if tuned_for is None else tuned_for
+        means = ConfidenceSequence(rewards.variance(typical) ** 0.5, alpha, num)
     for row in scores.values():
         means.add(row.mean, rewards.variance(len(row.rewards)))
     greedy = [row.greedy for row in scores.values() if row.greedy is not None]
@@ -84,12 +94,18 @@ def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Sum
 
 
 def compare(
-    first: Scores, second: Scores, rewards: RewardRange, alpha: float = ALPHA
+    first: Scores,
+    second: Scores,
+    rewards: RewardRange,
+    alpha: float = ALPHA,
+    tuned_for: int | None = None,
 ) -> Comparison:
-    """Compare the second version with the first version, by their mean rewards for each row."""
+    """Compare the second version with the first version, by their mean rewards for each row.
+    `tuned_for` is that of `summarize`."""
     common = [(first[row_id], second[row_id]) for row_id in first if row_id in second]
     per_part = max((len(row.rewards) for pair in common for row in pair), default=1)
-    differences = DifferenceSequence(rewards, alpha, max(1, len(common)), per_part)
+    num = max(1, len(common)) if tuned_for is None else tuned_for
+    differences = DifferenceSequence(rewards, alpha, num, per_part)
     for one, other in common:
         differences.add(one.rewards, other.rewards)
     wins = sum(other.mean > one.mean for one, other in common)

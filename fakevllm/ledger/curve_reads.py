@@ -5,13 +5,19 @@ A curve has one row for each training step, so the curve of a long run is large.
 two ends of a curve are compared. The time to read the ends does not depend on the length of the
 curve. There is one exception: if the reward hooks or the job changed during the run, the digests of
 all steps are read too, to find the last change.
+
+For a chart, SQLite itself reduces a curve to some hundred points, which takes a small part of the
+time of reading all steps.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -40,6 +46,38 @@ class CurveEnds:
     them."""
     num_between: int = 0
     """Number of steps that are left out between the two ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The means of one or several consecutive steps. A mean is None if no answer of these steps
+    counts for it."""
+
+    first_step: int
+    last_step: int
+    groups: int
+    policy_mean: float | None
+    """Mean reward of all sampled answers, which shows how good the policy is."""
+    returned_best: float | None
+    """Mean reward of the answers that apps got, without those that were chosen at random."""
+    returned_random: float | None
+    """Mean reward of the answers that apps got and that were chosen at random."""
+    without_signal: int
+    """Number of groups whose rewards are all equal."""
+    changed: str = ""
+    """What changed before the first step. The means before and after it cannot be compared."""
+
+
+def curve_points(db: Connection, run_id: str, max_points: int) -> list[CurvePoint]:
+    """Return the points of a run's learning curve, in the order of the steps. There are at most
+    `max_points` of them, apart from those that changes of the hooks or the job add. No point has
+    steps from before and after such a change. The mean of a point is weighted by the steps' numbers
+    of groups."""
+    num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
+    changes = dict(_changes(db, run_id))
+    size = max(1, -(-num_steps // max_points))
+    rows = db.exec_driver_sql(reads.CURVE_POINTS, (run_id, json.dumps(list(changes)), size))
+    return [_point(row, changes) for row in rows]
 
 
 def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
@@ -84,14 +122,34 @@ def _last_change(db: Connection, run_id: str) -> tuple[int, str]:
     """Return the last step at which the reward hooks or the job changed, and a text that names the
     change. Without a change, the step is 0 and the text is empty."""
     last = (0, "")
+    for change in _changes(db, run_id):
+        last = change
+    return last
+
+
+def _changes(db: Connection, run_id: str) -> Iterator[tuple[int, str]]:
+    """Yield the steps at which the reward hooks or the job changed, with a text that names the
+    change."""
     if db.exec_driver_sql(reads.IS_CHANGED, (run_id,)).first() is None:
-        return last
+        return
     changes = RewardChanges()
     digests = _digests(db.exec_driver_sql(reads.DIGESTS, (run_id, 0)))
     for step, kinds in digests.items():
         if changed := changes.observe(kinds.get("hook", ()), kinds.get("job", ())):
-            last = (step, changed)
-    return last
+            yield step, changed
+
+
+def _point(row: Sequence[Any], changes: Mapping[int, str]) -> CurvePoint:
+    first_step, last_step, groups, *means, without_signal = row
+    policy_mean, best, random = (
+        # The sum of huge rewards may be infinite, which no chart and no JSON can show.
+        mean if mean is not None and math.isfinite(mean) else None
+        for mean in means
+    )
+    changed = changes.get(first_step, "")
+    return CurvePoint(
+        first_step, last_step, groups, policy_mean, best, random, without_signal, changed
+    )
 
 
 def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[StepRow]:

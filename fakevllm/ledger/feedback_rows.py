@@ -62,6 +62,14 @@ _FIND_GROUP = """
         AND group_id NOT IN (SELECT group_id FROM forgotten_groups WHERE group_id = ?1)
     ) ORDER BY received_at DESC LIMIT 1
 """
+_OWNER = """
+    SELECT app_key FROM (
+        SELECT app_key, received_at FROM group_rows
+        WHERE answer_id = ?1 AND served_index IS NOT NULL
+        UNION ALL SELECT app_key, received_at FROM group_rows
+        WHERE group_id = ?1 AND served_index IS NOT NULL
+    ) ORDER BY received_at DESC LIMIT 1
+"""
 _OTHER_VALUES = """
     SELECT value FROM feedback WHERE app_key IS ? AND value IS NOT NULL
     AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced', 'other_arm')
@@ -220,6 +228,11 @@ class FeedbackRows:
         """Return the id of the app's latest answered request whose answer id or group id is
         `answer_id`. Return None if there is no such request."""
         return self._one(_FIND_GROUP, self._redactor.id(answer_id), app_key)
+
+    def owner_of(self, answer_id: str) -> str | None:
+        """Return the fingerprint of the API key with the latest answered request whose answer id or
+        group id is `answer_id`. Return None if there is no such request, or if it had no key."""
+        return self._one(_OWNER, self._redactor.id(answer_id))
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
         """If the request `group_id` is implicit feedback on an earlier answer, return the group id

@@ -7,6 +7,7 @@ thread, so do not call them on the event loop.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,9 @@ read transaction keeps SQLite from truncating the write-ahead log."""
 MAX_SCANNED_ROWS = 100_000
 """Maximum number of groups that one call of a search reads. A search that finds little in this
 number of groups returns a key at which the caller may go on."""
+MAX_SEARCH_S = 5.0
+"""Seconds after which a search begins no further query, but returns a key at which the caller may
+go on. The limit is below READ_TIMEOUT_S of a read-only ledger, after which a page shows nothing."""
 MAX_FEEDBACK = 100
 """Maximum number of feedback items that are returned for one group."""
 QUESTION_CHARS = 300
@@ -45,6 +49,12 @@ _PAGE = f"""
     WHERE (g.received_at, g.group_id) < (?, ?) AND (g.received_at, g.group_id) >= (?, ?)
     AND g.kind IS NOT '{EVAL_KIND}' {{conditions}}
     ORDER BY g.received_at DESC, g.group_id DESC LIMIT ?
+"""
+_UNRATED = """
+    g.served_index IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM feedback AS f
+                    WHERE f.group_id = g.group_id AND f.kind = 'feedback')
+    AND NOT EXISTS (SELECT 1 FROM forgotten_groups AS o WHERE o.group_id = g.group_id)
 """
 _NUM_SINCE = """
     SELECT COUNT(*) FROM (
@@ -73,6 +83,9 @@ class GroupSearch:
     """Beginning of the digest of the hook files."""
     session: str = ""
     """Beginning of a session's id."""
+    is_unrated: bool = False
+    """Whether only groups match whose answer an app received, and about which nobody has sent
+    feedback. Groups whose contents were deleted do not match."""
 
     @property
     def is_empty(self) -> bool:
@@ -94,13 +107,16 @@ class GroupSearch:
             high = math.inf if self.max_reward is None else self.max_reward
             conditions.append(f"EXISTS (SELECT 1 {_REWARDS} AND s.reward BETWEEN ? AND ?)")
             values += [low, high]
+        if self.is_unrated:
+            conditions.append(_UNRATED)
         if self.text:
-            part = _like_pattern(self.text)
+            # LIKE would be simpler. But one LIKE can take minutes for an answer that repeats the
+            # text's beginning, and SQLite cannot interrupt it.
             conditions.append(
-                "(g.question LIKE ? ESCAPE '\\' OR substr(g.group_id, 1, length(?)) = ? "
-                f"OR EXISTS (SELECT 1 {_REWARDS} AND s.text LIKE ? ESCAPE '\\'))"
+                "(instr(lower(g.question), lower(?)) OR substr(g.group_id, 1, length(?)) = ? "
+                f"OR EXISTS (SELECT 1 {_REWARDS} AND instr(lower(s.text), lower(?))))"
             )
-            values += [part, self.text, self.text, part]
+            values += [self.text] * 4
         return "".join(f" AND {condition}" for condition in conditions), values
 
 
@@ -137,7 +153,8 @@ class GroupPage:
     next_key: GroupKey | None = None
     """Key after which the search goes on. None if there are no older groups."""
     is_cut: bool = False
-    """Whether the search ended early, because it had read MAX_SCANNED_ROWS groups."""
+    """Whether the search ended early, because it had read MAX_SCANNED_ROWS groups or had taken
+    MAX_SEARCH_S seconds."""
 
 
 class GroupReads:
@@ -170,7 +187,8 @@ class GroupReads:
     ) -> GroupPage:
         """Return at most `limit` groups that match, newest first, beginning after the key `after`.
         Rows of evaluations are left out. At most `max_rows` groups are read, by default
-        MAX_SCANNED_ROWS."""
+        MAX_SCANNED_ROWS. The search ends early if it takes longer than MAX_SEARCH_S."""
+        ends_at = time.monotonic() + MAX_SEARCH_S
         conditions, values = search.sql()
         query = _PAGE.format(conditions=conditions)
         found: list[GroupRow] = []
@@ -188,6 +206,8 @@ class GroupReads:
                 return GroupPage(found)
             after = end
             num_left -= num_rows
+            if time.monotonic() > ends_at:
+                break
         return GroupPage(found, after, is_cut=True)
 
     def num_since(self, received_at: float, limit: int) -> int:
@@ -202,17 +222,6 @@ def _end_of_scan(db: Connection, after: GroupKey, num_rows: int) -> GroupKey | N
     not more than `num_rows` groups."""
     row = db.exec_driver_sql(_END_OF_SCAN, (*after, num_rows - 1)).one_or_none()
     return None if row is None else (row[0], row[1])
-
-
-def _like_pattern(text: str) -> str:
-    """Return the pattern of LIKE for texts that contain `text`.
-
-    >>> _like_pattern("50%")
-    '%50\\\\%%'
-    """
-    for special in ("\\", "%", "_"):
-        text = text.replace(special, f"\\{special}")
-    return f"%{text}%"
 
 
 def _sibling(row: Any) -> SiblingRecord:

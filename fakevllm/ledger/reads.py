@@ -25,6 +25,27 @@ _CURVE = """
 """
 WHOLE_CURVE = f"{_CURVE} AND step >= ? ORDER BY step"
 CURVE_BACKWARDS = f"{_CURVE} AND step >= ? ORDER BY step DESC"
+_WEIGHTED_MEAN = """
+    SUM(num_groups * {name}_sum / NULLIF(num_{count}, 0))
+    / SUM(CASE WHEN num_{count} <> 0 THEN num_groups END)
+"""
+CURVE_POINTS = f"""
+    WITH segments AS (
+        SELECT *, SUM(step IN (SELECT value FROM json_each(?2))) OVER (ORDER BY step) AS segment
+        FROM step_counters WHERE run_id = ?1
+    ), points AS (
+        SELECT *, (ROW_NUMBER() OVER (PARTITION BY segment ORDER BY step) - 1) / ?3 AS point
+        FROM segments
+    )
+    SELECT MIN(step), MAX(step), SUM(num_groups),
+           {_WEIGHTED_MEAN.format(name="reward", count="samples")},
+           {_WEIGHTED_MEAN.format(name="best", count="best")},
+           {_WEIGHTED_MEAN.format(name="random", count="random")},
+           SUM(num_flat)
+    FROM points GROUP BY segment, point ORDER BY segment, point
+"""
+"""Query for the points of a curve: each has at most ?3 consecutive steps, and the JSON list ?2 has
+the steps at which a new point must begin."""
 DIGESTS = """
     SELECT step, kind, digest FROM step_digests WHERE run_id = ? AND step >= ? ORDER BY step
 """

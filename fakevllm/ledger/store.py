@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
@@ -31,7 +30,6 @@ from fakevllm.ledger import reads, row_changes
 from fakevllm.ledger.arm_reads import ArmReads
 from fakevllm.ledger.conversation_history import (
     recorded_chat,
-    recorded_messages,
     recorded_user_texts,
 )
 from fakevllm.ledger.counters import counted
@@ -42,14 +40,13 @@ from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
+from fakevllm.ledger.recorded_groups import RecordedGroups, task_from_row
 from fakevllm.ledger.records import (
-    BROKEN_OFF,
     AnsweredRequest,
     EvaluatedRewards,
     GroupRecord,
     LedgerHealth,
     ScoredGroup,
-    SiblingRecord,
     StepRow,
     StoredTask,
 )
@@ -101,6 +98,7 @@ class Ledger:
         self._writer: Writer[_Change] = Writer(self._transact)
         self._groups = GroupReads(read_engine)
         self._summary = SummaryReads(read_engine)
+        self._recorded = RecordedGroups(read_engine, self._redactor.id)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.arms = ArmReads(read_engine)
@@ -300,7 +298,7 @@ class Ledger:
         """Return all stored tasks (rows of datasets that were registered at the proxy)."""
         with self._read_engine.connect() as db:
             rows = db.execute(select(TASKS)).mappings()
-            return [StoredTask(_task(row), row["owner"]) for row in rows]
+            return [StoredTask(task_from_row(row), row["owner"]) for row in rows]
 
     def runs(self) -> list[str]:
         """Return the ids of the server's training runs that have a learning curve in this ledger,
@@ -374,16 +372,9 @@ class Ledger:
         return value, hashed_id(self._random_bytes(row_changes.id_secret), value)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """Return the app's latest request whose answer has this response id, or None.
-
-        `app_key` is the fingerprint of the app's API key. There may be several such requests,
-        because an app may choose the response id itself and may use one id twice.
-        """
-        with self._read_engine.connect() as db:
-            row = db.exec_driver_sql(
-                reads.ANSWERED, (self.hidden_id(response_id), app_key)
-            ).one_or_none()
-        return None if row is None else AnsweredRequest(*row)
+        """Return the app's latest request whose answer has this response id, or None. See
+        `RecordedGroups`."""
+        return self._recorded.answered_request(response_id, app_key)
 
     def trained(
         self, questions: Sequence[str], task_ids: Sequence[str], *, with_unsent: bool = True
@@ -442,47 +433,16 @@ class Ledger:
             return []
         find_request = partial(self.answered_request, app_key=group.app_key)
         messages = recorded_user_texts(group.route, group.request_json, find_request)
-        return [group.question, (task or self._task_of(group)).main_query, *messages]
+        return [group.question, (task or self._recorded.task_of(group)).main_query, *messages]
 
     def task(self, task_id: str, rows: Mapping[str, Task] | None = None) -> Task | None:
-        """Return the dataset task with this id. `rows` are the rows of a dataset file, by id. If
-        `rows` does not have the id, the task that was registered at the proxy is returned. Return
-        None if there is no such task."""
-        if rows and task_id in rows:
-            return rows[task_id]
-        with self._read_engine.connect() as db:
-            query = select(TASKS).where(TASKS.c.task_id == task_id)
-            row = db.execute(query).mappings().one_or_none()
-        return None if row is None else _task(row)
-
-    def _task_of(self, group: GroupRecord) -> Task:
-        """Return the task of a group. If the task is unknown, return a task whose text is the
-        group's question. Live requests without a known task are treated in the same way."""
-        task_id = group.task_id or ""
-        found = self.task(task_id) if task_id else None
-        return found or Task(task_id=task_id, main_query=group.question)
+        """Return the dataset task with this id, or None. See `RecordedGroups`."""
+        return self._recorded.task(task_id, rows)
 
     def recorded(self, group: GroupRecord, task: Task | None = None) -> RecordedGroup:
-        """Return a group in the form in which the reward hook gets groups. Answers that the engine
-        broke off are left out, because hooks never get them.
-
-        `task` is the group's dataset task, if the caller knows it.
-        """
-        answers = [
-            sibling
-            for sibling in group.siblings
-            if sibling.message_json is not None and sibling.failure != BROKEN_OFF
-        ]
-        find_request = partial(self.answered_request, app_key=group.app_key)
-        return RecordedGroup(
-            request_id=group.group_id,
-            task=task or self._task_of(group),
-            question=group.question,
-            answers=[_message(sibling) for sibling in answers],
-            usages=[_usage(sibling) for sibling in answers],
-            messages=recorded_messages(group.route, group.request_json, find_request),
-            indices=[sibling.index for sibling in answers],
-        )
+        """Return a group in the form in which the reward hook gets groups. See
+        `RecordedGroups`."""
+        return self._recorded.recorded(group, task)
 
     def chat_request(self, group: GroupRecord) -> dict[str, Any] | None:
         """Return the request of a group in the format of chat completions, including the earlier
@@ -547,21 +507,3 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
 
     event.listen(engine, "connect", connect)
     return engine
-
-
-def _task(row: Any) -> Task:
-    metadata = orjson.loads(row["metadata_json"])
-    return Task(task_id=row["task_id"], main_query=row["main_query"], metadata=metadata)
-
-
-def _message(sibling: SiblingRecord) -> dict[str, Any]:
-    message: dict[str, Any] = orjson.loads(sibling.message_json or "{}")
-    return message | {"finish_reason": sibling.finish_reason}
-
-
-def _usage(sibling: SiblingRecord) -> dict[str, Any]:
-    counts = {
-        "prompt_tokens": sibling.prompt_tokens,
-        "completion_tokens": sibling.completion_tokens,
-    }
-    return {key: value for key, value in counts.items() if value is not None}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from fakevllm.ledger import reads
-from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
+from fakevllm.ledger.curve_reads import CurveEnds, CurvePoint, curve_ends, curve_points, whole_curve
 from fakevllm.ledger.records import StepRow
 
 
@@ -27,6 +27,12 @@ class SummaryReads:
         """Return the learning curve of one training run, with one row for each step."""
         with self._read_engine.connect() as db:
             return whole_curve(db, run_id)
+
+    def curve_points(self, run_id: str, max_points: int) -> list[CurvePoint]:
+        """Return one run's learning curve, reduced to at most `max_points` points, apart from those
+        that changes of the hooks or the job add."""
+        with self._read_engine.connect() as db:
+            return curve_points(db, run_id, max_points)
 
     def curve_ends(self, run_id: str) -> CurveEnds:
         """Return the beginning and the end of one run's learning curve."""

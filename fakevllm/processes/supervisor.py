@@ -59,6 +59,8 @@ class SupervisedProcess:
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self._is_killed = False
+        self.is_given_up = False
+        """Whether the process is not essential, died again and again, and is not started again."""
         self._is_essential = is_essential
 
     @property
@@ -94,12 +96,16 @@ class SupervisedProcess:
                     is_refusal = code == BAD_SETTINGS_CODE and not self.num_restarts
                     if self._is_essential or is_refusal:
                         raise failure
+                    self.is_given_up = True
+                    self._listener.close()  # clients are refused, and do not wait
                     on_restart(f"{failure}; everything else goes on")
                     await _wait_until_cancelled()
                 self.num_restarts += 1
                 later = f" in {pause_s:.0f} s" if pause_s else ""
                 on_restart(f"{self.name} died (exit code {code}) and is started again{later}")
                 await asyncio.sleep(pause_s)
+                if self._is_killed:
+                    await _wait_until_cancelled()
         finally:
             await self._stop()
 
@@ -117,6 +123,8 @@ class SupervisedProcess:
             )
         finally:
             os.close(fd)
+        if self._is_killed:  # meanwhile
+            self.kill()
         code = await self._process.wait()
         await asyncio.to_thread(self._output.finish)
         return code

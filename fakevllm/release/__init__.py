@@ -11,7 +11,7 @@ baseline.
 * `arms` assigns each session to an arm.
 * `arm_gains` estimates from live sessions how much better the newest weights are than the baseline,
   and how much is gained by serving the best of the answers that were sampled for a request.
-* `evidence_text` writes the figures of a decision as text.
+* `evidence_text` writes the versions and the figures of decisions as text.
 
 The folder is pure: no I/O, no clock, no random numbers. The code starts no task and opens no
 socket. The server's journal keeps the decisions. The proxy's ledger (its database) keeps the

@@ -1,8 +1,12 @@
-"""Write the figures of a decision about a release as text."""
+"""Write the versions and the figures of decisions about releases as text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+MAX_RANGES = 20
+"""Maximum number of ranges of rejected versions that are listed."""
 
 
 def difference(evidence: dict[str, Any]) -> str:
@@ -19,3 +23,20 @@ def difference(evidence: dict[str, Any]) -> str:
         return "-"
     mean, low, high = (f"{number:+.3f}" for number in numbers)
     return f"{mean} ({low} to {high})"
+
+
+def ranges(versions: Sequence[int]) -> str:
+    """Return an ascending list of version numbers as a short text.
+
+    >>> ranges([4, 5, 6, 9]), ranges([])
+    ('4 to 6, 9', 'none')
+    """
+    spans: list[tuple[int, int]] = []
+    for version in versions:
+        if spans and spans[-1][1] == version - 1:
+            spans[-1] = (spans[-1][0], version)
+        else:
+            spans.append((version, version))
+    left_out = len(spans) - MAX_RANGES
+    texts = [str(low) if low == high else f"{low} to {high}" for low, high in spans[:MAX_RANGES]]
+    return ", ".join(texts) + (f" and {left_out} more" if left_out > 0 else "") or "none"

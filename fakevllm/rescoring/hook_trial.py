@@ -13,9 +13,8 @@ from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import HookFailure
 from fakevllm.ledger.broken_rows import READ_ERRORS
 from fakevllm.ledger.selection import GroupSelection
-from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import HookComparison, RescoredGroup
-from fakevllm.rescoring.logged_groups import MIN_ANSWERS, LoggedGroup
+from fakevllm.rescoring.logged_groups import MIN_ANSWERS, GroupSource, LoggedGroup
 from fakevllm.rescoring.reload_rules import ReloadRules
 from fakevllm.runtime.bounded_tasks import run_bounded
 from fakevllm_adapters.protocol.swarm import Task
@@ -36,6 +35,9 @@ class Trial:
     """Number of groups that the trial skipped, because a group cannot be read or because its
     dataset row is unknown."""
     comparison: HookComparison = field(default_factory=HookComparison)
+    results: list[RescoredGroup] = field(default_factory=list[RescoredGroup])
+    """The old and the new rewards of each group that was tried, in the order in which the hooks
+    ended."""
 
 
 class HookTrial:
@@ -44,7 +46,7 @@ class HookTrial:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: GroupSource,
         file: Path,
         find_task: Callable[[str], Task | None],
         limits: ReloadSection,
@@ -79,6 +81,7 @@ class HookTrial:
                     trial.num_skipped += 1
                 else:
                     trial.comparison.add(result)
+                    trial.results.append(result)
                 if self._rules.is_hopeless(trial.comparison, trial.num_groups):
                     break
         if group_ids and trial.num_skipped == len(group_ids):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
@@ -13,13 +14,20 @@ from fakevllm.groups.sibling_selection import with_floor
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.redacted_records import has_marker
-from fakevllm.ledger.store import Ledger
 from fakevllm.rescoring.comparison import RescoredGroup
 from fakevllm_adapters.protocol.swarm import Task
 
 MIN_ANSWERS = 2
 """Minimum number of answers of a group that can be scored. A single answer cannot be compared with
 any other."""
+
+
+class GroupSource(Protocol):
+    """An open ledger from which groups are read."""
+
+    def group(self, group_id: str) -> GroupRecord | None: ...
+
+    def recorded(self, group: GroupRecord, task: Task | None = None) -> RecordedGroup: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,9 @@ class LoggedGroup:
         )
 
     @staticmethod
-    def read(ledger: Ledger, group_id: str, find_task: Callable[[str], Task | None]) -> LoggedGroup:
+    def read(
+        ledger: GroupSource, group_id: str, find_task: Callable[[str], Task | None]
+    ) -> LoggedGroup:
         """Read a logged group from the ledger (the proxy's database). `find_task(task_id)` returns
         the dataset task with this id, or None if there is no such task. Raises one of READ_ERRORS
         if the group cannot be read."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from fakevllm.config.hook_reload import MAX_TRIAL_S
@@ -19,6 +20,10 @@ TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = MAX_TRIAL_S + 60.0
 """Timeout of a reload of the hooks, in seconds. The proxy's own limit, `hooks.reload.max_s`, is not
 larger than MAX_TRIAL_S."""
+_SHOWN_PARAMS = frozenset({"run", "id", "any_key"})
+_SHOWN_STATUS = frozenset({400, 409, 503})
+"""Errors whose message is shown to the user: those about one of these parameters, and those with
+one of these status codes. Other errors may be those of another program than a proxy."""
 FAN_OUT_PAUSED = "paused: each request is served once, none is fanned out"
 FAN_OUT_ON = "on: requests are fanned out"
 FAN_OUT_NO_HOOKS = "off: without hooks each request is served once (fakevllm serve --hooks FOLDER)"
@@ -42,6 +47,12 @@ def reload_hooks(url: str, key: str | None) -> Json:
     reply. Raises ConfigError if the proxy does not answer or refuses the request."""
     path = "/fakevllm/hooks/reload"
     return fetch_json(url, path, key, method="POST", timeout_s=RELOAD_TIMEOUT_S)
+
+
+def send_feedback(url: str, key: str | None, body: Json) -> Json:
+    """Send feedback about an answer to a running proxy, and return the proxy's reply. Raises
+    ConfigError if the proxy does not answer or refuses the feedback."""
+    return fetch_json(url, "/v1/feedback", key, method="POST", body=body)
 
 
 def fetch_json(
@@ -71,6 +82,8 @@ def fetch_json(
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
         raise ConfigError(no_proxy(url, cause)) from None
+    except (HTTPException, RecursionError) as error:  # no HTTP, a broken-off or a strange reply
+        raise ConfigError(no_proxy(url, f"broken reply, {type(error).__name__}")) from None
 
 
 def proxy_root(url: str) -> str:
@@ -101,8 +114,8 @@ def _error_text(url: str, error: urllib.error.HTTPError) -> str:
         if error.code == 403 and "detail" in reply:
             return str(reply["detail"])
         details: Json = reply["error"]
-        if details["param"] == "run" or error.code == 409:
+        if details["param"] in _SHOWN_PARAMS or error.code in _SHOWN_STATUS:
             return str(details["message"])
-    except (ValueError, LookupError, TypeError):
-        pass
+    except (OSError, HTTPException, RecursionError, ValueError, LookupError, TypeError):
+        pass  # isolates: the status code is known, so the reply's text only helps
     return not_a_proxy(url, error.code)

@@ -11,6 +11,8 @@ module `async_client` has the client with async methods.
 * `episode` has the classes of the episode objects that an agent uses.
 * `episode_executors` runs many episodes in threads. At the end of a script, `exit_wait` waits for
   the submitted episodes. `multi_server` runs one agent with several servers.
+* `release_requests` sends an operator's decisions about releases, for `fakevllm release` and for
+  the console.
 
 Methods raise SwarmError if the server refuses a request, and ServerUnreachable if no server
 answers.

@@ -110,11 +110,15 @@ class FeedbackService:
         """Store feedback. Return a pair: the feedback's row in the ledger, and whether this
         feedback was already stored before the call.
 
+        If `body.any_key` is true, the answer may have been given to any app. The caller has checked
+        that `app_key` is an admin's key. The feedback counts as that of `app_key`.
+
         Raises WireError with status 404 if this app received no answer with the given id. The
         status is 400 if the `feedback_id` was used before for other feedback. The status is 503 if
         the ledger cannot be written.
         """
-        group_id = await self._find(body.id, app_key)
+        owner = await self._owner(body.id) if body.any_key else app_key
+        group_id = await self._find(body.id, owner)
         # Redacted here, because a repetition is compared with the stored row.
         body = body.model_copy(
             update={"comment": self._redacted(body.comment), "edited": self._redacted(body.edited)}
@@ -156,6 +160,12 @@ class FeedbackService:
         self._delivery.release_earlier_turns(place)
 
     # --- storing
+
+    async def _owner(self, name: str) -> str | None:
+        """Return the fingerprint of the API key that received the answer with the id `name`, or
+        None if the key is unknown."""
+        await self._ledger.flush(FLUSH_S)
+        return await asyncio.to_thread(self._ledger.feedback.owner_of, name)
 
     async def _find(self, name: str, app_key: str | None) -> str:
         """Return the id of the group whose answer has the id `name`. Raises WireError (404) if the

@@ -33,6 +33,9 @@ class FeedbackBody(BaseModel):
     comment: str | None = Field(default=None, min_length=1, max_length=100_000)
     feedback_id: str | None = Field(default=None, pattern="^[A-Za-z0-9_.:-]{1,100}$")
     """Idempotency key, which the app may choose."""
+    any_key: bool = False
+    """Whether the answer may have been given to another API key. Only an admin may set this
+    field."""
 
     @model_validator(mode="after")
     def _has_content(self) -> FeedbackBody:
@@ -52,7 +55,7 @@ class FeedbackBody(BaseModel):
     @property
     def content(self) -> dict[str, Any]:
         """The content fields (score, thumbs, edited, comment) that are not null."""
-        return self.model_dump(exclude={"id", "feedback_id"}, exclude_none=True)
+        return self.model_dump(exclude={"id", "feedback_id", "any_key"}, exclude_none=True)
 
     @property
     def value(self) -> float | None:

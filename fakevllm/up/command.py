@@ -42,8 +42,10 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
         for writer in (output, *starters):
             writer.write(text)
 
-    def announce(urls: Urls) -> None:
-        console = f"the console is {urls['console']}, " if "console" in urls else ""
+    def announce(urls: Urls, processes: Sequence[SupervisedProcess]) -> None:
+        given_up = {one.name for one in processes if one.is_given_up}
+        has_console = "console" in urls and _title("console") not in given_up
+        console = f"the console is {urls['console']}, " if has_console else ""
         server = f"the server is {urls['server']}"
         write(OWN_NAME, f"ready: apps use {urls['proxy']}/v1, {console}{server}")
         for starter in starters:
@@ -59,7 +61,7 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
             _run(
                 processes,
                 partial(wait_until_ready, settings, urls),
-                partial(announce, urls),
+                partial(announce, urls, processes),
                 partial(write, OWN_NAME),
             )
         )
@@ -85,7 +87,7 @@ def _processes(
     }
     processes = [
         SupervisedProcess(
-            f"the {name}",
+            _title(name),
             one.module,
             one.arguments(urls),
             LineOutput(partial(write, name)),
@@ -95,6 +97,10 @@ def _processes(
         for name, one in programs.items()
     ]
     return processes, urls
+
+
+def _title(name: str) -> str:
+    return f"the {name}"
 
 
 async def _run(

@@ -71,11 +71,13 @@ def start_detached(settings: UpSettings) -> None:
 
 def _opened(log_file: Path) -> BinaryIO:
     try:
-        return log_file.open("ab")
+        # The log has the link that logs in to the console.
+        fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
         raise UserError(
             f"{log_file} cannot be written ({error.strerror}): choose another --run-dir."
         ) from None
+    return os.fdopen(fd, "ab")
 
 
 def _wait(child: subprocess.Popen[bytes], log_file: Path) -> int:

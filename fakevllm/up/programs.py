@@ -48,7 +48,8 @@ def _proxy(settings: UpSettings) -> Program:
 
 def _console(settings: UpSettings) -> Program | None:
     def arguments(urls: Urls) -> list[str]:
-        return ["console", *settings.proxy_flags, "--url", urls["proxy"]]
+        addresses = ["--url", urls["proxy"], "--swarm", urls["server"]]
+        return ["console", *settings.proxy_flags, *addresses]
 
     console = settings.config.console
     if not console.enabled:

@@ -19,7 +19,7 @@ from fakevllm.config.http_address import local_url
 from fakevllm.config.model import DEFAULT_FILE, Config, load
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.runtime.local_engines import READY_MARGIN_S
-from fakevllm_adapters.http.access_guard import LOOPBACK
+from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_runtime.engines import boot_timeout_s
 
 SERVER_MODULE = "fakevllm_server"
@@ -102,6 +102,7 @@ def read_settings(
     server = _check_server(_server_flags(file, config))
     _check_same_server(file, config, server)
     _check_ports(file, config, server)
+    _check_console(file, config)
     return UpSettings(file, config, server)
 
 
@@ -171,3 +172,14 @@ def _check_ports(file: Path, config: Config, server: ServerSettings) -> None:
     for (name, port), (other, other_port) in itertools.combinations(ports.items(), 2):
         if port and port == other_port:
             raise ConfigError(f"{name} and {other} of {file} are both {port}: change one.")
+
+
+def _check_console(file: Path, config: Config) -> None:
+    """Raise ConfigError if the console would refuse its address, after server and proxy have been
+    started."""
+    console = config.console
+    if console.enabled and console.key_file is None and not is_loopback(console.host):
+        raise ConfigError(
+            f"`console.host` in {file} is reachable from outside: set `console.key_file` to a file "
+            "with a key of an admin (`fakevllm keys add NAME --role admin --key-file FILE`)."
+        )

@@ -13,10 +13,12 @@ from sqlalchemy.exc import DatabaseError
 from starlette.routing import Route
 
 from fakevllm.config.model import Config
+from fakevllm.config.setting_origins import SettingSources
 from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm.web.routes import (
     admin,
+    configuration,
     evaluation,
     feedback,
     forgetting,
@@ -78,7 +80,15 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
     app.add_exception_handler(DatabaseError, refuse_unread)
     app.add_exception_handler(Exception, report_failure)
-    for module in (passthrough, stored_responses, admin, feedback, evaluation, forgetting):
+    for module in (
+        passthrough,
+        stored_responses,
+        admin,
+        feedback,
+        evaluation,
+        forgetting,
+        configuration,
+    ):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))
@@ -140,12 +150,14 @@ def _guard(proxy: ProxyComponents, origins: AllowedOrigins) -> Guard:
 def serve(
     config: Config,
     *,
+    sources: SettingSources = SettingSources(),
     log_format: LogFormat = "human",
     until_stdin_closes: bool = False,
     listen_fd: int | None = None,
 ) -> None:
     """Run the proxy until a signal stops it.
 
+    `sources` are the places from which `config` was read, which the route for the settings names.
     If `until_stdin_closes` is True, the proxy also stops when its standard input closes. The
     standard input closes when the parent process ends. `listen_fd` is the file descriptor of a
     listening socket that the parent process has opened. If `listen_fd` is None, the proxy opens a
@@ -158,11 +170,13 @@ def serve(
     files = raise_file_limit()
     listener = listening_socket(config.proxy.host, config.proxy.port, listen_fd)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, listener, files))
+        runner.run(_serve(config, sources, listener, files))
 
 
-async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> None:
-    async with open_proxy(config, files) as proxy:
+async def _serve(
+    config: Config, sources: SettingSources, listener: socket.socket, files: FileBudget
+) -> None:
+    async with open_proxy(config, files, sources) as proxy:
         redact_logs(lambda: proxy.redaction.redactor)
         server = GracefulServer(
             public_server_config(create_app(proxy), files.num_connections),

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -17,6 +17,7 @@ from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.row_requests import read_held_out_rows
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
+from fakevllm.config.setting_origins import SettingSources
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import trained_text
 from fakevllm.forgetting.forgetter import Forgetter
@@ -169,17 +170,21 @@ class ProxyComponents:
     `release.mode` is `gated`."""
     hooks: RunningHooks | None = None
     """The user's hooks; None without hooks."""
+    sources: SettingSources = field(default_factory=SettingSources)
+    """The places from which `config` was read."""
 
 
 @contextlib.asynccontextmanager
 async def open_proxy(
-    config: Config, files: FileBudget = DEFAULT_FILES
+    config: Config,
+    files: FileBudget = DEFAULT_FILES,
+    sources: SettingSources = SettingSources(),
 ) -> AsyncGenerator[ProxyComponents]:
     """Open all parts of a proxy. Close the parts when the block ends.
 
     `files` contains the number of files that the process may open. This number limits the open
-    calls to the server, because each call needs a file descriptor. Raise UserError for mistakes
-    that the user can fix.
+    calls to the server, because each call needs a file descriptor. `sources` are the places from
+    which `config` was read. Raise UserError for mistakes that the user can fix.
     """
     async with contextlib.AsyncExitStack() as stack:
         rows = _dataset_rows(config.dataset)
@@ -328,6 +333,7 @@ async def open_proxy(
             evaluator=evaluator,
             arms=arms,
             gate=gate,
+            sources=sources,
             hooks=running_hooks,
         )
 

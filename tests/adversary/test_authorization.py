@@ -120,6 +120,7 @@ PROXY_ROUTES: dict[str, Access] = {
     "/fakevllm/resume": ADMIN,
     "/fakevllm/hooks/reload": ADMIN,
     "/fakevllm/forget": ADMIN,
+    "/fakevllm/configuration": ADMIN,
 }
 
 PARAMETER = re.compile(r"\{[^}]+\}")

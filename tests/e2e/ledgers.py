@@ -18,7 +18,11 @@ def ledger_file(proxy: Process) -> Path:
 
 def rows(proxy: Process, sql: str, *values: object) -> list[Any]:
     """Return the rows of a query, whose values can be read by column name."""
-    with contextlib.closing(sqlite3.connect(ledger_file(proxy))) as ledger:
+    return rows_of_file(ledger_file(proxy), sql, *values)
+
+
+def rows_of_file(file: Path, sql: str, *values: object) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(file)) as ledger:
         ledger.row_factory = sqlite3.Row
         return ledger.execute(sql, values).fetchall()
 

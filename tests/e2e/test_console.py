@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from fakevllm.config.http_address import http_url
 from tests.e2e.console_process import login_url, start_console
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -95,10 +99,41 @@ def run_console(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
+def test_a_console_with_a_closed_output_has_its_address_and_its_links_in_the_log(
+    tmp_path: Path,
+) -> None:
+    host = "::1" if socket.has_dualstack_ipv6() else "127.0.0.1"
+    url = http_url(host, port := free_port())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fakevllm", "console", "--host", host, "--port", str(port)]
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        console = subprocess.Popen(command, cwd=tmp_path, stdout=writer, stderr=errors)
+    os.close(writer)
+    try:
+        wait_until(lambda: "code=" in log.read_text(), 60.0, "the link for the login in the log")
+        assert f"listening on {url}," in log.read_text()
+        (link,) = re.findall(r"open (\S+code=\S+)", log.read_text())
+        with httpx.Client(base_url=url, timeout=30) as browser:
+            assert browser.get(link).status_code == 200
+            login = browser.get("/login").text
+            token = re.search(r'name="form_token" value="(\w+)"', login)
+            assert token is not None
+            reply = browser.post("/login/new-link", data={"form_token": token[1]})
+            assert reply.status_code == 200
+            wait_until(lambda: log.read_text().count("code=") == 2, 10.0, "a second link")
+    finally:
+        console.send_signal(signal.SIGINT)
+        assert console.wait(30) == 0
+
+
 def test_mistakes_in_the_flags_get_one_line(tmp_path: Path) -> None:
     done = run_console(tmp_path, "--host", "0.0.0.0", "--port", str(free_port()))
     assert done.returncode == 2 and "--key-file" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    done = run_console(tmp_path, "--allow-host", "gpu-box:8010")
+    assert done.returncode == 2 and "'gpu-box:8010' is not a host name" in done.stderr
     done = run_console(tmp_path, "--key-file", "absent")
     assert done.returncode == 2 and "no valid key" in done.stderr
     assert not any(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pytest
 from tests.clients.programs import OpenCode, parts
 from tests.clients.prompts import num_tokens, say
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.npm_opencode import install_opencode
+from tests.e2e.npm_package import install_opencode
 from tests.e2e.processes import Process, Processes
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]

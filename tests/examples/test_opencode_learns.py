@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.opencode_sessions import make_model, run
-from tests.e2e.npm_opencode import install_opencode
+from tests.e2e.npm_package import install_opencode
 
 TIMEOUT_S = 1800
 """Seconds. Two busy cores needed more than 900."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.axe import axe_violations
+from tests.e2e.npm_package import install_axe_core
 from tests.e2e.stack import Stack, running_stack
 from tests.examples.webchat_app import running_webchat
 
@@ -29,13 +31,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @contextmanager
-def page_at(url: str, size: tuple[int, int]) -> Generator[Any]:
+def page_at(url: str, size: tuple[int, int], scheme: str = "light") -> Generator[Any]:
     """Open a page and yield it. An error in the page's JavaScript fails the test."""
     driver: Any = import_module("playwright.sync_api")
     with driver.sync_playwright() as playwright:
         chromium = shutil.which("chromium") or os.environ["CHROMIUM"]
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page: Any = browser.new_page(viewport={"width": size[0], "height": size[1]})
+        viewport = {"width": size[0], "height": size[1]}
+        page: Any = browser.new_page(viewport=viewport, color_scheme=scheme)
         page.set_default_timeout(60_000)
         errors: list[str] = []
 
@@ -129,3 +132,29 @@ def test_each_chat_shows_its_own_messages(stack: Stack, tmp_path: Path, size: st
         assert texts(page, "assistant") == ["two"]
         choose("[[say one]]")
         page.wait_for_function("document.querySelector('.assistant .text').textContent == 'one'")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_axe_core_finds_no_violations(
+    stack: Stack, tmp_path: Path, size: str, scheme: str, pytestconfig: pytest.Config
+) -> None:
+    axe = install_axe_core(pytestconfig)
+    with (
+        running_webchat(stack.three.url, tmp_path) as url,
+        page_at(url, SIZES[size], scheme) as page,
+    ):
+        page.wait_for_selector(".empty")
+        assert axe_violations(page, axe) == []
+        ask(page, "[[say Hello, wörld.]]")
+        wait_for_answers(page, 1)
+        page.get_by_label("Bad answer").click()
+        page.wait_for_selector("[data-thumbs='-1'][aria-pressed=true]")
+        take_screenshot(page, f"{size}-{scheme}")
+        assert axe_violations(page, axe) == []
+        if size == "phone":
+            page.click("#menu")
+            page.wait_for_function(
+                "document.querySelector('#chats').getBoundingClientRect().x == 0"
+            )
+            assert axe_violations(page, axe) == []

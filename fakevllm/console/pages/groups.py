@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.page_renderer import cut_text
+from fakevllm.console.page_texts import MAX_CHARS, MAX_PAGE_CHARS, PageTexts
 from fakevllm.console.text_differences import mark_differences
 from fakevllm.ledger.group_reads import NEWEST, GroupKey, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord, SiblingRecord, State
@@ -18,6 +18,9 @@ from fakevllm.sessions.types import Evidence
 GROUPS_PER_PAGE = 50
 MAX_FIELD_CHARS = 500
 """Maximum length of a field of the search."""
+MAX_LIVE_SEARCH_S = 1.0
+"""Maximum seconds of a search whose page shows new groups by itself. A slower search would keep the
+machine busy for as long as the page is open."""
 _TEXT_FIELDS = ("text", "state", "hook", "session")
 _REWARD_FIELDS = ("min_reward", "max_reward")
 
@@ -35,6 +38,7 @@ def router(parts: ConsoleParts) -> APIRouter:
         fields = {name: value[:MAX_FIELD_CHARS] for name, value in request.query_params.items()}
         problem, found, status = "", GroupPage(), 200
         search, after = GroupSearch(), NEWEST
+        begin = parts.clock()
         try:
             search, after = parse_search(fields)
             with parts.ledger.reading():
@@ -54,6 +58,7 @@ def router(parts: ConsoleParts) -> APIRouter:
             older_url=_older_url(fields, found),
             is_first=after == NEWEST,
             is_filtered=not search.is_empty,
+            is_slow=parts.clock() - begin > MAX_LIVE_SEARCH_S,
             names=parts.app_names(),
         )
 
@@ -66,15 +71,28 @@ def router(parts: ConsoleParts) -> APIRouter:
             message = "The ledger has no group with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
         reference = reference_answer(record.siblings)
-        texts = [cut_text(sibling.text or "") for sibling in record.siblings]
-        reference_text = "" if reference is None else cut_text(reference.text or "")
+        # Request and answers come first: what is left of the page is for the raw messages.
+        texts = PageTexts()
+        request_json = texts.json(record.request_json)
+        max_chars = min(MAX_CHARS, MAX_PAGE_CHARS // 2 // max(1, len(record.siblings)))
+        answers = [texts.cut(sibling.text or "", max_chars) for sibling in record.siblings]
+        reference_text = next(
+            (
+                answer
+                for sibling, answer in zip(record.siblings, answers, strict=True)
+                if sibling is reference
+            ),
+            "",
+        )
         return parts.page(
             request,
             "group.html",
             group=record,
             answers=list(
-                zip(record.siblings, mark_differences(texts, reference_text), strict=True)
+                zip(record.siblings, mark_differences(answers, reference_text), strict=True)
             ),
+            request_json=request_json,
+            texts=texts,
             reference=reference,
             facts=group_facts(record, parts.app_name(record.app_key)),
             feedback=feedback,
@@ -91,12 +109,18 @@ def parse_search(fields: Mapping[str, str]) -> tuple[GroupSearch, GroupKey]:
     0.5
     """
     values = {name: fields.get(name, "").strip() for name in _TEXT_FIELDS}
+    for name, value in values.items():
+        if "\0" in value:  # SQLite would search only for the text before it
+            raise SearchError(f"The field {name} has a NUL character: remove it.")
     if values["state"] and values["state"] not in set(State):
         raise SearchError(f"{values['state']} is not a state: choose one of {', '.join(State)}.")
     low, high = (_reward(name, fields.get(name, "").strip()) for name in _REWARD_FIELDS)
     if low is not None and high is not None and low > high:
         raise SearchError("The lowest reward is above the highest one: exchange them.")
-    return GroupSearch(**values, min_reward=low, max_reward=high), _key(fields.get("after", ""))
+    search = GroupSearch(
+        values["text"], values["state"], low, high, values["hook"], values["session"]
+    )
+    return search, _key(fields.get("after", ""))
 
 
 def _reward(name: str, text: str) -> float | None:

@@ -62,4 +62,4 @@ def waiting(view: ProxyView) -> Iterator[tuple[str, int, str]]:
         yield "groups wait for the next training step", pooled, "/groups?state=pooled"
     states = (FeedbackState.RECEIVED, FeedbackState.WAITING, FeedbackState.POOLED)
     if num := sum(view.feedback.get(state, 0) for state in states):
-        yield "items of feedback wait to be trained", num, ""
+        yield "items of feedback wait to be trained", num, "/feedback"

@@ -1,14 +1,12 @@
 // Draw the learning curve, and draw it again when the ledger has changed.
 (() => {
   "use strict";
-  const REDRAW_INTERVAL_MS = 10000;
   const HEIGHT = 280;
   // Steps are whole numbers, so the axis has no marks between them.
   const STEP_INCREMENTS = [1, 10, 100, 1000, 1e4, 1e5].flatMap((unit) => [unit, 2 * unit, 5 * unit]);
   const box = document.querySelector(".chart");
   if (!box) return;
   let chart = null;
-  let drawnAt = 0;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -64,14 +62,16 @@
     const column = (name) => points.map((point) => point[name]);
     const data = [column("first_step"), column("policy_mean"), column("returned_best")];
     if (chart) chart.destroy();
+    chart = null;
+    // A box that is hidden has no width, so it is shown before the chart is made.
+    box.hidden = points.length === 0;
+    if (box.hidden) return;
     const breaks = points.filter((point) => point.changed).map((point) => point.first_step);
     chart = new uPlot(options(breaks), data, box);
-    drawnAt = Date.now();
   }
 
-  document.body.addEventListener("ledger", () => {
-    if (Date.now() - drawnAt > REDRAW_INTERVAL_MS) draw();
-  });
+  // live.js limits how often this event comes.
+  document.body.addEventListener("ledger", draw);
   window.addEventListener("resize", () => {
     if (chart) chart.setSize({ width: box.clientWidth, height: HEIGHT });
   });

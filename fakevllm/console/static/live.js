@@ -3,15 +3,32 @@
 (() => {
   "use strict";
   const EVENTS = ["ledger", "clock"];
-  if (!document.querySelector("#live[hx-get]")) return;
+  const live = document.querySelector("#live[hx-get]");
+  if (!live) return;
+  const stale = document.querySelector("#stale");
+  const timers = {};
+  const sentAt = {};
   let source = null;
+
+  // Pass an event to the page, at most once in `data-interval-s` seconds. An event that comes too early is passed later, and is not lost.
+  function pass(name) {
+    if (timers[name]) return;
+    const interval = 1000 * Number(live.dataset.intervalS || 0);
+    const wait = Math.max(0, (sentAt[name] ?? -Infinity) + interval - Date.now());
+    timers[name] = setTimeout(() => {
+      timers[name] = null;
+      sentAt[name] = Date.now();
+      htmx.trigger(document.body, name);
+    }, wait);
+  }
 
   function open() {
     if (source || document.hidden) return;
     source = new EventSource("/events");
-    for (const name of EVENTS) {
-      source.addEventListener(name, () => htmx.trigger(document.body, name));
-    }
+    for (const name of EVENTS) source.addEventListener(name, () => pass(name));
+    // The browser tries again by itself, but not after a refusal: the login has ended, or too many pages are open.
+    source.addEventListener("open", () => { stale.hidden = true; });
+    source.addEventListener("error", () => { stale.hidden = false; });
   }
 
   function close() {
@@ -19,11 +36,8 @@
     source = null;
   }
 
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) return close();
-    open();
-    htmx.trigger(document.body, "ledger");
-  });
+  // The first event of a stream is `ledger`, so a page that is shown again is loaded again.
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   open();

@@ -208,9 +208,16 @@ class Stats(BaseModel):
 _MAX_SHOWN_IDS = 3
 """Number of task ids that an error message quotes."""
 ADMIN_PATHS = frozenset(
-    {"/fakevllm/pause", "/fakevllm/resume", "/fakevllm/hooks/reload", "/fakevllm/forget"}
+    {
+        "/fakevllm/pause",
+        "/fakevllm/resume",
+        "/fakevllm/hooks/reload",
+        "/fakevllm/forget",
+        "/fakevllm/configuration",
+    }
 )
-"""Paths that require the key of an admin, because they affect all apps."""
+"""Paths that require the key of an admin, because they affect all apps or name files of the
+machine."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:

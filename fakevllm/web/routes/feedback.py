@@ -12,7 +12,7 @@ from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError, schema_error
+from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
 from fakevllm_adapters.protocol.keys import fingerprint
 
 
@@ -39,12 +39,15 @@ class FeedbackReply(BaseModel):
 def router(proxy: ProxyComponents) -> APIRouter:
     """Return the route POST /v1/feedback."""
     routes = APIRouter()
+    keys = proxy.config.keys()
 
     @routes.post("/v1/feedback", response_model=FeedbackReply)
     async def feedback(request: Request) -> FeedbackReply | Response:
         key = api_key_of(header_map(request.scope))
         try:
             body = _parse_feedback(await read_body(request.receive, proxy.config.limits.body_bytes))
+            if body.any_key and not keys.is_admin(key):
+                raise _not_admin()
             row, is_repeated = await proxy.feedback.accept(body, fingerprint(key) if key else None)
         except WireError as error:
             return error_response(error)
@@ -62,6 +65,11 @@ def router(proxy: ProxyComponents) -> APIRouter:
         )
 
     return routes
+
+
+def _not_admin() -> WireError:
+    message = "Only the key of an admin may set `any_key`: send the key that received the answer."
+    return WireError(403, error_body(message, "PermissionDeniedError", 403, "any_key"))
 
 
 def _parse_feedback(raw: bytes) -> FeedbackBody:

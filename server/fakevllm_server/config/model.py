@@ -257,7 +257,8 @@ def find_model(model: str, allow_hub: bool) -> str:
         return model
     raise ConfigError(
         f"The model folder {model!r} does not exist. "
-        "Give --model a local folder, or add --allow-hub to load the model from the hub."
+        "Name a local folder with --model (`model` in a file), or add --allow-hub "
+        "(`allow-hub = true`) to load the model from the hub."
     )
 
 

@@ -174,6 +174,8 @@ def test_a_swarm_address_that_is_not_an_http_url_is_refused(url: str) -> None:
         ('host = "::1"\nport = 18086', "http://[::1]:18086"),
         ("port = 0", "http://127.0.0.1:10086"),
         ('port = "x"', "http://127.0.0.1:10086"),
+        ("port = true", "http://127.0.0.1:10086"),
+        ('host = ""', "http://127.0.0.1:10086"),
         ('port = 18086\n[swarm]\nurl = "http://gpu-box:10086"', "http://gpu-box:10086"),
     ],
 )
@@ -340,6 +342,14 @@ def test_an_allowed_origin_must_be_written_as_browsers_send_it(origin: str) -> N
 )
 def test_origins_of_pages_extensions_and_desktop_apps_may_be_allowed(origin: str) -> None:
     assert load(None, {"proxy": {"allowed_origins": [origin]}}).proxy.allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize("name", ["gpu-box:8010", "http://gpu-box", "[::1]", "gpu box", "*", ""])
+def test_an_allowed_host_of_the_console_is_a_name_without_a_port(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"console.allowed_hosts.* is not a host name"):
+        load(None, {"console": {"allowed_hosts": [name]}})
+    names = ("gpu-box", "a.example", "10.0.0.1", "::1")
+    assert load(None, {"console": {"allowed_hosts": names}}).console.allowed_hosts == names
 
 
 GATED = '[release]\nmode = "gated"\neval_dataset = "held_out.jsonl"\n'

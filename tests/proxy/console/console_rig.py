@@ -12,7 +12,9 @@ import httpx
 
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -25,8 +27,11 @@ ORIGIN = "http://127.0.0.1:8001"
 @dataclass(slots=True)
 class Clock:
     now: float = 1000.0
+    step: float = 0.0
+    """Seconds that pass between two looks at the clock."""
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 
@@ -70,18 +75,30 @@ async def open_console(
     ledger: Path,
     *,
     proxy_url: str = ABSENT_PROXY,
+    proxy_key: str | None = None,
+    hooks: DryRunSettings | None = None,
+    server_url: str = ABSENT_PROXY,
     key_file: Path | None = None,
     app_keys: Path | None = None,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
-    settings = ConsoleSettings(ledger, proxy_url, key_file=key_file, app_keys=app_keys)
+    settings = ConsoleSettings(
+        ledger,
+        proxy_url,
+        proxy_key=proxy_key,
+        server_url=server_url,
+        key_file=key_file,
+        app_keys=app_keys,
+        hooks=hooks,
+    )
     links: list[str] = []
     clock = Clock()
     reader = ReadOnlyLedger(ledger)
     parts = ConsoleParts(
         settings,
         reader,
-        ProxyStatus(proxy_url, None),
+        ProxyStatus(proxy_url, proxy_key),
+        ServerReleases(server_url, None),
         settings.login_keys(),
         port=8001,
         show_link=links.append,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from fakevllm.console.change_events import CLOCK_INTERVALS, ChangeEvents
+from fakevllm.console.change_events import CLOCK_INTERVALS, LEDGER_EVENT, ChangeEvents
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm.ledger.store import Ledger
 from tests.proxy.ledger.ledger_cases import group
@@ -24,6 +24,7 @@ async def test_an_event_follows_each_change_of_the_ledger_and_a_clock(
     events = ChangeEvents(ReadOnlyLedger(path).state_of_files, INTERVAL_S)
     stream = events.stream(lambda: True)
     assert (await next_event(stream)).startswith("retry:")
+    assert "event: ledger" in await next_event(stream)
     seen: list[str] = []
     for number in range(3):
         reading = asyncio.ensure_future(next_event(stream))
@@ -39,12 +40,22 @@ async def test_an_event_follows_each_change_of_the_ledger_and_a_clock(
     await stream.aclose()
 
 
+async def test_a_stream_begins_with_an_event_for_changes_since_the_page_was_made() -> None:
+    stream = ChangeEvents(lambda: 0, INTERVAL_S).stream(lambda: True)
+    assert [(await next_event(stream)).partition(":")[0], await next_event(stream)] == [
+        "retry",
+        LEDGER_EVENT,
+    ]
+    await stream.aclose()
+
+
 async def test_a_stream_ends_with_the_login_and_with_the_server() -> None:
     is_logged_in = True
     events = ChangeEvents(lambda: 0, INTERVAL_S)
     first, second = events.stream(lambda: is_logged_in), events.stream(lambda: True)
     for stream in (first, second):
-        await next_event(stream)
+        for _ in range(2):
+            await next_event(stream)
     is_logged_in = False
     assert [event async for event in first] == []
     events.stop()

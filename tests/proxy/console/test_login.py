@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.browser_sessions import LIFETIME_S, MAX_SESSIONS, BrowserSessions
-from fakevllm.console.login_link import LINK_LIFETIME_S, NEW_LINK_INTERVAL_S, LoginLink
+from fakevllm.console.login_link import LINK_LIFETIME_S, MAX_LINKS, NEW_LINK_INTERVAL_S, LoginLink
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.store import Ledger
@@ -22,10 +23,19 @@ PATHS = [
     "/",
     "/learning",
     "/learning/curve",
+    "/feedback",
+    "/feedback/g1",
+    "/hooks",
+    "/hooks/dry-run",
     "/groups",
     "/groups/g1",
     "/sessions",
     "/sessions/s1",
+    "/evaluations",
+    "/evaluations/e1",
+    "/releases",
+    "/releases/decision?version=1",
+    "/configuration",
     "/events",
     "/no-such-page",
 ]
@@ -48,14 +58,29 @@ def test_a_code_logs_in_once_and_only_for_ten_minutes() -> None:
     assert not link.redeem(late, now=1001.0 + LINK_LIFETIME_S)
 
 
-def test_a_new_code_ends_the_one_before_and_is_made_seldom() -> None:
+def test_a_visitor_gets_a_new_code_after_some_seconds_or_a_login() -> None:
     link = LoginLink()
-    first = link.issue(now=1000.0)
+    assert link.may_issue(now=0.0)
+    code = link.issue(now=1000.0)
     assert not link.may_issue(now=1001.0)
     assert link.may_issue(now=1000.0 + NEW_LINK_INTERVAL_S)
-    second = link.issue(now=1010.0)
-    assert not link.redeem(first, now=1011.0)
-    assert link.redeem(second, now=1011.0)
+    assert link.redeem(code, now=1002.0) and link.may_issue(now=1002.0)
+
+
+def test_new_codes_do_not_end_a_code_that_its_owner_has_not_used() -> None:
+    link = LoginLink()
+    owners_code, now = link.issue(now=0.0), 0.0
+    while now + NEW_LINK_INTERVAL_S < LINK_LIFETIME_S:
+        now += NEW_LINK_INTERVAL_S
+        assert link.may_issue(now)
+        link.issue(now)
+    assert link.redeem(owners_code, now) and not link.redeem(owners_code, now)
+
+
+def test_the_number_of_codes_has_a_limit() -> None:
+    link = LoginLink()
+    codes = [link.issue(now=0.0) for _ in range(MAX_LINKS + 1)]
+    assert [link.redeem(code, now=1.0) for code in codes] == [False] + [True] * MAX_LINKS
 
 
 def test_without_a_link_no_code_logs_in() -> None:
@@ -122,9 +147,10 @@ async def test_a_visitor_without_a_login_gets_a_new_link_only_in_the_terminal(
         token = await rig.form_token("/login")
         reply = await rig.browser.post("/login/new-link", data={"form_token": token})
         assert reply.status_code == 200 and "code=" not in reply.text
-        assert len(rig.links) == 1
-        await rig.browser.post("/login/new-link", data={"form_token": token})
-        assert len(rig.links) == 1
+        assert len(rig.links) == 1 and "A new link stands in" in reply.text
+        again = await rig.browser.post("/login/new-link", data={"form_token": token})
+        assert len(rig.links) == 1 and "A new link stands in" not in again.text
+        assert "printed less than 10 seconds ago" in again.text
 
 
 async def test_logging_out_ends_the_login(path: Path, ledger: Ledger) -> None:
@@ -147,6 +173,32 @@ async def test_a_form_without_its_token_is_refused(
         reply = await rig.browser.post(url, data=data)
         assert reply.status_code == 403 and "form is out of date" in reply.text
         assert len(rig.links) == 1
+        assert (await rig.browser.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_a_refused_form_can_be_sent_again(
+    is_logged_in: bool, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=is_logged_in) as rig:
+        rig.clock.now += NEW_LINK_INTERVAL_S
+        num_links = len(rig.links)
+        reply = await rig.browser.post("/login/new-link", data={"form_token": "0"})
+        assert reply.status_code == 403 and 'href="/login/new-link"' not in reply.text
+        if not is_logged_in:
+            token = re.search(r'name="form_token" value="(\w+)"', reply.text)
+            assert token is not None
+            await rig.browser.post("/login/new-link", data={"form_token": token[1]})
+            assert len(rig.links) == num_links + 1
+
+
+@pytest.mark.parametrize("url", ["/logout", "/login/new-link", "/login/key"])
+async def test_the_address_of_a_form_leads_to_the_first_page(
+    url: str, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        reply = await rig.browser.get(url)
+        assert (reply.status_code, reply.headers["location"]) == (303, "/")
         assert (await rig.browser.get("/")).status_code == 200
 
 
@@ -234,5 +286,5 @@ def test_another_address_needs_a_key_file(tmp_path: Path) -> None:
 
 async def test_a_form_that_is_too_large_is_refused(path: Path, ledger: Ledger) -> None:
     async with open_console(path) as rig:
-        reply = await rig.browser.post("/logout", data={"form_token": "x" * 100_000})
+        reply = await rig.browser.post("/logout", data={"form_token": "x" * 2_000_000})
         assert reply.status_code == 413

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,31 +13,20 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.curve_points import curve_points
+from fakevllm.console.curve_points import SharedCurve
+from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
 from fakevllm.console.proxy_status import ProxyStatus
+from fakevllm.console.server_releases import ServerReleases
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
-from fakevllm.ledger.records import FeedbackRecord, GroupRecord, StepRow
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.keys import fingerprint, named_key
 from tests.proxy.console.console_rig import open_console
 from tests.proxy.ledger.ledger_cases import group, sibling
 from tests.proxy.ledger.test_session_reads import placed
-
-MARKUP = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "'><svg/onload=alert(1)>",
-    "</title></textarea></pre></style><script>alert(1)</script>",
-    "<a href=javascript:alert(1)>x</a>",
-    '" hx-get="http://evil.example" hx-trigger="load" x="',
-    "{{ 7 * 7 }}{% raw %}<b>",
-    "<!--<script>",
-    "&lt;script&gt;<iframe srcdoc='<script>alert(1)</script>'>",
-    "\x00<b>\u2028\u202e<plaintext>",
-]
-"""Texts that break out of elements, attributes, comments or templates if they are not escaped."""
+from tests.proxy.markup import MARKUP
 
 
 class Elements(HTMLParser):
@@ -58,7 +48,7 @@ class Elements(HTMLParser):
 TAGS = """
     html head meta title link script body header a nav form input button main div h1 h2 h3 p strong
     section dl dt dd table thead tbody tr th td span label select option details summary pre article
-    mark b code
+    mark b code textarea ul li
 """
 KNOWN_TAGS = frozenset(TAGS.split())
 """Elements that the templates have."""
@@ -107,6 +97,7 @@ async def test_markup_in_any_text_is_shown_as_text(
         parent_session_id=text,
         app_key=text,
     )
+    put(ledger, replace(record, group_id="unrated"))
     put(ledger, record, placed("g2", "other", parent_session_id=text, at=2000.0))
     ledger.feedback.record(
         FeedbackRecord(
@@ -124,6 +115,7 @@ async def test_markup_in_any_text_is_shown_as_text(
     urls += [f"/groups?text={quoted}&hook={quoted}&session={quoted}"]
     urls += [f"/groups?{name}={quoted}" for name in ("min_reward", "state", "after")]
     urls += ["/learning", f"/learning?run={quoted}"]
+    urls += ["/feedback", "/feedback/id%2F1", f"/feedback?after={quoted}", f"/feedback/{quoted}"]
     urls += [f"/{quoted}", f"/login?code={quoted}"]
     async with open_console(path) as rig:
         for url in urls:
@@ -133,6 +125,13 @@ async def test_markup_in_any_text_is_shown_as_text(
                 elements.feed(html)
                 assert elements.unexpected == [], url
         shown = await rig.get("/groups/id%2F1")
+        form = {"form_token": await rig.form_token("/"), "edited": text, "comment": text}
+        for headers in ({}, {"hx-request": "true"}):
+            reply = await rig.browser.post("/feedback/unrated", data=form, headers=headers)
+            assert reply.status_code == 409
+            elements = Elements()
+            elements.feed(reply.text)
+            assert elements.unexpected == []
     visible = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     visible = visible.replace("'", "&#39;").replace('"', "&#34;")
     assert visible in shown
@@ -165,6 +164,7 @@ async def test_the_search_finds_by_each_field(path: Path, ledger: Ledger) -> Non
         "?text=ANSWER+1": ["b", "a"],
         "?text=b": ["b"],
         "?text=100%25": [],
+        "?text=answer_1": [],
         "?state=dropped": ["c"],
         "?min_reward=0.1&max_reward=0.9": ["b"],
         "?min_reward=1": ["a"],
@@ -185,6 +185,8 @@ async def test_the_search_finds_by_each_field(path: Path, ledger: Ledger) -> Non
         ("max_reward=nan", "highest reward nan is not a number"),
         ("min_reward=2&max_reward=1", "exchange them"),
         ("after=x", "begin with the first page"),
+        ("text=an%00swer", "field text has a NUL character"),
+        ("session=s%001", "field session has a NUL character"),
     ],
 )
 async def test_a_search_that_cannot_be_understood_says_why(
@@ -224,6 +226,39 @@ def test_a_search_that_finds_little_ends_early_and_can_go_on(
     assert (second.is_cut, second.next_key) == (False, None)
 
 
+def test_a_slow_search_ends_early_and_can_go_on(
+    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_reads, "ROWS_PER_SCAN", 10)
+    monkeypatch.setattr(group_reads, "MAX_SEARCH_S", -1.0)
+    put(ledger, *(group(f"g{number:02}", received_at=float(number)) for number in range(25)))
+    reads = ReadOnlyLedger(path).groups
+    ends: list[float] = []
+    page = reads.search(GroupSearch(text="g03"), 5)
+    while page.is_cut and page.next_key is not None:
+        ends.append(page.next_key[0])
+        page = reads.search(GroupSearch(text="g03"), 5, page.next_key)
+    assert ends == [15.0, 5.0]
+    assert [row.group_id for row in page.rows] == ["g03"]
+
+
+def test_a_search_in_an_answer_that_repeats_the_text_is_fast(path: Path, ledger: Ledger) -> None:
+    long = replace(sibling(0), text="a" * 1_000_000)
+    put(ledger, replace(group("g1"), siblings=[long]))
+    began = time.process_time()
+    assert ReadOnlyLedger(path).groups.search(GroupSearch(text="a" * 499 + "b"), 5).rows == []
+    assert time.process_time() - began < 0.5
+
+
+async def test_only_a_fast_search_shows_new_groups_by_itself(path: Path, ledger: Ledger) -> None:
+    put(ledger, group("g1"))
+    async with open_console(path) as rig:
+        assert "hx-get" in await rig.get("/groups?text=a")
+        rig.clock.step = MAX_LIVE_SEARCH_S + 0.1
+        html = await rig.get("/groups?text=a")
+        assert "hx-get" not in html and "load the page again" in html
+
+
 async def test_deep_links_show_a_group_and_a_session(path: Path, ledger: Ledger) -> None:
     put(
         ledger,
@@ -255,17 +290,29 @@ async def test_a_group_shows_its_answers_with_their_differences(path: Path, ledg
     assert "50%" in html and "raw request" in html
 
 
-def test_a_point_of_a_chart_has_no_steps_from_both_sides_of_a_change() -> None:
-    rows = [
-        StepRow(step, 1 + step % 2, 0.5, None, 1, changed="the hooks changed" if step == 3 else "")
-        for step in range(6)
-    ]
-    points = curve_points(rows, max_points=3)
-    spans = [(point.first_step, point.last_step, point.changed) for point in points]
-    assert spans == [(0, 1, ""), (2, 2, ""), (3, 4, "the hooks changed"), (5, 5, "")]
-    assert [point.groups for point in points] == [3, 1, 3, 2]
-    assert points[0].policy_mean == 0.5 and points[0].returned_best is None
-    assert curve_points([]) == []
+def test_all_pages_share_a_curve_until_the_ledger_is_written(path: Path, ledger: Ledger) -> None:
+    put(ledger, replace(group("g1", step=1), run_id="r"))
+    reader = ReadOnlyLedger(path)
+    curve = SharedCurve(reader)
+    with reader.reading():
+        first = curve.points("r")
+        assert curve.points("r") is first and len(first) == 1
+        assert curve.points("other") == []
+        put(ledger, replace(group("g2", step=2), run_id="r"))
+        assert [point.first_step for point in curve.points("r")] == [1, 2]
+
+
+async def test_a_run_is_chosen_by_its_whole_id_first(path: Path, ledger: Ledger) -> None:
+    for number, run_id in enumerate(("", "abc", "abcd")):  # the newest one is the last one
+        one = group(f"g{number}", step=number + 1, received_at=1000.0 + number)
+        put(ledger, replace(one, run_id=run_id))
+    expected = {"": 3, "?run=": 1, "?run=abc": 2, "?run=abcd": 3, "?run=ab": 3}
+    async with open_console(path) as rig:
+        for query, step in expected.items():
+            curve = (await rig.browser.get(f"/learning/curve{query}")).json()
+            assert [point["first_step"] for point in curve] == [step], query
+        assert '<option value="" selected>' in await rig.get("/learning?run=")
+        assert '<option value="abc" selected>' in await rig.get("/learning?run=abc")
 
 
 async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Ledger) -> None:
@@ -285,6 +332,17 @@ async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Le
         old = (await rig.browser.get("/learning/curve?run=old")).json()
         assert len(old) == 2
         assert (await rig.browser.get("/learning?run=none")).status_code == 404
+
+
+async def test_a_learning_page_without_steps_has_a_place_for_a_later_chart(
+    path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+        source = re.search(r'class="chart" data-source="([^"]+)"', html)
+        assert source is not None and 'hx-get="/learning"' in html
+        put(ledger, replace(group("g1", step=1), run_id="run"))
+        assert len((await rig.browser.get(source[1])).json()) == 1
 
 
 async def test_htmx_gets_only_the_part_that_changes(path: Path, ledger: Ledger) -> None:
@@ -329,12 +387,45 @@ def test_the_parts_show_the_link_of_an_allowed_host(tmp_path: Path) -> None:
         settings,
         ReadOnlyLedger(tmp_path / "l"),
         ProxyStatus("http://127.0.0.1:9", None),
+        ServerReleases("http://127.0.0.1:9", None),
         None,
         8001,
         show_link=shown.append,
     )
     parts.show_new_link()
     assert shown[0].startswith("console: open http://gpu-box:8001/login?code=")
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("/%2Fevil.example/x", "/"),
+        ("/%5Cevil.example", "/%5Cevil.example"),
+        ("/none?a=1&b=2", "/none?a=1&amp;b=2"),
+        ("/groups/a%3Fb%20c?x=%C3%A4", "/groups/a%3Fb%20c?x=%C3%A4"),
+    ],
+)
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_a_message_links_to_its_own_page_and_never_to_another_site(
+    url: str, link: str, is_logged_in: bool, path: Path, ledger: Ledger
+) -> None:
+    async with open_console(path, is_logged_in=is_logged_in) as rig:
+        reply = await rig.browser.get(url)
+    assert reply.status_code == (404 if is_logged_in else 401)
+    if not is_logged_in:
+        assert f'name="next" value="{link}"' in reply.text
+    elif link == "/":
+        assert "Load this page again" not in reply.text and "evil" not in reply.text
+    else:
+        assert f'href="{link}">Load this page again' in reply.text
+
+
+async def test_half_a_surrogate_pair_in_a_request_costs_one_character(
+    path: Path, ledger: Ledger
+) -> None:
+    put(ledger, replace(group("g1"), request_json='{"text": "half \\ud83d of a pair"}'))
+    async with open_console(path) as rig:
+        assert "half ? of a pair" in await rig.get("/groups/g1")
 
 
 async def test_a_failing_page_says_so_without_a_traceback(

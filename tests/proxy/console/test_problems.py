@@ -13,6 +13,10 @@ from tests.proxy.web.test_stats import open_client
 FINE: dict[str, Any] = {"engine": {"engine_status": "ENGINE.ROLLING"}, "has_hooks": True}
 
 
+def engine_with(**totals: float) -> dict[str, Any]:
+    return {"engine": {"engine_status": "ENGINE.ROLLING", "totals": totals}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -23,6 +27,9 @@ FINE: dict[str, Any] = {"engine": {"engine_status": "ENGINE.ROLLING"}, "has_hook
             {"engine": {"engine_status": "ENGINE.BOOTING", "engine_status_detail": "loads x"}},
             ["engine is starting, so requests wait or are answered with status 503. loads x"],
         ),
+        (engine_with(groups=60, groups_with_signal=5), ["55 had equal rewards"]),
+        (engine_with(groups=60, groups_with_signal=6), []),
+        (engine_with(groups=49, groups_with_signal=0), []),
         ({"paused": True}, ["Training is paused"]),
         ({"has_hooks": False}, ["no hooks"]),
         ({"hooks_changed": "The hook files changed on disk"}, ["changed on disk"]),

@@ -104,6 +104,42 @@ async def test_if_one_process_is_given_up_the_others_are_stopped(listener: socke
     assert server.pid is not None and not Path(f"/proc/{server.pid}/cmdline").exists()
 
 
+async def test_a_process_that_is_not_essential_is_given_up_alone(listener: socket.socket) -> None:
+    lines: list[str] = []
+    process = SupervisedProcess(
+        "the console", "dies", ["3"], LineOutput(lambda line: None), listener, is_essential=False
+    )
+    async with supervise([process], lines.append):
+        await until(lambda: process.is_given_up)
+    assert lines[-1].endswith("(exit code 3): what is wrong; everything else goes on")
+    assert listener.fileno() == -1, "clients would wait for an answer"
+
+
+async def test_a_process_that_is_not_essential_and_refuses_its_settings_ends_all(
+    listener: socket.socket,
+) -> None:
+    process = SupervisedProcess(
+        "the console", "dies", ["2"], LineOutput(lambda line: None), listener, is_essential=False
+    )
+    with pytest.raises(UserError, match="does not stay up"):
+        async with supervise([process], lambda note: None), asyncio.timeout(60):
+            await asyncio.Event().wait()
+
+
+async def test_a_killed_process_is_not_started_again_after_a_pause(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.3)
+    starts: list[str] = []
+    notes: list[str] = []
+    process = SupervisedProcess("the server", "dies", ["3"], LineOutput(starts.append), listener)
+    async with supervise([process], notes.append):
+        await until(lambda: len(notes) == 2)  # it pauses now
+        process.kill()
+        await asyncio.sleep(0.6)
+        assert len(starts) == 2
+
+
 async def test_a_process_that_does_not_stop_is_killed_with_its_children(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,19 @@ import pytest
 from rich.console import Console
 
 from fakevllm.tokens.colours import ColourBy
+from fakevllm.tokens.detokenizer import TokenTexts
 from fakevllm.tokens.html import render_html
-from fakevllm.tokens.page import Page
+from fakevllm.tokens.page import CallTokens, Page, Sample, Token
 from fakevllm.tokens.terminal import render_page
+from tests.proxy.markup import MARKUP
 from tests.proxy.tokens import pages
 from tests.proxy.tokens.pages import TEXTS
 
 VOID_TAGS = {"meta", "input"}
+NUM_SHOWN = 11
+"""Number of times that a text is on the HTML page if all texts of the page are this text: in its
+title, heading, facts, question, note, both headings of samples, the call's notes, prompt, answer
+and table."""
 
 
 def terminal_text(
@@ -40,10 +46,12 @@ class StrictParser(HTMLParser):
         super().__init__()
         self.open_tags: list[str] = []
         self.tags: set[str] = set()
+        self.attributes: set[str] = set()
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
         if tag not in VOID_TAGS:
             self.open_tags.append(tag)
 
@@ -54,9 +62,11 @@ class StrictParser(HTMLParser):
         self.text += data
 
 
-def parse_html(page: Page, by: ColourBy = ColourBy.ADVANTAGE) -> StrictParser:
+def parse_html(
+    page: Page, by: ColourBy = ColourBy.ADVANTAGE, texts: TokenTexts = TEXTS
+) -> StrictParser:
     parser = StrictParser()
-    parser.feed(render_html(page, TEXTS, by))
+    parser.feed(render_html(page, texts, by))
     parser.close()
     assert parser.open_tags == []
     return parser
@@ -109,6 +119,21 @@ def test_markup_from_the_model_is_text_on_the_html_page() -> None:
     parser = parse_html(pages.page(0.5, ids=(5, 3)))
     assert "<script>alert(1)</script>" in parser.text
     assert "script" not in parser.tags
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_markup_in_any_text_is_text_on_the_html_page(text: str) -> None:
+    token = Token(3, True, -0.5, 0.5)
+    calls = [CallTokens([Token(1, False)], [token], [text])]
+    samples = [
+        Sample(text, 1.0, 0.5, True, True, calls),
+        Sample(text, None, None, False, False, []),
+    ]
+    page = Page(text, text, [text], samples, [text])
+    parser = parse_html(page, texts={1: text, 3: text})
+    assert parser.tags == parse_html(pages.page(0.5)).tags
+    assert parser.attributes == parse_html(pages.page(0.5)).attributes
+    assert parser.text.count(text) == NUM_SHOWN
 
 
 def test_the_html_page_has_every_number() -> None:

@@ -57,6 +57,7 @@ def test_the_address_of_the_server_may_be_written_twice(tmp_path: Path, url: str
         (f"{FAKE}config = 1\n", "Unknown key `config`"),
         (f"{FAKE}port = 18086\n[proxy]\nport = 18086\n", "or change one of the ports"),
         (f"{FAKE}port = 18086\n[console]\nport = 18086\n", "are both 18086: change one"),
+        (f'{FAKE}[console]\nhost = "0.0.0.0"\n', "set `console.key_file` to a file with a key"),
         (f"{FAKE}[proxy]\nprot = 1\n", "Unknown key `proxy.prot`"),
         (f'{FAKE}[proxy]\nhost = "0.0.0.0"\n', "fakevllm keys add NAME"),
         (f'{FAKE}[swarm]\nurl = "http://127.0.0.1:1"\n', "not the address of .* leave it out"),

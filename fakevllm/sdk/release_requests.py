@@ -1,8 +1,10 @@
-"""The requests of `fakevllm release …` to the swarm server."""
+"""The requests of operators about releases to the swarm server: `fakevllm release …` and the
+console."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -27,8 +29,30 @@ takes longer than 60 seconds, the server answers that the decision is still pend
 MAX_WAIT_S = 600.0
 """Maximum number of seconds for which the command repeats a decision that the server has not
 carried out yet."""
+_DECISION_ID = re.compile(r"operator-[\w-]{1,100}")
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def new_decision_id() -> str:
+    """Return a new id for an operator's decision. It begins with `operator`. The id of a decision
+    of the release gate begins with the gate's name instead."""
+    return f"operator-{new_id()}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTarget:
+    """What makes a decision safe to send twice, and safe to send late."""
+
+    run_id: str | None
+    """Id of the run to which the decision's version belongs. If the server has changed to another
+    run meanwhile, the server refuses the decision, because the other run has other versions."""
+    id: str = field(default_factory=new_decision_id)
+    """Id of the decision. The server carries out a decision with a known id only once."""
+
+    def __post_init__(self) -> None:
+        if _DECISION_ID.fullmatch(self.id) is None:
+            raise ValueError("the id of an operator's decision begins with operator-")
 
 
 class ReleaseRequests:
@@ -50,10 +74,12 @@ class ReleaseRequests:
         Raises UserError if the server does not send it."""
         return self._run(ServerRequest("/releases"), ReleasesReply, is_decision=False)
 
-    def promote(self, version: int, *, force: bool) -> ReleaseRecord:
-        """Ask the server to release this version of the weights. Raises UserError if the server
-        refuses."""
-        return self._decide(Decision.RELEASED, version, force=force)
+    def promote(
+        self, version: int, *, force: bool, target: DecisionTarget | None = None
+    ) -> ReleaseRecord:
+        """Ask the server to release this version of the weights. By default, the version is one of
+        the server's present run. Raises UserError if the server refuses."""
+        return self._decide(Decision.RELEASED, version, force=force, target=target)
 
     def hold(self) -> ReleaseRecord:
         """Ask the server to release no version of the weights until `resume` is called. Raises
@@ -65,31 +91,38 @@ class ReleaseRequests:
         if the server refuses."""
         return self._decide(Decision.RESUME)
 
-    def roll_back(self, version: int | None) -> ReleaseRecord:
+    def roll_back(
+        self, version: int | None, *, target: DecisionTarget | None = None
+    ) -> ReleaseRecord:
         """Ask the server to let training go back to a version of the weights. If `version` is None,
-        this is the released version. Raises UserError if the server refuses."""
-        return self._post(
-            "/rollback",
-            lambda run_id: RollbackRequest(id=_new_id(), run_id=run_id, version=version),
-        )
+        this is the released version. By default, the version is one of the server's present run.
+        Raises UserError if the server refuses."""
+        target = target or self._present_run()
+        body = RollbackRequest(id=target.id, run_id=target.run_id, version=version)
+        return self._post("/rollback", body)
 
     def _decide(
-        self, decision: Decision, version: int | None = None, *, force: bool = False
+        self,
+        decision: Decision,
+        version: int | None = None,
+        *,
+        force: bool = False,
+        target: DecisionTarget | None = None,
     ) -> ReleaseRecord:
-        return self._post(
-            "/release",
-            lambda run_id: ReleaseRequest(
-                id=_new_id(), run_id=run_id, decision=decision, version=version, force=force
-            ),
+        target = target or self._present_run()
+        body = ReleaseRequest(
+            id=target.id, run_id=target.run_id, decision=decision, version=version, force=force
         )
+        return self._post("/release", body)
 
-    def _post(self, path: str, message: Callable[[str | None], BaseModel]) -> ReleaseRecord:
-        """Send an operator's decision to the server. The function `message` gets the id of the
-        server's present run, and returns the decision. If the server changes to another run
-        meanwhile, the server refuses the decision, because the other run has other versions."""
-        history = self.history()  # raises at once if no server answers or it knows no releases
-        body = message(history.run_id).model_dump(mode="json")
-        request = ServerRequest(path, body, TIMEOUT_S)
+    def _present_run(self) -> DecisionTarget:
+        """Return the target of a new decision about the server's present run. Raises UserError at
+        once if no server answers, or if the server knows no releases."""
+        return DecisionTarget(self.history().run_id)
+
+    def _post(self, path: str, message: BaseModel) -> ReleaseRecord:
+        """Send an operator's decision to the server."""
+        request = ServerRequest(path, message.model_dump(mode="json"), TIMEOUT_S)
         reply = self._run(request, ReleaseReply, is_decision=True)
         if not reply.success or reply.record is None:
             raise UserError(reply.failure_reason or f"The server at {self.url} made no decision.")
@@ -128,9 +161,3 @@ class ReleaseRequests:
                 )
             case _:
                 return f"The server at {self.url} refused: {error.detail}"
-
-
-def _new_id() -> str:
-    """Return a new id for an operator's decision. It begins with `operator`. The id of a decision
-    of the release gate begins with the gate's name instead."""
-    return f"operator-{new_id()}"

@@ -1,0 +1,165 @@
+"""The pages Releases (the versions that may answer apps, and all decisions about them) and Decision
+(release one version, or let training go back to it)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from fakevllm.console.console_parts import ConsoleParts
+from fakevllm.console.login import Login
+from fakevllm.errors import UserError
+from fakevllm.release.evidence_text import difference, ranges
+from fakevllm.sdk.release_requests import DecisionTarget
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRecord, ReleasesReply
+
+MAX_RECORDS = 200
+"""Maximum number of decisions on the page, the newest ones."""
+MAX_VERSION = 2**53
+"""Upper limit for a version in a form. It is the largest number that every JSON parser reads
+exactly."""
+_NO_VERSION = "This is not a version: write its number, such as 20."
+
+
+class FormError(Exception):
+    """Raised for a form that cannot be understood. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """One decision in the table."""
+
+    record: ReleaseRecord
+    difference: str
+    pairs: str
+    evidence_json: str
+    """Empty if the decision has no evidence."""
+
+
+def router(parts: ConsoleParts) -> APIRouter:
+    """Return the routes of the pages Releases and Decision."""
+    routes = APIRouter()
+    login = Login(parts)
+
+    @routes.get("/releases")
+    def releases(request: Request, decision: str = "") -> Response:
+        view = parts.releases.view()
+        history = view.history
+        records = [] if history is None else history.records
+        return parts.page(
+            request,
+            "releases.html",
+            history=history,
+            problem=view.problem,
+            is_gated=parts.proxy.view().is_gated,
+            rejected="" if history is None else ranges(sorted(history.rejected)),
+            rows=[_row(record) for record in records[: -MAX_RECORDS - 1 : -1]],
+            num_left_out=max(0, len(records) - MAX_RECORDS),
+            done=_sentence(history, decision),
+        )
+
+    @routes.get("/releases/decision")
+    def ask(request: Request, version: str = "") -> Response:
+        try:
+            return page(request, _version(version))
+        except FormError as error:
+            return parts.page(request, "message.html", status=400, message=str(error))
+
+    @routes.post("/releases/promote")
+    def promote(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+        return decide(request, form, "promote")
+
+    @routes.post("/releases/rollback")
+    def roll_back(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+        return decide(request, form, "rollback")
+
+    def decide(request: Request, form: dict[str, str], action: str) -> Response:
+        """Send the decision of a form to the server. Show the page Releases if it was carried out,
+        and otherwise the reason of the refusal."""
+        try:
+            version = _version(form.get("version", ""))
+            target = _target(form)
+        except FormError as error:
+            return parts.page(request, "message.html", status=400, message=str(error))
+        try:
+            if action == "promote":
+                force = form.get("force", "") == "yes"
+                record = parts.releases.promote(version, target, force=force)
+            else:
+                record = parts.releases.roll_back(version, target)
+        except UserError as error:  # translates: the page shows the sentence
+            return page(request, version, refusal=str(error))
+        return RedirectResponse(f"/releases?decision={record.number}", 303)
+
+    def page(request: Request, version: int, refusal: str = "") -> Response:
+        view = parts.releases.view()
+        if view.history is None:
+            return parts.page(request, "message.html", status=503, message=refusal or view.problem)
+        target = DecisionTarget(view.history.run_id)
+        return parts.page(
+            request,
+            "release_decision.html",
+            status=409 if refusal else 200,
+            version=version,
+            history=view.history,
+            is_gated=parts.proxy.view().is_gated,
+            refusal=refusal,
+            decision_id=target.id,
+            run_id=target.run_id,
+        )
+
+    return routes
+
+
+def _row(record: ReleaseRecord) -> RecordRow:
+    pairs = record.evidence.get("pairs")
+    return RecordRow(
+        record,
+        "–" if (figures := difference(record.evidence)) == "-" else figures,
+        "–" if pairs is None else str(pairs),
+        json.dumps(record.evidence) if record.evidence else "",
+    )
+
+
+def _sentence(history: ReleasesReply | None, number: str) -> str:
+    """Return what the decision with this number has done. Return an empty text if the history has
+    no such decision."""
+    records = [] if history is None else history.records
+    record = next((one for one in records if str(one.number) == number), None)
+    if history is None or record is None:
+        return ""
+    if record.decision is Decision.RELEASED:
+        return f"Version {record.version} is released (decision {record.number})."
+    if "restored" not in record.evidence:
+        return ""
+    return (
+        f"Training goes on from version {record.evidence['restored']} (decision {record.number}). "
+        f"Version {history.released} is the released version."
+    )
+
+
+def _version(text: str) -> int:
+    """Return a version that a user has typed. Raises FormError if it is none.
+
+    >>> _version(" 20 ")
+    20
+    """
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_VERSION))):
+        raise FormError(_NO_VERSION)
+    if (version := int(text)) > MAX_VERSION:
+        raise FormError(_NO_VERSION)
+    return version
+
+
+def _target(form: dict[str, str]) -> DecisionTarget:
+    """Return the decision that the page has prepared. It has an id, so a form that is sent twice
+    decides once."""
+    try:
+        return DecisionTarget(form.get("run_id") or None, form.get("decision_id", ""))
+    except ValueError:  # translates
+        message = "This form is not complete: load its page again, and send it once more."
+        raise FormError(message) from None

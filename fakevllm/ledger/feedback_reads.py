@@ -1,0 +1,69 @@
+"""Queries about the latest feedback and what became of it. The methods block the thread, so do not
+call them on the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, Select, select, text
+
+from fakevllm.ledger.group_reads import QUESTION_CHARS
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState, State
+from fakevllm.ledger.tables import FEEDBACK
+
+_GROUP = f"""
+    SELECT substr(question, 1, {QUESTION_CHARS}), state, reason, trained_step
+    FROM group_rows WHERE group_id = ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackOutcome:
+    """One item of feedback with what became of its group. The fields about the group are empty if
+    the ledger does not have the group."""
+
+    feedback: FeedbackRecord
+    question: str = ""
+    """The first characters of the group's question."""
+    group_state: str = ""
+    group_reason: str | None = None
+    group_step: int | None = None
+    """Step that trained the group."""
+
+    @property
+    def trained_step(self) -> int | None:
+        """Step that trained the value of the feedback. Feedback that was added to the reward of its
+        answer is trained together with the group."""
+        if self.feedback.state == FeedbackState.JOINED:
+            return self.group_step if self.group_state == State.TRAINED else None
+        return self.feedback.trained_step
+
+
+class FeedbackReads:
+    """A reader of feedback from the ledger."""
+
+    def __init__(self, read_engine: Engine) -> None:
+        self._read_engine = read_engine
+
+    def latest(self, limit: int) -> list[FeedbackOutcome]:
+        """Return the latest feedback that users or apps have sent, newest first, and at most
+        `limit` items."""
+        query = select(FEEDBACK).where(FEEDBACK.c.kind == "feedback")
+        # Rows are never deleted, so the newest rows have the highest row ids.
+        return self._outcomes(query.order_by(text("feedback.rowid DESC")).limit(limit))
+
+    def of_group(self, group_id: str, limit: int) -> list[FeedbackOutcome]:
+        """Return the feedback about the answer of a group, newest first, and at most `limit`
+        items."""
+        query = select(FEEDBACK).where(FEEDBACK.c.group_id == group_id)
+        return self._outcomes(query.order_by(FEEDBACK.c.received_at.desc()).limit(limit))
+
+    def _outcomes(self, query: Select[Any]) -> list[FeedbackOutcome]:
+        with self._read_engine.connect() as db:
+            rows = [FeedbackRecord(**row) for row in db.execute(query).mappings()]
+            groups = {
+                row.group_id: db.exec_driver_sql(_GROUP, (row.group_id,)).one_or_none()
+                for row in rows
+            }
+        return [FeedbackOutcome(row, *(groups[row.group_id] or ())) for row in rows]
