@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "the modules of a running console": (
         "fakevllm.console.command",
         "",
-        LEDGER | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"} | {"httpx"},
+        LEDGER | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"} | HTTPX,
     ),
     "the modules of a running server": (
         "fakevllm_server.web.http_server",
