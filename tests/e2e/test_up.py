@@ -130,6 +130,8 @@ def test_one_command_answers_and_trains_and_a_killed_server_comes_back(
 def test_a_signal_stops_the_proxy_and_then_the_server(
     processes: Processes, number: signal.Signals, code: int
 ) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("this test run ignores the signal, as under nohup, and so do its processes")
     up, ports = started_up(processes)
     wait_for_line(up, "ready: apps use")
     up.signal(number)
