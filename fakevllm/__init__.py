@@ -1,7 +1,7 @@
 """The proxy and the SDK of fakevllm. The proxy forwards an app's requests to a model, and trains
 the model on this traffic. The SDK is for agents that are written for fakevllm. An agent claims
-episodes (runs of an agent on one task each) from a swarm server, which is the process that samples
-and trains the model."""
+episodes from a swarm server. An episode is one run of an agent on one task. The swarm server is the
+process that samples and trains the model."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def run_command(request: bytes) -> int | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process has started, if the system has /proc."""
+    """Return the ids of all descendants of a process, or [] if the system has no /proc."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread ended in the meantime

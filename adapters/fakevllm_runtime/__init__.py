@@ -11,8 +11,8 @@ modules are:
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
 * `read_only`: connections that only read an SQLite file.
-* `contents`: a store for long byte strings in an SQLite file. Parts that several of them share are
-  stored once.
+* `contents`: a store for long byte strings in an SQLite file. A part that several byte strings
+  share is stored once.
 
 This package contains nothing about model requests, groups or training.
 """

@@ -1,4 +1,4 @@
-"""Search of a request body for texts to redact, without blocking the event loop."""
+"""Search a request body for texts that must be redacted, without blocking the event loop."""
 
 from __future__ import annotations
 

@@ -246,9 +246,9 @@ class ContentStore:
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
     ) -> tuple[Slice, ...]:
-        """Store only the bytes of `data` between the first `prefix` bytes and the last `suffix`
-        bytes, which `base` has too. Return the slices of `data`. If `data` would have too many
-        slices, store nothing and return ()."""
+        """Store only the new bytes of `data`, between its first `prefix` bytes and its last
+        `suffix` bytes. `base` has the same first and last bytes. Return the slices of `data`. If
+        `data` would have too many slices, store nothing and return ()."""
         head = cut(base.slices, 0, prefix)
         tail = cut(base.slices, len(base.data) - suffix, suffix)
         if len(head) + 1 + len(tail) > MAX_SLICES:

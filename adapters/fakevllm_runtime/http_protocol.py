@@ -91,8 +91,8 @@ class ArrivalLimits:
 
 @dataclass(slots=True)
 class Connections:
-    """State that all connections of a server share: the limits, and lists of the connections that
-    may be closed to make room for new ones."""
+    """Data that all connections of a server share. The data are the limits, and lists of the
+    connections that may be closed to make room for new ones."""
 
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
@@ -320,10 +320,10 @@ class LimitedProtocol(_HttpTools):
         return True
 
     def _await_next_request(self) -> None:
-        """If the last request has arrived and is answered, register the connection as idle.
+        """Register the connection as idle if its latest request has arrived and is answered.
 
-        Also start uvicorn's keep-alive timer again if the body arrived only after the answer was
-        complete. In this case, the arrival of the body has stopped the timer.
+        Also start uvicorn's keep-alive timer if it does not run. Uvicorn starts the timer when the
+        answer is complete, but a part of the request's body that arrives later stops the timer.
         """
         if not self._is_idle or self._is_answering or self.transport.is_closing():
             return

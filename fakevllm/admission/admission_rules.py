@@ -32,8 +32,9 @@ _IMAGE_TYPES = ("image_url", "input_image", "image")
 
 
 class ServeOnlyReason(StrEnum):
-    """Reason why a request is sampled once and not trained. The ledger stores the value of the
-    reason. Some reasons have a detail; the ledger then stores the value, a colon and the detail."""
+    """Reason why a request is sampled once and not trained. The ledger (the proxy's database)
+    stores the value of the reason. If the reason has a detail, the ledger stores the value, a colon
+    and the detail."""
 
     PAUSED = "paused"
     SIDE_CALL = "side_call"

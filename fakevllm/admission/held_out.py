@@ -21,7 +21,7 @@ Burmese, Khmer, Chinese, Japanese and Korean."""
 
 
 class HeldOutRows:
-    """The rows of the held-out dataset, which are recognised by their texts.
+    """The rows of the held-out dataset. The rows are recognised by their texts.
 
     >>> rows = HeldOutRows([Task(task_id="1", main_query="What is 1 plus 2")])
     >>> [rows.are_quoted(text) for text in ("Say:  what is 1 PLUS 2? Thanks", "What is 1 plus 23")]

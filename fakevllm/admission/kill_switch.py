@@ -23,8 +23,8 @@ _FILE_TEXT = (
 class KillSwitch:
     """The kill switch of one proxy. A file in the run directory exists while the switch is on. The
     constructor checks whether the file exists, and `set` creates or deletes the file. If anything
-    else creates or deletes the file, the running proxy does not notice. The change takes effect
-    when the proxy restarts."""
+    else creates or deletes the file, the running proxy does not notice. Such a change takes effect
+    only when the proxy restarts."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

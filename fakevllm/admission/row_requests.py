@@ -1,4 +1,4 @@
-"""Build the requests that get answers to dataset rows: held-out rows, and the rows of a replay.
+"""Build a chat request from a dataset row. The row is a held-out row, or a row of a replay.
 
 If a row has no field `messages`, the row's text is the only message of the request. A row with this
 field contains a whole request as an agent sends it, with system prompt, earlier turns and tools.

@@ -206,8 +206,8 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
     """Return True if the request offers no tools, although an earlier main call of its session
     offered tools. Such a request is probably a side call.
 
-    If the last message is a tool's result, the request continues the main conversation even without
-    tools, and the result is False.
+    Return False if the last message is the result of a tool. Such a request continues the main
+    conversation, even if it offers no tools.
     """
     if body.get("tools") or not session.has_tools:
         return False

@@ -197,8 +197,8 @@ def _feedback_line(row: FeedbackRecord) -> Text:
 
 
 def _edit_word(row: FeedbackRecord) -> str | None:
-    """Return the word for the edit of a feedback, with what became of the edit as a demonstration.
-    Return None if the feedback has no edit."""
+    """Return the word `edited` for feedback with a corrected answer, else None. If the correction
+    may be trained as a demonstration, its state is added."""
     if row.edit_state is not None:
         reason = "" if row.edit_reason is None else f", {row.edit_reason.partition(':')[0]}"
         return f"edited ({row.edit_state}{reason})"

@@ -11,9 +11,9 @@ MAX_TRIAL_S = 3600.0
 
 
 class ReloadSection(Section):
-    """Settings for the trial of new hooks on groups in the ledger (the proxy's database), with the
-    limits within which the new hooks replace the old ones. A group is a request with the answers
-    that were sampled for it."""
+    """Settings for the trial of new hooks on groups in the ledger (the proxy's database). The
+    section also has the limits within which the new hooks replace the old ones. A group is a
+    request with the answers that were sampled for it."""
 
     groups: int = Field(default=50, ge=0, le=1000)
     """Number of logged groups on which new hooks are tried. The newest groups are used. 0 means

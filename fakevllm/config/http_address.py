@@ -52,7 +52,7 @@ def local_url(host: str, port: int) -> str:
 
 
 def http_url(host: str, port: int) -> str:
-    """Return the URL of a host, whose name may be an IPv6 address.
+    """Return the URL for a host and a port. The host may be an IPv6 address.
 
     >>> http_url("::", 8000), http_url("0.0.0.0", 8000)
     ('http://[::]:8000', 'http://0.0.0.0:8000')

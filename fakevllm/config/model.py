@@ -102,7 +102,7 @@ class ProxySection(Section):
 
 
 class ConsoleSection(Section):
-    """The section `[console]`: the web pages that show what was logged and learnt."""
+    """The section `[console]`: the web pages of `fakevllm console`."""
 
     enabled: bool = True
     """Whether `fakevllm up` starts the console."""
@@ -336,8 +336,8 @@ class Config(Section):
 
     @property
     def local_url(self) -> str:
-        """The URL of the proxy for commands on this machine. Raises ConfigError if the configured
-        port is 0, because the real port is then unknown."""
+        """The URL at which commands on this machine reach the proxy. Raises ConfigError if the
+        configured port is 0, because the real port is then unknown."""
         if self.proxy.port == 0:
             raise ConfigError(
                 "proxy.port is 0, which means any free port: pass the proxy's URL with --url."
@@ -417,7 +417,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
 
 
 def source_file(file: Path | None) -> Path | None:
-    """Return the file that `load` reads for `file`, or None if there is none."""
+    """Return the file that `load(file, …)` reads, or None if it reads no file."""
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 

@@ -91,8 +91,8 @@ class ReleaseSection(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of the sessions that these settings give to a certain version of the weights.
-        The keys are the names of the settings, such as `baseline_share`."""
+        """The settings that give a share of the sessions to one version of the weights. The keys
+        are the names of these settings, such as `baseline_share`. The values are the shares."""
         canary = {"canary_share": self.canary_share} if self.has_released_arm else {}
         return canary | {"baseline_share": self.baseline_share}
 

@@ -42,8 +42,8 @@ class ServeRules(Section):
 
     @property
     def streams_lead(self) -> bool:
-        """True if the app gets the lead's answer as a stream while the answer is sampled, without
-        waiting for the other siblings. The lead is the app's own request."""
+        """True if the app gets the lead's answer as a stream while the answer is sampled. The app
+        then does not wait for the other sampled answers. The lead is the app's own request."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -110,8 +110,8 @@ class ServeSection(ServeRules):
 
 
 def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
-    """Raise ValueError if a setting that works only with `policy = "best"` has a value although
-    another serve policy is set. `setting` names this setting in the error message."""
+    """Raise ValueError if another serve policy than "best" is set, and a setting that works only
+    with `policy = "best"` has a value. `setting` names this setting in the error message."""
     if value and policy != "best":
         raise ValueError(
             f'{setting}is for policy = "best", not for "{policy}": take one of them out'

@@ -61,7 +61,7 @@ class SettingSources:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, for readers."""
+    """One setting as text, with the place from which its value came."""
 
     key: str
     value: str
@@ -74,8 +74,8 @@ def sources_of(
     flags: Mapping[str, Mapping[str, Any]],
     environment: Mapping[str, str],
 ) -> SettingSources:
-    """Return the sources of a configuration. `flags` are those of `load`: they contain the values
-    of the command line and those of the environment.
+    """Return the sources of a configuration. As for `load`, `flags` has the values of the command
+    line and those of the environment.
 
     >>> sources = sources_of(None, {"swarm": {"key": "k"}}, {"FAKEVLLM_SWARM_KEY": "k"})
     >>> sources.origin("swarm.key", is_set=True).value

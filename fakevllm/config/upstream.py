@@ -1,5 +1,6 @@
-"""The sections `[upstream]` and `[fallback]` of fakevllm.toml. They say what happens to requests
-while the engine is unavailable. The module also validates the swarm server's address."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml. These sections say what happens to
+requests while the engine is unavailable. The module also validates the address of the swarm server,
+which samples and trains the model."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page
 templates/ static/   HTML (Jinja2), CSS and scripts; static/vendor has files of other projects
 
-The console is a process of its own. It only reads the ledger, and asks the proxy for its status and
-the server for its releases. It sends the proxy the feedback of its user and the wish to reload the
-hooks, and the server decisions about releases, each after a confirmation. A dry run of hook files
-takes place in a child process. The console never creates, migrates or changes the ledger, never
-asks the model, and never accepts code. Every text that is shown may come from an app, a user or a
-model, so the templates escape each value. The pages load nothing from other sites.
+The console is a process of its own. It only reads the ledger. It asks the proxy for the proxy's
+status, and the server for the state of releases. It sends the user's feedback to the proxy. It can
+also ask the proxy to reload the hooks. It sends the user's decisions about releases to the server.
+A dry run of hook files takes place in a child process. The console never creates, migrates or
+changes the ledger, never makes a model call, and never accepts code. Every text that is shown may
+come from an app, a user or a model, so the templates escape each value. The pages load nothing from
+other sites.
 """

@@ -1,5 +1,5 @@
-"""Decide which cookie is a login, and which token a form must have. The class does no I/O, and gets
-the time as an argument.
+"""Decide which cookie is a login, and which token a form must have. This module does no I/O, and
+gets the time as an argument.
 
 A form token (CSRF token) is made from the cookie and a secret of this process. A page of another
 site can make a browser send the cookie, but cannot read the token.
@@ -68,7 +68,7 @@ class BrowserSessions:
         return hmac.new(self._secret, _bytes(cookie), hashlib.sha256).hexdigest()
 
     def accepts_form(self, cookie: str | None, token: str) -> bool:
-        """Return True if the token belongs to the cookie."""
+        """Return True if `token` is the form token (CSRF token) of this cookie."""
         if not cookie:
             return False
         return hmac.compare_digest(_bytes(self.form_token(cookie)), _bytes(token))

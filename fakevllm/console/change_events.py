@@ -1,7 +1,7 @@
-"""Server-sent events: notify open pages that they must load their changing part again.
+"""Server-sent events: notify open pages when the data that they show may have changed.
 
-An event has no content. Whether the ledger has changed is seen from the times and sizes of its
-files, so an open page takes no lock and runs no query as long as nothing happens.
+An event has no content. The times and sizes of the ledger's files show whether the ledger has
+changed. Therefore an open page takes no lock and runs no query as long as nothing happens.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ class ConsoleParts:
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: object
     ) -> Response:
-        """Return the response with a page. Each page has the token of its forms."""
+        """Return the response with a page. Each page gets the token that its forms must send."""
         cookie = request.cookies.get(self.cookie_name)
         token = self.sessions.form_token(cookie) if cookie else ""
         values = {"form_token": token, "ledger_file": str(self.ledger.file), **values}
         return self.renderer.page(request, template, status=status, **values)
 
     def show_new_link(self) -> None:
-        """Make a new link for the login, and show it to whoever has started the console."""
+        """Make a new login link, and show it to the person who has started the console."""
         code = self.link.issue(self.clock())
         root = self.settings.link_root(self.port)
         self.show_link(f"console: open {root}/login?code={code} (works once, for ten minutes)")
@@ -69,8 +69,8 @@ class ConsoleParts:
         return self.app_names().get(fingerprint or "", fingerprint or "no key")
 
     def app_names(self) -> dict[str, str]:
-        """Return the names of the apps' API keys by fingerprint. A key file that cannot be read
-        costs the names, but not the page."""
+        """Return the names of the apps' API keys by fingerprint. If the key file cannot be read,
+        return {}, so that the page can be shown without the names."""
         file = self.settings.app_keys
         try:
             entries = [] if file is None or not file.exists() else KeyFile(file).entries()

@@ -1,4 +1,4 @@
-"""The learning curve for a chart, which all open pages share.
+"""The learning curve for a chart. All open pages share one copy of the curve.
 
 The curve is read again only after another process has written to the ledger.
 """
@@ -24,8 +24,9 @@ class SharedCurve:
         """The latest curve, after the id of its run and the state of the ledger's files."""
 
     def points(self, run_id: str) -> list[CurvePoint]:
-        """Return the points of a run's curve. Call this in a `with` block of
-        `ReadOnlyLedger.reading`, which limits the time for which the lock is held."""
+        """Return the points of a run's curve. Call this method in a `with` block of
+        `ReadOnlyLedger.reading`. The block has a time limit, so that other threads do not wait long
+        for this object's lock."""
         with self._lock:
             # A write during the read changes the state, so it is seen by the next call.
             key = run_id, self._ledger.state_of_files()

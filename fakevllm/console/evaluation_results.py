@@ -28,7 +28,7 @@ gate draws a row several times."""
 
 @dataclass(frozen=True, slots=True)
 class VersionResult:
-    """What one version of the weights reached in an evaluation."""
+    """The result of one version of the weights in an evaluation."""
 
     label: str
     """The version. It is a range if new weights were published during the evaluation, and `?` if
@@ -59,7 +59,7 @@ class EvaluationResult:
 
     @property
     def is_by_gate(self) -> bool:
-        """Whether the release gate made the evaluation, and not `fakevllm eval`."""
+        """True if the release gate made the evaluation. False if `fakevllm eval` made it."""
         return self.eval_id.startswith(f"{GATE}-")
 
     @property
@@ -72,7 +72,7 @@ class EvaluationResult:
 
     @property
     def num_unscored(self) -> int:
-        """Number of samplings of a row that have no reward at temperature 1."""
+        """Number of times that a row was sampled and got no reward at temperature 1."""
         return sum(not group.rewards for group in self.groups)
 
     @property
@@ -82,8 +82,8 @@ class EvaluationResult:
 
     @cached_property
     def rewards(self) -> RewardRange:
-        """The range of rewards that the intervals assume: the declared one, extended to all rewards
-        that occur."""
+        """The range of rewards that the confidence intervals assume. It is the declared range,
+        extended to all rewards that occur."""
         return covering_range(self.declared_range, self._scores)
 
     @cached_property
@@ -102,7 +102,7 @@ class EvaluationResult:
 
     @cached_property
     def rows(self) -> list[RowResult]:
-        """All rows, in the order in which they were sampled first."""
+        """All rows, in the order in which they were first sampled."""
         keyed = [dict(_with_keys(part)) for part in self._parts]
         keys = {key: None for part in keyed for key in part}
         return [_row(key, [part.get(key) for part in keyed]) for key in keys]
@@ -110,7 +110,7 @@ class EvaluationResult:
     @cached_property
     def _parts(self) -> list[list[EvaluatedGroup]]:
         """The evaluated rows of each version. If no row was sampled by several versions, the
-        evaluation has measured the served weights, so all rows belong together, even if new weights
+        evaluation has measured the served weights. All rows then form one list, even if new weights
         were published meanwhile."""
         versions_of = defaultdict[str, set[int | None]](set)
         by_version = defaultdict[int | None, list[EvaluatedGroup]](list)

@@ -1,5 +1,5 @@
-"""Run the hook files on disk over the latest logged groups, as the proxy does before it takes over
-edited hooks. Nothing is stored, and the proxy does not notice the trial.
+"""Run the hook files on disk over the latest logged groups, as the proxy does before it uses edited
+hooks. Nothing is stored, and the proxy does not notice the trial.
 
 The hooks run in a process of their own, which is killed when a hook exceeds its time limit.
 """
@@ -46,7 +46,7 @@ class DryRunSettings:
 
     @staticmethod
     def of(config: Config) -> DryRunSettings | None:
-        """Return the settings in a configuration, or None if it names no hooks."""
+        """Return the settings from `config`, or None if `config` names no hooks."""
         hooks = config.hooks
         if hooks.path is None:
             return None
@@ -63,15 +63,15 @@ class DryRunSettings:
 
     @property
     def trial_limits(self) -> ReloadSection:
-        """The limits of the trial. A proxy without a trial has no number of groups, so a dry run
-        takes the default number."""
+        """The limits of the dry run. If the configured number of groups is 0 (the proxy tries no
+        new hooks), the dry run uses the default number of groups."""
         num = self.limits.groups or ReloadSection().groups
         return self.limits.model_copy(update={"groups": num})
 
 
 @dataclass(frozen=True, slots=True)
 class TriedGroup:
-    """A group that was tried, with the beginning of its question."""
+    """A group on which the hooks were run, with the beginning of its question."""
 
     question: str
     rewards: RescoredGroup
@@ -89,7 +89,7 @@ class TriedGroup:
 
 @dataclass(slots=True)
 class DryRun:
-    """One dry run: what is known of it so far."""
+    """One dry run, with its results so far."""
 
     trial: Trial = field(default_factory=Trial)
     digest: str = ""
@@ -139,8 +139,8 @@ class HookDryRuns:
         run.is_running = False
 
     async def _try(self, settings: DryRunSettings, run: DryRun) -> str:
-        """Run the hooks over the groups. Return why the proxy would refuse them, or an empty
-        text."""
+        """Run the hooks over the groups. Return the reason why the proxy would refuse the hooks, or
+        an empty text."""
         limits = settings.trial_limits
         tasks = await asyncio.to_thread(tasks_by_id, settings.dataset, settings.dataset_field)
         await asyncio.to_thread(self._check_ledger)

@@ -1,7 +1,7 @@
-"""Writes the links for the login to the console's standard output.
+"""Write the login links to the console's standard output.
 
-The writer is a thread of its own: a terminal that is paused, or a pipe that nobody reads, must not
-stop the pages.
+A separate thread writes the lines, so that a paused terminal or a pipe that nobody reads does not
+block the console's pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("fakevllm.console.link_output")
 
 
 class LinkOutput:
-    """Writes lines to a stream. If the stream is closed, the lines are in the log instead."""
+    """Writes lines to a stream. If the stream is closed, the log gets the lines instead."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -28,7 +28,7 @@ class LinkOutput:
         threading.Thread(target=self._run, daemon=True, name="link output").start()
 
     def write(self, line: str) -> None:
-        """Write a line soon. The method does not wait."""
+        """Queue a line for the output, and return at once."""
         try:
             self._waiting.put_nowait(line)
         except queue.Full:  # translates

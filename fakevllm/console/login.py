@@ -1,6 +1,7 @@
-"""The login page, and the check that every other page begins with.
+"""The login page, and the check of the login on every other page.
 
-These routes are coroutines, so logins change in one thread only. They read no ledger.
+The routes of this module are coroutines, so logins change in one thread only. The routes do not
+read the ledger.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class FormRefused(Exception):
 
 
 class Login:
-    """Checks logins. The methods are dependencies of FastAPI's routes."""
+    """Checks logins. Routes use the methods `require` and `form` as dependencies of FastAPI."""
 
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
 
     def session_of(self, cookie: str | None) -> BrowserSession | None:
-        """Return the login of a cookie, or None. A login with an API key ends when the key is
-        revoked or is no longer an admin's."""
+        """Return the login to which a cookie belongs, or None if there is no valid login. A login
+        with an API key ends when the key is revoked or is no longer an admin's."""
         session = self._parts.sessions.find(cookie, self._parts.clock())
         if session is None or session.key_fingerprint is None:
             return session
@@ -51,7 +52,7 @@ class Login:
             raise LoginRequired
 
     async def form(self, request: Request) -> dict[str, str]:
-        """Return the fields of a form. Raises FormRefused if the form token is not that of the
+        """Return the fields of a form. Raises FormRefused if the form token does not belong to the
         browser's cookie."""
         body = (await request.body()).decode("utf-8", "replace")
         try:
@@ -136,8 +137,8 @@ def login_page(
     *,
     status: int,
 ) -> Response:
-    """Return the login page. A browser without a cookie gets one, to which the form token
-    belongs."""
+    """Return the login page. If the browser has no cookie, the response sets one. The page's form
+    token belongs to the browser's cookie."""
     cookie = login.cookie(request) or new_cookie()
     response = parts.page(
         request,
@@ -163,7 +164,7 @@ def login_instead(parts: ConsoleParts, login: Login, request: Request) -> Respon
 def handlers(
     parts: ConsoleParts, login: Login
 ) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:
-    """Return what is answered to a request without a login, and to a form without its token."""
+    """Return the exception handlers for a missing login and for a form without a valid token."""
 
     async def ask_for_login(request: Request, _: Exception) -> Response:
         return login_instead(parts, login, request)

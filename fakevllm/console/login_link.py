@@ -1,5 +1,5 @@
-"""Decide which one-time links log in: each one once, for a limited time. The class does no I/O, and
-gets the time as an argument."""
+"""Decide whether a one-time login link is valid. Each link works once, for a limited time. This
+module does no I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODE_BYTES = 24
 
 
 class LoginLink:
-    """The codes of the links that log in. A new link does not end the links before it.
+    """The codes of the one-time login links. At most MAX_LINKS links are valid at a time.
 
     >>> link = LoginLink()
     >>> code = link.issue(now=0.0)
@@ -42,14 +42,14 @@ class LoginLink:
         return code
 
     def may_issue(self, now: float) -> bool:
-        """Return True if a visitor may request a new link: the last one is old enough, or somebody
-        has logged in with it."""
+        """Return True if a visitor may request a new link. Either the last link is old enough, or
+        somebody has logged in with the last link."""
         issued_at = None if self._last is None else self._issued_at.get(self._last)
         return issued_at is None or now - issued_at >= NEW_LINK_INTERVAL_S
 
     def redeem(self, code: str, now: float) -> bool:
-        """Return True if the code logs in. It does not log in a second time. A wrong code does not
-        end a valid one, because anybody may send a wrong code."""
+        """Return True if the code is valid. A code is valid only once. A wrong code does not
+        invalidate other codes, because anybody may send a wrong code."""
         self._end_old_codes(now)
         # The key is a hash, so the time of a look-up reveals nothing about a valid code.
         return self._issued_at.pop(_digest(code), None) is not None

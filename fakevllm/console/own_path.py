@@ -23,7 +23,8 @@ def own_path(path: str) -> str:
 
 
 def path_of(request: Request) -> str:
-    """Return the path of a request with its query, for a link to the same page. The path of the
-    scope is decoded, and `request.url` would take a question mark in it for the query's begin."""
+    """Return the path and the query of a request, for a link to the same page. `request.url` is not
+    used, because it contains the decoded path. A question mark in this path would look like the
+    start of the query."""
     query = request.scope["query_string"].decode("latin-1")
     return own_path(quote(request.scope["path"]) + (f"?{query}" if query else ""))

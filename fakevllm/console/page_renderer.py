@@ -1,5 +1,5 @@
-"""Renders the pages: templates whose values are always escaped, and the formats of numbers and
-times in them."""
+"""Render the console's pages from templates. All values in the templates are escaped. The module
+also formats the numbers and times on the pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts the long texts of one page, so that browsers can show it."""
+"""Cuts the long texts of one page, so that browsers can show the page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ grow with the product of its nesting and its number of lines."""
 
 
 class PageTexts:
-    """The long texts of one page. A text is cut off if it is too long, or if the texts before it
-    have used up the page.
+    """The long texts of one page. A text is cut off if it is too long, or if the earlier texts have
+    used up the page's limit.
 
     >>> PageTexts(max_chars=3).cut("four")
     'fou\\n… (1 more characters)'
@@ -29,7 +29,7 @@ class PageTexts:
         self._num_left = max_chars
 
     def cut(self, text: str, max_chars: int = MAX_CHARS) -> str:
-        """Return a text that is cut off if it has more than `max_chars` characters."""
+        """Return `text`, cut off at `max_chars` characters or at the page's limit."""
         num = min(len(text), max_chars, self._num_left)
         self._num_left -= num
         if num == len(text):

@@ -1,4 +1,4 @@
-"""What is wrong, and what to do about it. The functions do no I/O."""
+"""Find the problems of a running proxy, each with a remedy. The functions do no I/O."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_HOOKS = Problem(
 
 
 def find_problems(stats: Json) -> list[Problem]:
-    """Return what is wrong, the most important problem first. `stats` is the JSON of
+    """Return the proxy's problems, the most important one first. `stats` is the JSON of
     `/fakevllm/stats`.
 
     >>> [problem.remedy for problem in find_problems({"engine": None})]

@@ -53,7 +53,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingsView:
-    """What the console shows of the settings."""
+    """The proxy's settings, as the console shows them."""
 
     file: str | None = None
     """The proxy's configuration file; None if there is none."""
@@ -84,8 +84,8 @@ def read_settings(
 def sections_of(
     settings: Sequence[Json], job: dict[str, Any] | None
 ) -> dict[str, list[SettingRow]]:
-    """Return the settings by section, in their order. `job` is the server's training job; None if
-    it is unknown.
+    """Return the settings by section, in their order. `job` is the server's training job, or None
+    if the job is unknown.
 
     >>> entry = {"key": "job.lr", "value": "0.1", "origin": "file"}
     >>> sections_of([entry], {"lr": 0.2})["job"][0].at_server
@@ -103,8 +103,8 @@ def sections_of(
 
 
 def server_rows(engine: Json | None) -> list[tuple[str, str]]:
-    """Return what the server reports about its settings, as pairs of texts. `engine` is the
-    server's status; None if it is unknown."""
+    """Return the settings that the server reports in its status, as pairs (title, value). `engine`
+    is the status, or None if the status is unknown."""
     rows: list[tuple[str, str]] = []
     for name, title in _SHOWN_STATUS.items():
         value = None if engine is None else engine.get(name)
@@ -131,8 +131,8 @@ def _server_job(url: str, key: str | None) -> tuple[dict[str, Any] | None, str]:
 
 
 def _explained(message: str, url: str) -> str:
-    """Return why the proxy does not show its settings. A proxy of an older version does not know
-    the route."""
+    """Return the reason why the proxy's settings are not known. A proxy of an older version does
+    not have the route that returns its settings."""
     if message and "no fakevllm proxy does" not in message:
         return message
     return (

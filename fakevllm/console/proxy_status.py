@@ -1,7 +1,7 @@
 """The status of the proxy and of its server, as `fakevllm status` shows it.
 
-All pages of all browsers share one reply, so the proxy is asked seldom, however many consoles are
-open.
+All browser pages share one cached status. Therefore the proxy gets few requests, however many pages
+are open.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ProxyView:
 
 
 class ProxyStatus:
-    """The status of one proxy, which is fetched when it is needed and then kept for MAX_AGE_S."""
+    """The status of one proxy. It is fetched on demand, and cached for MAX_AGE_S seconds."""
 
     def __init__(
         self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic
@@ -65,8 +65,9 @@ class ProxyStatus:
         """The latest status, and the time at which it was fetched."""
 
     def view(self) -> ProxyView:
-        """Return the status. While one thread fetches it, the other threads get the status before.
-        The method blocks the thread, and never raises because of the proxy."""
+        """Return the status. While one thread fetches a new status, other threads get the previous
+        one, if it is not too old. The method blocks the thread. Problems with the proxy are part of
+        the status, and raise no error."""
         old_view = self._kept_view(MAX_OLD_AGE_S)
         if (view := self._kept_view(MAX_AGE_S)) is not None:
             return view
@@ -81,14 +82,14 @@ class ProxyStatus:
             self._fetching.release()
 
     def _kept_view(self, max_age_s: float) -> ProxyView | None:
-        """Return the latest status if it is not older than this."""
+        """Return the latest status, or None if it is older than `max_age_s` seconds."""
         if self._latest is None:
             return None
         fetched_at, view = self._latest
         return view if self._clock() - fetched_at <= max_age_s else None
 
     def forget(self) -> None:
-        """Forget the kept reply, because the proxy was changed."""
+        """Discard the cached status, so that the next call of `view` fetches it again."""
         self._latest = None
 
     def _fetch(self) -> ProxyView:

@@ -1,7 +1,6 @@
 """The releases of the swarm server: their history, and the decisions of an operator.
 
-All pages of all browsers share one reply, as with the status of the proxy. The methods block the
-thread.
+All browser pages share one cached history. The methods block the calling thread.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ServerReleases:
         return record
 
     def roll_back(self, version: int, target: DecisionTarget) -> ReleaseRecord:
-        """Let training go back to a version of the weights. Raises UserError if the server
+        """Let training go back to an earlier version of the weights. Raises UserError if the server
         refuses."""
         with self._requests() as requests:
             record = requests.roll_back(version, target=target)

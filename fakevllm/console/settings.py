@@ -1,4 +1,4 @@
-"""What the console shows and where it listens, with the checks of both."""
+"""The console's settings: which data it shows, where it listens, and who may log in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("fakevllm.console.settings")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """What the console shows and where it listens."""
+    """The console's settings: which data it shows, where it listens, and who may log in."""
 
     ledger: Path
     proxy_url: str
@@ -58,7 +58,7 @@ class ConsoleSettings:
         return local_url(self.host, port)
 
     def login_keys(self) -> KeyRing | ReloadingKeyRing | None:
-        """Return the API keys whose admins may log in, or None if no key logs in.
+        """Return the API keys with which admins may log in. Return None if there is no key file.
 
         Raises ConfigError if the key file has no valid key, or if the console is reachable from
         other machines and has no key file.

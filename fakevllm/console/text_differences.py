@@ -27,8 +27,9 @@ class TextPart:
 
 
 def mark_differences(texts: Sequence[str], reference: str) -> list[list[TextPart]]:
-    """Return each text in parts. A part is marked if `reference` does not have its words at this
-    place. White space is not compared. Nothing is marked in texts that are too long to be compared.
+    """Return each text, split into parts. A part is marked if `reference` does not have its words
+    at this place. White space is not compared. Nothing is marked in texts that are too long to be
+    compared.
 
     >>> [part.text for part in mark_differences(["It is 42."], "It is 41.")[0] if part.is_different]
     ['42']
@@ -65,7 +66,8 @@ def _common_words(reference: Sequence[str], words: Sequence[str]) -> list[bool]:
 
 
 def _trace(rows: Sequence[int], num_places: int) -> list[bool]:
-    """Follow the rows from the last word back to the first one, and return which words match."""
+    """Return for each word whether it is in the common subsequence. `rows` has the initial row of
+    bits, then one row for each word."""
     is_common = [False] * (len(rows) - 1)
     index, place = len(is_common), num_places
     while index and place:
@@ -83,7 +85,7 @@ def _trace(rows: Sequence[int], num_places: int) -> list[bool]:
 def _parts(
     text: str, words: Sequence[tuple[str, str]], is_common: Sequence[bool]
 ) -> Iterator[TextPart]:
-    """Yield the text in parts. White space between two words is marked if both are marked."""
+    """Yield the text in parts. White space is marked if the words on both sides are marked."""
     part, is_marked, num_chars = "", False, 0
     for (space, word), is_equal in zip(words, is_common, strict=True):
         num_chars += len(space) + len(word)

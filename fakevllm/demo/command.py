@@ -276,8 +276,8 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     reraise=True,
 )
 async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """Register the tasks at the proxy, and return a dict from each task's id to the API key with
-    which requests for this task must be sent.
+    """Register the tasks at the proxy. Return a dict that maps each task's id to the API key for
+    the requests for this task.
 
     The registration is retried while the proxy restarts. Raises ConfigError if the proxy stays
     unreachable.
@@ -311,8 +311,8 @@ async def _train(run: Run, model: str) -> None:
 
 
 async def _finish_evaluations(run: Run, model: str) -> None:
-    """Wait until the last version is evaluated. If training goes back to an earlier version
-    meanwhile, continue training."""
+    """Wait until the last version is evaluated. If training goes back to an earlier version during
+    the wait, train the lost steps again, and wait again."""
     assert run.releases is not None, "a gated run watches its releases"
     evaluate_every = int(str(release_section(run.folder)["evaluate_every"]))
     for _ in range(MAX_RETURNS):

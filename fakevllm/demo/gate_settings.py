@@ -1,5 +1,5 @@
-"""The settings of a demo with the mode `gated`, and its planted steps, which train with inverted
-rewards and so make the weights worse."""
+"""The settings of a demo with the mode `gated`, and the planted steps of such a demo. A planted
+step trains with inverted rewards, which makes the weights worse."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class PlantedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GatedOutcome:
-    """The results of a demo with the mode `gated` that a demo without this mode does not have."""
+    """The additional results of a demo in which versions are evaluated before their release."""
 
     released: int
     """Version that answers the app at the end."""
@@ -98,9 +98,8 @@ def gated_outcome(
     planted: PlantedSteps | None,
     times: PlantedTimes,
 ) -> GatedOutcome:
-    """Return the results of a demo with the mode `gated` that a demo without this mode does not
-    have. `groups` are the scored groups (requests with their answers) of all sessions, in the order
-    of their arrival."""
+    """Return the additional results of a demo in the mode `gated`. `groups` are the scored groups
+    (requests with their answers) of all sessions, in the order of their arrival."""
     gains = ArmGains(RewardRange(0.0, 1.0))
     gains.add_all(groups)
     summary = gains.summary(math.inf)  # no session of the demo goes on after its end

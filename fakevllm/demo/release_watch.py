@@ -1,6 +1,6 @@
-"""Derive the state of a demo from the server's history of releases, which the caller polls. In this
-demo, the release gate evaluates versions before they answer the app (the mode `gated`). This module
-does no I/O."""
+"""Derive the state of a demo from the server's history of releases. The caller polls this history.
+In this demo, the release gate evaluates versions before they answer the app (the mode `gated`).
+This module does no I/O."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class PlantedTimes:
 class PausingPlayer:
     """A Player that sends no question while a version is evaluated.
 
-    On a machine with two cores, an evaluation would be slow if users sent questions at the same
-    time. In this time, training could recover from planted bad steps, so that the evaluation would
-    not find them.
+    On a machine with two cores, questions would slow the evaluation down. During a slow evaluation,
+    training could recover from planted bad steps, so that the evaluation would not find them.
     """
 
     def __init__(self, player: Player, no_candidate: asyncio.Event) -> None:
@@ -42,7 +41,7 @@ class PausingPlayer:
 
     async def play(self, task: Task, key: str) -> str:
         """Wait while a version of the weights is evaluated, but at most MAX_PAUSE_S seconds. Then
-        send the dataset row `task` with the wrapped Player, and return the answer."""
+        let the wrapped Player send the dataset row `task`, and return the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_PAUSE_S):
                 await self._no_candidate.wait()
@@ -57,7 +56,7 @@ class ReleaseWatch:
         self, planted: PlantedSteps | None = None, times: PlantedTimes | None = None
     ) -> None:
         """Create the watch. Planted steps train with the opposite rewards. `times` are the times of
-        the planted steps, if an interrupted run of the demo has stored them."""
+        the planted steps that an interrupted run of the demo has stored, or None."""
         self.history: ReleasesReply | None = None
         self.times = times or PlantedTimes()
         self.no_candidate = asyncio.Event()
@@ -79,8 +78,8 @@ class ReleaseWatch:
 
     def version_seen(self, version: int, now: float) -> list[str]:
         """Record that `version` is the newest version of the weights at the time `now`, in Unix
-        seconds. Return a line about the planted steps (which train with opposite rewards) if they
-        begin or end with this version."""
+        seconds. Planted steps train with the opposite rewards. If they begin or end with this
+        version, return a line that says so. Otherwise return []."""
         planted, times = self._planted, self.times
         if planted is None:
             return []

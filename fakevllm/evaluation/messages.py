@@ -100,8 +100,8 @@ class RowReply(BaseModel):
 
 
 def trained_text(file: Path, texts: Sequence[str]) -> str:
-    """Return the beginning of a message. It says that the model was trained on rows of a dataset,
-    and that these rows therefore cannot show what the model has learnt."""
+    """Return the beginning of a message to the user. The message says that the model was trained on
+    rows of a dataset. Such rows cannot show what the model has learnt."""
     was, they = ("was", "it cannot") if len(texts) == 1 else ("were", "they cannot")
     return (
         f"{counted(len(texts), 'row')} of {file} {was} trained (the first: "

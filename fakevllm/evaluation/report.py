@@ -172,8 +172,8 @@ class EvalReport:
 
 
 def _scores(reply: RowReply) -> RowScores | None:
-    """Return the rewards of a row's samples, which one version has sampled. Return None if no
-    sample at temperature 1 has a reward."""
+    """Return the rewards of the samples in a reply, which is for one row and one version. Return
+    None if no sample at temperature 1 has a reward."""
     rewards = [sample.reward for sample in reply.samples if sample.reward is not None]
     return RowScores(rewards, reply.greedy.reward) if rewards else None
 

@@ -20,7 +20,7 @@ UNIT_RANGE = RewardRange(0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """The rewards of one row's samples."""
+    """The rewards of the samples of one dataset row."""
 
     rewards: Sequence[float]
     """Rewards of the samples at temperature 1. Samples without a reward are left out."""
@@ -43,8 +43,8 @@ Scores = Mapping[str, RowScores]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of one version with another. Only rows for which both versions have rewards are
-    compared, by their mean rewards."""
+    """Comparison of one version of the weights with another. Only dataset rows for which both
+    versions have rewards are compared, by their mean rewards."""
 
     wins: int
     losses: int
@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The mean rewards of one version over the rows of an evaluation."""
+    """The mean rewards of one version of the weights over the dataset rows of an evaluation."""
 
     num_rows: int
     mean: Interval | None
@@ -70,11 +70,11 @@ def summarize(
     alpha: float = ALPHA,
     tuned_for: int | None = None,
 ) -> Summary:
-    """Return the mean rewards of one version. Each row has the same weight, whatever the number of
-    its samples is.
+    """Return the mean rewards of one version of the weights. Each dataset row counts equally,
+    whatever the number of its samples is.
 
-    The interval is made narrow for `tuned_for` rows, by default for the number of rows. Pass
-    `tuned_for` if the number of rows was not fixed before the first sample."""
+    The confidence interval is optimized for `tuned_for` rows. The default is the number of rows.
+    Pass `tuned_for` if the number of rows was not fixed before the first sample."""
     means = ConfidenceSequence(rewards.sigma, alpha)
     if scores:
         typical = max(len(row.rewards) for row in scores.values())
@@ -100,8 +100,8 @@ def compare(
     alpha: float = ALPHA,
     tuned_for: int | None = None,
 ) -> Comparison:
-    """Compare the second version with the first version, by their mean rewards for each row.
-    `tuned_for` is that of `summarize`."""
+    """Compare the second version of the weights with the first, by their mean rewards for each
+    dataset row. `tuned_for` has the same meaning as in `summarize`."""
     common = [(first[row_id], second[row_id]) for row_id in first if row_id in second]
     per_part = max((len(row.rewards) for pair in common for row in pair), default=1)
     num = max(1, len(common)) if tuned_for is None else tuned_for
@@ -121,8 +121,9 @@ def compare(
 
 
 def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
-    """Return the ids of the rows that no sample of any version has solved. A sample solves a row if
-    its reward is at least `solved_at`. Rows without any reward are left out."""
+    """Return the ids of the dataset rows that no sample of any version of the weights has solved. A
+    sample solves a row if its reward is at least `solved_at`. Rows without any reward are left
+    out."""
     best: dict[str, float] = {}
     for scores in versions:
         for row_id, row in scores.items():
@@ -131,7 +132,7 @@ def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
 
 
 def covering_range(declared: RewardRange, versions: Sequence[Scores]) -> RewardRange:
-    """Return `declared`, the range of rewards, extended so that it contains all rewards of the
+    """Return the reward range `declared`, extended so that it contains all rewards of the
     versions."""
     seen = [
         reward

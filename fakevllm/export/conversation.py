@@ -1,5 +1,5 @@
-"""Conversations in the form that the chat templates of Hugging Face models, and TRL, expect. This
-module does no I/O.
+"""Convert requests to conversations in the form that TRL and the chat templates of Hugging Face
+models expect. This module does no I/O.
 
 The form differs from requests to /v1/chat/completions:
 
@@ -141,7 +141,7 @@ def _is_function(tool: Json) -> bool:
 def _arguments(arguments: object) -> Json:
     """Return the arguments of a tool call as an object. Raises NotExported if the arguments are not
     an object, for example because the model wrote invalid JSON. Raises NotExported as well for an
-    integer of more than 64 bits, which would lose digits.
+    integer of more than 64 bits, because it would lose digits.
 
     >>> _arguments('{"a": 1}'), _arguments(""), _arguments(None)
     ({'a': 1}, {}, {})

@@ -45,8 +45,8 @@ class ExportedGroup:
 
     @property
     def served(self) -> SiblingRecord:
-        """The sibling (sampled answer) that the app got. Raises NotExported if the app got no whole
-        answer."""
+        """The sibling (sampled answer) that the app got. Raises NotExported if the app got no
+        complete answer."""
         for sibling in self.record.siblings:
             if sibling.served and sibling.message_json is not None:
                 if sibling.failure == BROKEN_OFF:
@@ -68,9 +68,9 @@ class ExportedGroup:
     @property
     def best(self) -> tuple[float, SiblingRecord]:
         """A pair: the highest reward of a usable sibling, and this sibling. A sibling is a sampled
-        answer. It is usable if no failure is recorded for it. If several usable siblings have the
-        highest reward, the one that the app got takes precedence, and otherwise the one with the
-        lowest index. Raises NotExported if no usable sibling has a reward."""
+        answer. A sibling is usable if the sibling has no recorded failure. If several usable
+        siblings have the highest reward, the one that the app got takes precedence, and otherwise
+        the one with the lowest index. Raises NotExported if no usable sibling has a reward."""
         if not self.scored:
             raise NotExported("no_reward")
         usable = [pair for pair in self.scored if pair[1].failure is None]

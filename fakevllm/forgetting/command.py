@@ -41,8 +41,8 @@ SERVER_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class ForgetSettings:
-    """The settings of one `fakevllm forget`: what to forget, and which ledger, key file, proxy and
-    server to use."""
+    """The settings of one `fakevllm forget`: what to forget, and which ledger (the proxy's
+    database), key file, proxy and server to use."""
 
     kind: TargetKind
     value: str
@@ -59,7 +59,7 @@ def run_forget(settings: ForgetSettings) -> ForgetReport:
     """Forget the groups (requests with their answers) of a session, an API key or an id. Return the
     report.
 
-    Raises UserError if nothing was forgotten because of a mistake that the user can fix.
+    Raises UserError if the groups cannot be forgotten. The message says what the user can do.
     """
     if not settings.ledger.is_file():
         raise UserError(f"There is no ledger {settings.ledger}: name another with --ledger.")
@@ -79,7 +79,7 @@ def run_forget(settings: ForgetSettings) -> ForgetReport:
 
 
 def _lock(ledger: Path) -> LedgerLock | None:
-    """Take the lock of the ledger, and return it. Return None if a proxy holds the lock."""
+    """Return the lock of the ledger (the proxy's database), or None if a proxy holds the lock."""
     try:
         return LedgerLock(ledger)
     except LedgerError as error:
@@ -165,9 +165,9 @@ def _forget_here(settings: ForgetSettings, targets: Sequence[Target]) -> ForgetR
 
 
 async def _forget_in(copy: Path, targets: Sequence[Target]) -> Forgotten:
-    """Forget the targets in `copy`, a copy of the ledger that another command has made. Send
-    nothing to the server, because the requests to the server are sent only once, for the ledger
-    itself."""
+    """Forget the targets in `copy`, which another command has copied from the ledger (the proxy's
+    database). Send nothing to the server, because the requests to the server are sent only once,
+    for the ledger itself."""
     ledger = Ledger.open(copy)
     try:
         return await Forgetter(ledger, wait_s=0.0).forget(targets)

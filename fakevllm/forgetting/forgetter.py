@@ -96,9 +96,9 @@ class Forgetter:
             await self._erase()
 
     async def finish(self) -> None:
-        """Finish interrupted deletions, including those of earlier processes, by erasing the bytes
-        that are left in the ledger file. If the write-ahead log could not be truncated after the
-        last deletion, truncate the log now. Raises LedgerError if the ledger cannot be written."""
+        """Finish deletions that were interrupted, also in earlier processes: erase the bytes that
+        are left in the ledger file. If the write-ahead log could not be truncated after the last
+        deletion, truncate the log now. Raises LedgerError if the ledger cannot be written."""
         async with self._lock:
             with self._ledger.reading():
                 pieces = await asyncio.to_thread(self._ledger.forgotten.loose_pieces)

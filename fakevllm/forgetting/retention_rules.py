@@ -21,8 +21,8 @@ IN_USE = frozenset({State.SCORED.value, State.POOLED.value})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The facts on which the choice of groups to prune depends: the time, the size of the ledger
-    (the proxy's database), and the open evaluations."""
+    """The facts that decide which groups (requests with their answers) are pruned: the time, the
+    size of the ledger (the proxy's database), and the open evaluations."""
 
     now: float
     """Unix seconds."""
@@ -34,7 +34,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The rules that decide which groups' contents are deleted: an age limit and a size limit.
+    """The limits on age and size that decide which groups' contents are deleted.
 
     >>> group = StoredGroup("g", received_at=0.0, num_bytes=10, state="trained")
     >>> rules = RetentionRules(PrivacySettings(retention_days=1))

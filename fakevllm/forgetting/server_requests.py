@@ -1,5 +1,5 @@
-"""Ask the server to delete the captured calls of forgotten groups. What the server has not deleted
-yet is noted in the ledger, and asked for again."""
+"""Ask the server to delete the captured calls of forgotten (deleted) groups. The ledger records the
+groups whose calls the server has not deleted yet. For these groups, the request is repeated."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ REMEDIES = {
 
 
 class ServerProblem(Exception):
-    """Error for a request that the server did not carry out. The message begins with a verb whose
-    subject is the server."""
+    """Error for a request that the server did not carry out. The message lacks its subject "the
+    server", for example "refuses the key"."""
 
 
 Send = Callable[[ForgetGroupsRequest], Awaitable[ForgetGroupsReply]]
@@ -72,10 +72,10 @@ class ServerRequests:
         """Reason why the last repeated attempt failed; empty if it did not."""
 
     async def send_unsent(self, among: Sequence[str] | None = None) -> Deleted:
-        """Ask the server to delete the calls of the forgotten groups for which it has not done so
-        yet. `among` has the ids of the groups to consider; None means all. If the server fails, the
-        result has the reason, and the remaining groups are sent later. Groups of a run that the
-        server does not have open are not sent."""
+        """Ask the server to delete the calls of forgotten groups that are not deleted yet. `among`
+        has the ids of the groups to consider; None means all. If the server fails, the result has
+        the reason, and the remaining groups are sent later. Only groups of the server's current run
+        are sent."""
         deleted = Deleted()
         async with self._lock:
             try:
@@ -98,7 +98,7 @@ class ServerRequests:
             await asyncio.sleep(REPEAT_EVERY_S)
 
     def _report(self, deleted: Deleted) -> None:
-        """Log each problem once."""
+        """Log the number of deleted calls. Log a problem only if it is new."""
         if deleted.num_calls or deleted.num_dropped:
             log.info("the server deleted %d calls of forgotten groups", deleted.num_calls)
         if deleted.problem and deleted.problem != self.problem:

@@ -1,5 +1,5 @@
-"""Work with older versions of the weights, which apps use beside the newest version. The folder
-`release` makes the decisions about versions. This folder sends the decisions to the server.
+"""Let apps use older versions of the weights beside the newest version. The folder `release` makes
+the decisions about versions. This folder sends the decisions to the server.
 
 * `arm_policies` keeps the version of each arm loaded. An arm is a share of the sessions that one
   version answers.

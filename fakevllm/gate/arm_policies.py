@@ -2,11 +2,10 @@
 newest weights answer the training arm. Each other arm has a policy, which is one fixed version that
 the engine holds beside the newest weights.
 
-If a version cannot be loaded or sampled, requests still get an answer. The newest weights answer
-the request, and the record of the request gives the reason. The server keeps a version for ten
-minutes after each request for it. This module therefore requests each version again every minute,
-and sooner after a failure. Such a request also loads the version again after a restart of the
-engine.
+If a version cannot be loaded or sampled, the newest weights answer the arm's requests. The record
+of each such request gives the reason. After each load request, the server keeps a version for ten
+minutes. This module therefore sends a load request for each version every minute, and sooner after
+a failure. After a restart of the engine, the load request loads the version again.
 
 An arm may get another version. The old version answers until the new version is loaded. A rejected
 old version stops answering at once, because the server refuses to sample rejected versions.
@@ -105,8 +104,8 @@ class _ArmPolicy:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the engine has not loaded the arm's version of the weights, and no attempt to
-        load it has failed so far."""
+        """True while the arm's version of the weights is not loaded and no attempt to load it has
+        failed."""
         return self.trouble is not None and self._failed_at is None
 
     @property

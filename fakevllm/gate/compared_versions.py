@@ -55,9 +55,9 @@ class Reference:
     can be compared row by row."""
 
     def __init__(self, eval_id: str, rows: EvaluationRows, retry_every_s: float) -> None:
-        """Create the reference without its answers, which `read` adds. If the hook cannot score the
-        answers of a candidate (a version that may be released next) to a row, the candidate answers
-        this row again after `retry_every_s` seconds."""
+        """Create the reference without its answers, which `read` adds. A candidate is a version
+        that may be released next. If the hook cannot score a candidate's answers to a row, the
+        candidate answers this row again after `retry_every_s` seconds."""
         self.eval_id = eval_id
         self._rows = rows
         self._retry_every_s = retry_every_s
@@ -99,7 +99,7 @@ class Reference:
     async def _served(
         self, eval_id: str, copies: Callable[[], Collection[int]], num_tries: int = 1
     ) -> AnsweredRows:
-        """Return the rows of the evaluation `eval_id`, which are sampled with the served version.
+        """Return the rows of the evaluation `eval_id`. The served version answers these rows.
         `copies` is a function that returns the versions whose weights are evaluated. If another
         version answers a row, the sampling of this row raises VersionChanged. If the hook cannot
         score the answers to a row, the row is sampled again, up to `num_tries` times in all."""

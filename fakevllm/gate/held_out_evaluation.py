@@ -31,11 +31,11 @@ class SampledRow:
 
 
 class HooksChanged(Exception):
-    """Error for a row that was scored by other hooks than those of the evaluation."""
+    """Error for a row that hooks other than the evaluation's hooks have scored."""
 
 
 class VersionChanged(Exception):
-    """Error for a row that was answered by another version than the evaluation needs."""
+    """Error for a row that was not answered by the version that the evaluation needs."""
 
 
 SampleRow = Callable[[Task, int | None, str], Awaitable[SampledRow]]
@@ -102,8 +102,8 @@ class AnsweredRows:
             self._answered[row.task_id].append(row.rewards)
 
     def num_known(self, most: int) -> int:
-        """Return the number of draws with known rewards, counted from the first draw until a draw
-        has no known rewards. Count at most `most` draws."""
+        """Return the number of draws before the first draw without known rewards. Count at most
+        `most` draws."""
         for number in range(most):
             draw = self._draws.get(number)
             if len(self._answered[self._tasks[draw.row].task_id]) <= draw.occurrence:
@@ -113,8 +113,8 @@ class AnsweredRows:
     async def rewards(self, number: int) -> Sequence[float]:
         """Return the rewards of one draw. Each draw selects a held-out row, and may select the same
         row as an earlier draw. If the row was drawn more often than it was sampled, sample the row
-        first. Raise WireError if the row cannot be sampled. Raise HooksChanged if other hooks
-        scored the row."""
+        first. Raise WireError if the row cannot be sampled. Raise HooksChanged if hooks other than
+        the evaluation's hooks scored the row."""
         draw = self._draws.get(number)
         task = self._tasks[draw.row]
         known = self._answered[task.task_id]
@@ -161,7 +161,8 @@ class HeldOutEvaluation:
     async def pairs(self, first: int, num: int = 1) -> list[ScoredPair]:
         """Return the rewards of both versions for `num` drawn rows. The draws are numbered, and
         `first` is the number of the first draw. Rows without known rewards are sampled first. Raise
-        WireError if a row cannot be sampled. Raise HooksChanged if other hooks scored a row."""
+        WireError if a row cannot be sampled. Raise HooksChanged if hooks other than the
+        evaluation's hooks scored a row."""
         numbers = range(first, first + num)
         rewards = await at_once(
             [rows.rewards(number) for number in numbers for rows in self._versions]

@@ -39,8 +39,8 @@ class LiveSessions:
 
     def begin(self, comparison: int) -> None:
         """Begin a new comparison of live sessions, in which each session may count once.
-        `comparison` is the number of the release gate's verdict after which this comparison begins.
-        If this comparison has already begun, do nothing."""
+        `comparison` is the number of the release gate's latest verdict. If this comparison has
+        already begun, do nothing."""
         if comparison != self._comparison:
             self._comparison = comparison
             self._seen.clear()
@@ -48,7 +48,7 @@ class LiveSessions:
     def add(self, group: GroupOutcome) -> ScoredSession | None:
         """Return the outcome of the session to which `group` belongs, if the session counts in the
         comparison. Return None in three cases: the session was counted already, its arm is not
-        compared, or the version that answered the group is not known."""
+        compared, or the group is in the training arm and its version is not known."""
         if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
             return None
         version = None

@@ -354,14 +354,14 @@ class ReleaseGate:
                 return self._check_every_s
 
     def _observe(self, status: EngineStatusReply) -> None:
-        """Tell the controller, which makes the decisions about releases, the newest version of the
-        weights and the hash of the hooks."""
+        """Pass the newest version of the weights and the hash of the hooks to the controller (the
+        object that makes the decisions about releases)."""
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
         self._controller.scorer_changed(self._rows.hook_hash())
 
     def _is_current(self, status: EngineStatusReply) -> bool:
-        """Return True if the history of decisions that was read last is still up to date.
+        """Return True if the gate's copy of the history of decisions is still up to date.
 
         The history is out of date if an operator has added a decision. If versions are evaluated
         between training steps, the history is also out of date after each new version and after
@@ -578,7 +578,7 @@ class ReleaseGate:
 
     def _outage_pause_s(self) -> float:
         """Return the number of seconds until the next attempt after an outage. Each pause is twice
-        as long as the pause before, up to the usual pause after an error."""
+        as long as the previous one, up to the usual pause after an error."""
         self._num_outages += 1
         pause_s = self._check_every_s * 2.0 ** min(self._num_outages - 1, 10)
         return min(pause_s, self._retry_every_s)

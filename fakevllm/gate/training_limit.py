@@ -1,5 +1,5 @@
 """Remove the training limit that an earlier proxy process has left at the server. The limit is the
-newest version that training may make. It was set by the release gate of the earlier process."""
+newest version that training may make. The release gate of the earlier process has set the limit."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _LOST = "The engine does not hold version {version} any more."
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The samples of one row, before they are scored."""
+    """The samples of one dataset row, before they are scored."""
 
     results: Sequence[SiblingResult]
     first_version: int | None
@@ -108,7 +108,7 @@ def row_draft(
 
 
 class Evaluator:
-    """The part of the proxy that samples and scores held-out rows."""
+    """The part of the proxy that samples and scores held-out dataset rows."""
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class Evaluator:
     async def evaluate(
         self, draft: GroupDraft, num_samples: int, eval_id: str, version: int | None = None
     ) -> EvaluatedRow:
-        """Sample, score and store the row of `draft`.
+        """Sample, score and store the dataset row of `draft`.
 
         The row is sampled once greedily, and `num_samples` times at temperature 1. The weights are
         those of `version`, or the served weights if `version` is None. One call of the reward hook
-        scores all samples. Then the ledger stores the samples.
+        scores all samples. Then the samples are stored in the ledger (the proxy's database).
 
         A sample that the engine refuses gets no reward. If the engine is unavailable, the samples
         wait until the engine is available, as an app's request does. Raises WireError if the engine
@@ -221,9 +221,9 @@ class Evaluator:
             self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
-        """Sample the row of `draft`, and return the samples. Return None if `version` is not None
-        and the server replaced this version while the row was sampled. Raises WireError if the
-        engine stays unavailable, or if the version cannot be sampled."""
+        """Sample the dataset row of `draft`, and return the samples. Return None if `version` is
+        not None and the server replaced this version while the row was sampled. Raises WireError if
+        the engine stays unavailable, or if the version cannot be sampled."""
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
@@ -240,9 +240,9 @@ class Evaluator:
 
     async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
         """Sample a row once more, because new weights replaced the requested version during the
-        first attempt. In this second attempt, the server loads the version from its checkpoint.
-        Raises WireError (400), which says what the user can do, if the version has no
-        checkpoint."""
+        first attempt. In this second attempt, the server loads the version from its checkpoint. If
+        the version has no checkpoint, raises WireError (400). The error message says what the user
+        can do."""
         try:
             sampled = await self._sampled(draft, version)
         except WireError as error:  # translates the server's refusal
@@ -260,8 +260,8 @@ class Evaluator:
     async def _samples(
         self, draft: GroupDraft, model: str, version: int | None
     ) -> list[SiblingResult]:
-        """Return the samples of a row. If one sample raises WireError, cancel the other samples and
-        raise this error."""
+        """Return the samples of a dataset row. If one sample raises WireError, cancel the other
+        samples and raise this error."""
         return await at_once(
             self._sample(draft.request, model, index, version)
             for index in range(draft.num_siblings)
@@ -275,7 +275,7 @@ class Evaluator:
 
         If the engine is busy, retry after a backoff. The retry does not use the queue in which
         apps' requests wait for a busy engine. While a request waits in that queue, the proxy
-        samples every app's request only once, and an evaluation must not cause that.
+        samples every app's request only once. An evaluation must not have this effect.
         """
         schedule: RetrySchedule | None = None
         while True:
@@ -321,5 +321,5 @@ class Evaluator:
 
 
 async def _send_nothing(_: MutableMapping[str, Any]) -> None:
-    """Do nothing. This function takes the place of the app's connection, because an evaluated row
-    has no app."""
+    """Do nothing. This function takes the place of the app's connection, because an evaluated
+    dataset row has no app."""

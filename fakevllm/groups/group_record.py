@@ -252,8 +252,8 @@ class GroupDraft:
         sessions that the newest weights answer). Such a group is not trained. `reason` is a further
         reason for this, such as too few rewards, or None.
 
-        The result is a slug, which a detail may follow. If the weights for the session were not
-        available, the detail is the cause. Otherwise the detail is `reason`.
+        The result is a slug, in some cases followed by a detail. If the weights for the session
+        were not available, the detail is the cause. Otherwise the detail is `reason`.
         """
         arm = self.request.arm
         slug, detail = OTHER_ARM, reason

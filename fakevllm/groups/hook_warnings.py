@@ -70,9 +70,9 @@ def reward_failure(group: GroupRecord) -> tuple[HookKind, str | None]:
     the texts of the warning. The reason is None if the group has its rewards, so that there is
     nothing to warn about.
 
-    An arm decides which weights answer a group. If the group belongs to an arm that is not trained,
-    `group.reason` has two parts: a slug that says so, then the reason of the hook's failure. Only
-    the second part is returned.
+    An arm decides which weights answer a group. In an arm that is not trained, `group.reason` has
+    two parts: a slug for this case, then the reason of the hook's failure. Only the second part is
+    returned.
     """
     prefix, reason = f"{OTHER_ARM}: ", group.reason
     if reason is not None and reason.startswith(prefix):
@@ -124,7 +124,7 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
     `siblings` are all sampled answers of a group in which the hook set request fields. Sibling 0,
     the lead, is the app's unchanged request. The fields count as refused if the engine accepted the
-    lead, but returned a client error (HTTP status 4xx, with exceptions) for another sibling.
+    lead, but returned a client error (HTTP status 4xx, except 429 and 499) for another sibling.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")

@@ -1,6 +1,5 @@
 """Decide for each arriving request whether it is trained. The decision uses the admission rules,
-the state of the kill switch, and summaries of the sessions (conversations), which this module
-keeps."""
+the state of the kill switch, and this module's summaries of the sessions (conversations)."""
 
 from __future__ import annotations
 
@@ -54,9 +53,9 @@ class TrafficGate:
     def ruling(
         self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
     ) -> Ruling:
-        """Decide whether a request is trained, and return the decision. If this proxy trains, also
-        add each main call (a request of the user or the agent) to the summary of its session
-        (conversation).
+        """Decide whether a request is trained, and return the decision. If this proxy trains, and
+        the request is a main call (of the user or the agent), also add it to the summary of its
+        session (conversation).
 
         `key` is the app's API key. `texts` are the texts of the request that are searched for
         held-out rows.

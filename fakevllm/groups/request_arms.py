@@ -141,8 +141,9 @@ class RequestArms:
             self._buffered.append(outcome)
 
     def summary(self) -> ArmSummary:
-        """Return the number of sessions of each arm, and two gains in mean reward: the gain by
-        training, and the gain by choosing the best sibling (sampled answer) of a request."""
+        """Return the number of sessions of each arm, and two gains in mean reward. One is the gain
+        by training. The other is the gain by choosing the best sibling (sampled answer) of a
+        request."""
         # With the time 0, no idle session counts as ended. Before the earlier groups are read, it
         # is not known which sessions have ended.
         now = time.time() if self._buffered is None else 0.0

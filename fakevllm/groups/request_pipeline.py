@@ -86,7 +86,7 @@ class Pipeline:
         the callback `on_placed` is called before each request is answered. Its arguments are the
         request's id, the request's place in its session (conversation), and the last user message.
         The callback `on_scored` is called with the rewards of each group that ends. `arms` assigns
-        requests to arms, which decide the weights that answer a session. `arms` is None if the
+        requests to arms. An arm decides which weights answer a session. `arms` is None if the
         newest weights answer all sessions."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}

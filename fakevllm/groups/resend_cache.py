@@ -46,7 +46,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer to one request, which may not exist yet, and what is known about its delivery."""
+    """The answer to one request, with the state of its delivery. The answer may not exist yet."""
 
     group_id: str
     window_s: float
@@ -200,15 +200,15 @@ class ResendCache:
         return True
 
     def client_disconnected(self, entry: ResendEntry | None) -> None:
-        """Record that the app closed the connection of the first attempt (the request as it was
-        sent first) before it had its answer."""
+        """Record that the app disconnected from the first attempt (the request as it was sent
+        first) before the app had the answer."""
         if entry is not None and not entry.pending.has_left:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
         """Record that the first attempt (the request as it was sent first) has ended. `is_answered`
-        is True if it ended with a model's answer, and False if it ended with an error."""
+        is True if the attempt ended with a model's answer, and False if it ended with an error."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()

@@ -75,9 +75,8 @@ class RequestAttempts(Generic[T]):
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests, with which resends (requests that are sent again) are
-    recognised. The index limits the age of a request, the number of requests, and the total size of
-    their answers.
+    """An index of the latest requests. It recognises resends (requests that are sent again). It
+    limits the age of a request, the number of requests, and the total size of their answers.
 
     >>> index = AttemptIndex[str](600)
     >>> first = index.begin(RequestIdentity(b"k"), "its answer", now=0)
@@ -160,7 +159,7 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection which waited for the request's answer has got all of it."""
+        """Record that a waiting connection has got the request's whole answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
@@ -171,7 +170,7 @@ class AttemptIndex(Generic[T]):
         self.stopped_waiting(attempts, now)
 
     def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection which waited for the request's answer no longer waits for it."""
+        """Record that a connection which waited for the request's answer has stopped waiting."""
         attempts.num_waiting -= 1
         self._touch(attempts, now)
 
@@ -204,8 +203,8 @@ class AttemptIndex(Generic[T]):
         return [attempts.pending for attempts in removed]
 
     def set_size(self, attempts: RequestAttempts[T], size: int) -> None:
-        """Record the size in bytes of the request's answer, which counts towards the index's size
-        limit."""
+        """Record the size in bytes of the request's answer. The size counts towards the index's
+        size limit."""
         if attempts in self._requests:
             self._num_bytes += size - attempts.size
         attempts.size = size
@@ -245,8 +244,8 @@ class AttemptIndex(Generic[T]):
 
     def _evict(self, now: float) -> None:
         """Remove requests that are too old. If there are too many requests, or if their answers are
-        too large, also remove the oldest requests. A request for which a connection still waits is
-        kept."""
+        too large, also remove the oldest requests. A request is kept while a connection waits for
+        its answer."""
         excess_bytes = self._num_bytes - self._max_bytes
         excess = len(self._requests) - self._max_requests
         evicted: list[RequestAttempts[T]] = []

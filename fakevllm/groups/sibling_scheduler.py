@@ -18,8 +18,8 @@ The executor must report these events:
 * the end of each call of the reward hook
 * the moment when the chosen answer was completely sent to the app
 
-It also reports the start of the group, the first token of a streamed lead, the deadline for the
-app's answer, a disconnect of the app, and an abort.
+The executor also reports the start of the group, the first token of a streamed lead, the deadline
+for the app's answer, a disconnect of the app, and an abort.
 
 Events may arrive in any order. Events after the group's end have no effect.
 """

@@ -101,8 +101,8 @@ def best_sibling(
     """Return the index of the sibling (sampled answer) with the highest reward, or None if there
     are no rewards.
 
-    If several siblings have the highest reward and `served` is one of these siblings, return
-    `served`. If `served` is not one of these siblings, return one of these siblings at random.
+    If several siblings have the highest reward, return `served` if it is one of them. Otherwise,
+    return one of them at random.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2

@@ -27,7 +27,7 @@ class FileEvents:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Receive the folder's file system events, for `wait`, until this task is cancelled."""
+        """Receive the events for which `wait` waits, until this task is cancelled."""
         is_logged = False
         while True:
             try:

@@ -69,8 +69,8 @@ class HookFileWatch:
         """Compare the hook files with the hooks that run. Return a message if they differ, else
         None.
 
-        If this object was created without `reload`, also log the message. It is logged only once
-        until other hooks run, even if the files change further.
+        If this object was created without `reload`, also log the message. While the same hooks run,
+        the message is logged only once, even if the files change further.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

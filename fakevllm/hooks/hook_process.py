@@ -180,7 +180,7 @@ class HookProcess:
 
     async def close(self) -> None:
         """Close the connection to the hook process, and kill the process if it does not end by
-        itself. Hook calls that have no reply yet fail."""
+        itself. Pending hook calls fail."""
         if self.is_dead and self._listener is not None:
             # The listener reaps the process, and then names the call because of which it ended.
             await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
@@ -238,7 +238,7 @@ class HookProcess:
 
     def _reap(self) -> None:
         """Wait until the process has ended, and kill it if it does not end in time. Then kill all
-        other processes of its process group. At last, reap the process. This method blocks."""
+        other processes of its process group. Finally, reap the process. This method blocks."""
         if self._is_reaped:
             return
         wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap

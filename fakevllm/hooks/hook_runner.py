@@ -67,8 +67,8 @@ class HookWorker:
         *,
         redaction: RedactionInUse | None = None,
     ) -> None:
-        """Create a worker without a process. `redaction` redacts what hooks print. Hooks
-        themselves get all texts as they are."""
+        """Create a worker without a process. `redaction` redacts what hooks print. The texts that
+        hooks get are not redacted."""
         self._redaction = redaction
         self._path = path
         self._files: HookFiles | None = None

@@ -27,8 +27,8 @@ class HookVersions:
     closed when its version is no longer used."""
 
     def __init__(self, worker: HookWorker, now: float | None = None) -> None:
-        """Create the object. `worker` is the hook process of the first version, which must have
-        started already. `now` is the Unix time."""
+        """Create the object. `worker` is the hook process of the first version. This process must
+        have started already. `now` is the Unix time."""
         self._leases = VersionLeases()
         self._workers = {self._leases.current: worker}
         self._closing = TaskSet(log, "an old hook process could not be closed")
@@ -38,7 +38,7 @@ class HookVersions:
 
     @property
     def current(self) -> HookWorker:
-        """The hook process (it runs the user's hooks) of the newest version of the hooks."""
+        """The process that runs the newest version of the user's hooks."""
         return self._workers[self._leases.current]
 
     @property
@@ -68,7 +68,7 @@ class HookVersions:
 
     @contextlib.contextmanager
     def using(self, group_id: str, use: Use) -> Generator[HookWorker]:
-        """Yield the hook process of a group, and keep the process open until the `with` block
+        """Yield the process that runs a group's hooks, and keep it open until the `with` block
         ends."""
         try:
             yield self.begin(group_id, use)

@@ -80,7 +80,7 @@ class HookFiles:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of the content of these hook files, as the function `content_hash` computes it."""
+        """Hash of the hook files, as the function `content_hash` returns it."""
         return hashlib.sha256(b"".join(self.texts.values())).hexdigest()[:16]
 
 
@@ -91,7 +91,7 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def import_hooks(files: HookFiles) -> Hooks:
-    """Import the hooks from these files, and return them.
+    """Import the hooks from `files`, and return the hooks.
 
     Raises HookError if the hooks cannot be loaded. The error's message is one line that names the
     file, the problem and the fix.
@@ -154,7 +154,7 @@ def error_location(error: BaseException, folder: Path) -> str:
 
 class _HookSource(importlib.machinery.SourceFileLoader):
     """Loader that imports a hook file from the text that the proxy has read. It neither reads nor
-    writes bytecode files, because a bytecode file belongs to the text on disk, which may differ."""
+    writes bytecode files, because they belong to the text on disk. The text on disk may differ."""
 
     def __init__(self, name: str, file: Path, text: bytes) -> None:
         super().__init__(name, str(file))

@@ -298,9 +298,8 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Create the reply to the proxy for a hook that failed. `reason` says why the hook failed.
-        The reply has no rewards. For a hook that succeeded, the caller passes None as `reason`, and
-        adds the hook's result to the reply."""
+        """Create a reply to the proxy without the hook's result. `reason` says why the hook failed.
+        If the hook succeeded, `reason` is None, and the caller adds the result to the reply."""
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],

@@ -37,7 +37,7 @@ class HookOutput:
         self._lock = threading.Lock()
 
     def use(self, settings: Json) -> None:
-        """Redact what hooks print with these settings from now on; {} redacts nothing."""
+        """From now on, redact the output of hooks with these settings. {} redacts nothing."""
         with self._lock:
             if settings == self._settings:
                 return
@@ -47,7 +47,7 @@ class HookOutput:
             self._raw.redactor = PrivacySettings.model_validate(settings).redactor
 
     def end(self) -> None:
-        """Write everything that hooks have printed so far, also an incomplete last line."""
+        """Write everything that hooks have printed so far, including an incomplete last line."""
         with contextlib.suppress(OSError, ValueError):  # a hook may have closed the stream
             sys.stderr.flush()
         if self._raw is not None:
@@ -118,8 +118,8 @@ class RedactingRaw(io.RawIOBase):
 
 def _end_of_complete(data: bytes) -> int:
     """Return how many of the first bytes of `data` can be redacted now. Return 0 if the last line
-    is incomplete, because `print` writes the last line break separately. The lines of a private key
-    are not included if the end of the key is missing."""
+    is incomplete. (`print` writes the text of a line and its line break separately.) The lines of a
+    private key are not included if the end of the key is missing."""
     if not data.endswith(b"\n"):
         return 0
     begin = data.rfind(_KEY_BEGINS)

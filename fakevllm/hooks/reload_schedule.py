@@ -44,13 +44,13 @@ class ReloadSchedule:
 
     def tried(self, files: str | None) -> None:
         """Record that the hook files were tried (loaded, and tested on logged requests). `files` is
-        the digest of the files that were read. It may differ from the digest that `is_due` got,
-        because the files may have been edited meanwhile. Pass None if the files could not be tried
-        for a temporary reason. The same files are then tried again."""
+        the digest of the files that were read. This digest may differ from the digest that `is_due`
+        got, because the files may have been edited meanwhile. Pass None if a temporary problem
+        prevented the try. The same files are then tried again."""
         self._tried = files
 
     @property
     def is_settling(self) -> bool:
-        """Whether the hook files have changed, and the changed files have not been tried (loaded
-        and tested) yet."""
+        """True if the hook files have changed and the changed files have not been tried (loaded and
+        tested) yet."""
         return self._seen is not None and self._seen != self._tried

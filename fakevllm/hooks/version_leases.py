@@ -58,8 +58,9 @@ class VersionLeases:
         return len(self._num_groups)
 
     def begin(self, group_id: str, use: Use) -> int:
-        """Record that the group uses the hooks for the purpose `use`. Return the group's version of
-        the hooks. A group that does not use the hooks yet gets the current version."""
+        """Record that a group (a request with its answers) uses the hooks for the purpose `use`.
+        Return the group's version of the hooks. A group that does not use the hooks yet gets the
+        current version."""
         lease = self._leases.get(group_id)
         if lease is None:
             lease = self._leases[group_id] = _Lease(self.current)
@@ -68,14 +69,15 @@ class VersionLeases:
         return lease.version
 
     def version_of(self, group_id: str | None) -> int:
-        """Return the version of the hooks that the group uses. If the group does not use the hooks,
-        return the current version."""
+        """Return the version of the hooks that a group (a request with its answers) uses. If the
+        group does not use the hooks, return the current version."""
         lease = self._leases.get(group_id or "")
         return self.current if lease is None else lease.version
 
     def end(self, group_id: str, use: Use) -> list[int]:
-        """Record that one use of the hooks by the group has ended. If no such use was recorded,
-        change nothing. Return the versions that no group uses any more because of this call."""
+        """Record that a group (a request with its answers) no longer uses the hooks for one
+        purpose. If no such use was recorded, change nothing. Return the versions that no group uses
+        any more because of this call."""
         lease = self._leases.get(group_id)
         if lease is None:
             return []
@@ -88,7 +90,7 @@ class VersionLeases:
 
     def switch(self) -> list[int]:
         """Make a new version of the hooks the current one. Return the older versions of the hooks
-        that no group uses."""
+        that no group (a request with its answers) uses."""
         self.current += 1
         self._num_groups[self.current] = 0
         return self._take_ended()

@@ -24,8 +24,8 @@ MAX_HISTORY = 1000
 
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
     """Return the conversation that the request `body` continues, as a list of pairs (request,
-    answer), oldest first. The field `previous_response_id` of each request names the answer before
-    it.
+    answer), oldest first. The field `previous_response_id` of each request names the preceding
+    answer.
 
     Return None in three cases:
 

@@ -1,4 +1,4 @@
-"""The ledger's counters: numbers and sums over all groups, kept up to date by the writer.
+"""The ledger's counters: numbers and sums over all groups, updated with every change of a group.
 
 Counting rows takes longer as the ledger grows. Therefore the proxy reads counters instead of
 counting rows, wherever a user waits for the result.
@@ -345,9 +345,9 @@ def add(db: Connection, subject: str, name: str, num: int) -> None:
 
 
 def watch(db: Connection, group_ids: Iterable[str]) -> None:
-    """Remember the amounts that these groups now add to the counters. Call this function before the
-    groups are changed. At the end of its block, `counted` reads the amounts again, and adds the
-    differences to the counters."""
+    """Remember the amounts that the groups `group_ids` now add to the counters. Call this function
+    before the groups are changed. At the end of the `with` block of `counted`, the amounts are read
+    again, and the differences are added to the counters."""
     before = cast(dict[str, Contribution | None], db.info[_KEY])
     new = [group_id for group_id in group_ids if group_id not in before]
     if new:

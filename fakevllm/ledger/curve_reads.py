@@ -3,11 +3,11 @@ curve, or only its two ends (the first and the last steps).
 
 A curve has one row for each training step, so the curve of a long run is large. Usually, only the
 two ends of a curve are compared. The time to read the ends does not depend on the length of the
-curve. There is one exception: if the reward hooks or the job changed during the run, the digests of
-all steps are read too, to find the last change.
+curve. There is one exception. If the reward hooks or the job changed during the run, the last
+change must be found, and this requires reading the digests of all steps.
 
-For a chart, SQLite itself reduces a curve to some hundred points, which takes a small part of the
-time of reading all steps.
+For a chart, SQLite reduces a curve to some hundred points. This is much faster than reading all
+steps.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class CurvePoint:
 
 def curve_points(db: Connection, run_id: str, max_points: int) -> list[CurvePoint]:
     """Return the points of a run's learning curve, in the order of the steps. There are at most
-    `max_points` of them, apart from those that changes of the hooks or the job add. No point has
-    steps from before and after such a change. The mean of a point is weighted by the steps' numbers
-    of groups."""
+    `max_points` points, plus at most one for each change of the hooks or the job. No point has
+    steps from before and after such a change. In the mean of a point, each step is weighted by its
+    number of groups."""
     num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
     changes = dict(_changes(db, run_id))
     size = max(1, -(-num_steps // max_points))
@@ -158,8 +158,9 @@ def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[S
 
 
 def _end(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the rows of one end of the learning curve: the first `rows` (training steps), until
-    they have the number of groups that `curve_ends` asks for, but at most MAX_END_STEPS rows."""
+    """Return the rows of one end of the learning curve. These are the first of `rows` (training
+    steps) that together have the number of groups that `curve_ends` asks for. Return at most
+    MAX_END_STEPS rows."""
     end: list[StepRow] = []
     num_policy = num_best = 0
     for row in rows:

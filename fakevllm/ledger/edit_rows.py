@@ -1,7 +1,7 @@
-"""What became of users' edits: the columns `edit_state`, `edit_reason`, `edit_step` and
-`edit_version` of the table `feedback`, and the queries on them. The value of the same feedback is
-trained independently: see feedback_rows.py. The methods that read block the thread, so do not call
-them on the event loop."""
+"""The outcomes of users' edits: the columns `edit_state`, `edit_reason`, `edit_step` and
+`edit_version` of the table `feedback`, and the queries on these columns. If a row also has a value,
+the value is trained independently (see feedback_rows.py). The methods that read block the thread,
+so do not call them on the event loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 class EditRows:
-    """Reader and writer of what became of edits."""
+    """Reads and writes the outcomes of users' edits in the ledger (the proxy's database)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EditRows:
         redactor: RecordRedactor,
     ) -> None:
         """Create the object. `put` is the function that queues a change for the thread that writes
-        the ledger."""
+        the ledger (the proxy's database)."""
         self._read_engine = read_engine
         self._put = put
         self._redactor = redactor
@@ -73,8 +73,8 @@ class EditRows:
     def set_outcome(
         self, row: FeedbackRecord, state: FeedbackState, reason: str | None = None
     ) -> WriteReceipt:
-        """Set the outcome of an edit that waits. If the edit does not wait any more, because the
-        user has taken it back or replaced it, nothing changes."""
+        """Set the outcome of an edit in the state `waiting`. An edit in any other state stays
+        unchanged, for example because the user has taken the edit back or replaced it."""
         reason = None if reason is None else self._redactor.text(reason)
         values = (state.value, reason)
         return self._put(partial(_set_outcome, values=values, row=row))
@@ -87,8 +87,9 @@ class EditRows:
 
     def waiting(self, started_at: float) -> list[tuple[str, str, bool]]:
         """Return the edits that wait to be sent to the server, oldest first. Each item is a triple
-        (group id, feedback id, is_settled). `is_settled` is False if the server has not
-        acknowledged the group's rewards yet, or if the group is not in the ledger yet.
+        (group id, feedback id, is_settled). A group is a request with its answers. `is_settled` is
+        False if the server has not acknowledged the group's rewards yet. It is also False if the
+        group is not in the ledger (the proxy's database) yet.
 
         `started_at` is the start of this proxy process, in Unix seconds. A group that an earlier
         process has not written will never be in the ledger, and counts as settled.
@@ -98,8 +99,8 @@ class EditRows:
         return [(group_id, name, bool(is_settled)) for group_id, name, is_settled in rows]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of edits in each state. Edits that the proxy was not asked to train
-        have no state."""
+        """Return the number of edits in each state. An edit has no state if edits were not trained
+        when it arrived."""
         with self._read_engine.connect() as db:
             return {state: num for state, num in db.exec_driver_sql(_COUNTS)}
 

@@ -1,5 +1,6 @@
-"""Queries about evaluations: the rows that were sampled for `fakevllm eval` or for the release
-gate. The methods block the thread, so do not call them on the event loop."""
+"""Queries about evaluations: the dataset rows that were sampled for `fakevllm eval` or for the
+release gate. The gate decides whether a new version of the weights may answer apps. The methods
+block the thread, so do not call them on the event loop."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ which the reward is NULL."""
 
 @dataclass(slots=True)
 class EvaluatedGroup:
-    """The samples of one held-out row, which one version of the weights has answered."""
+    """The samples of one held-out dataset row. All samples are from one version of the weights."""
 
     group_id: str
     eval_id: str
@@ -56,17 +57,17 @@ class EvaluatedGroup:
 
 
 class EvaluationReads:
-    """A reader of evaluated rows from the ledger."""
+    """Reads evaluated dataset rows from the ledger (the proxy's database)."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
 
     def latest(self, limit: int) -> list[EvaluatedGroup]:
-        """Return the latest evaluated rows of all evaluations, oldest first."""
+        """Return the latest evaluated dataset rows of all evaluations, oldest first."""
         return self._groups(_NEWEST, (limit,))
 
     def evaluation(self, eval_id: str, limit: int) -> list[EvaluatedGroup]:
-        """Return the latest rows of one evaluation, oldest first."""
+        """Return the latest dataset rows of one evaluation, oldest first."""
         return self._groups(_OF_EVALUATION, (eval_id, limit))
 
     def _groups(self, chosen: str, values: tuple[object, ...]) -> list[EvaluatedGroup]:

@@ -1,5 +1,5 @@
-"""Queries about the latest feedback and what became of it. The methods block the thread, so do not
-call them on the event loop."""
+"""Queries about the latest feedback and its outcome. The methods block the thread, so do not call
+them on the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUP = f"""
 
 @dataclass(frozen=True, slots=True)
 class FeedbackOutcome:
-    """One item of feedback with what became of its group. The fields about the group are empty if
+    """One item of feedback, with the outcome of its group. The fields about the group are empty if
     the ledger does not have the group."""
 
     feedback: FeedbackRecord

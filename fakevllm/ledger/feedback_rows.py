@@ -122,9 +122,9 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 def sample_outcomes(entry: LogEntry, prefix: str) -> list[tuple[Any, ...]]:
-    """Return what one entry of the server's run log says about samples that were made from
-    feedback. `prefix` is the prefix of their ids. Each item has the state, the reason, the step and
-    the version, and then the sample's group id and feedback id."""
+    """Return the outcomes of training samples that were made from feedback, as one entry of the
+    server's run log reports them. The ids of these samples begin with `prefix`. Each item has the
+    state, the reason, the step and the version, and then the sample's group id and feedback id."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -160,8 +160,9 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str], prefix: str) -> list[tuple[str, str]]:
-    """Return the pair (group id, feedback id) for each id with this prefix, which belongs to a
-    training sample made from feedback. Ids of ordinary groups are left out."""
+    """Return a pair (group id, feedback id) for each id that begins with `prefix`. Such an id
+    belongs to a training sample that was made from feedback. Ids of ordinary groups are left
+    out."""
     samples = [one.removeprefix(prefix).rpartition("/") for one in ids if one.startswith(prefix)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -230,8 +231,9 @@ class FeedbackRows:
         return self._one(_FIND_GROUP, self._redactor.id(answer_id), app_key)
 
     def owner_of(self, answer_id: str) -> str | None:
-        """Return the fingerprint of the API key with the latest answered request whose answer id or
-        group id is `answer_id`. Return None if there is no such request, or if it had no key."""
+        """Find the latest answered request whose answer id or group id is `answer_id`, and return
+        the fingerprint of its API key. Return None if there is no such request, or if it had no
+        key."""
         return self._one(_OWNER, self._redactor.id(answer_id))
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:

@@ -1,5 +1,5 @@
-"""Delete the contents of groups (requests with their sampled answers) from the ledger, and leave
-the rows of numbers.
+"""Delete the contents of groups (requests with their sampled answers) from the ledger. The rows of
+the groups stay, and keep their numbers, such as rewards.
 
 Long contents, such as requests and prompts, are stored as slices of pieces. A piece is a row of
 bytes that several contents may share. To never hold the ledger's writer for long, contents are
@@ -12,8 +12,8 @@ deleted in two stages:
    overwrites the bytes that no content uses.
 
 After `used_ranges` has begun, new contents may begin to use the pieces. `erase` therefore also
-reads the rows that were added since then, and recognizes these rows by their numbers. For this
-reason, only one process and one task may forget groups at a time.
+reads the rows that were added since then, and recognizes these rows by their row numbers. For this
+reason, only one task of one process may forget groups at a time.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class FoundGroups:
 
 @dataclass(frozen=True, slots=True)
 class UsedRanges:
-    """The byte ranges of pieces that contents used when `used_ranges` read the ledger."""
+    """Byte ranges of pieces (stored bytes) that were in use when `used_ranges` read the ledger."""
 
     pieces: PieceRanges
     fence: tuple[int, int]
@@ -221,8 +221,8 @@ class UsedRanges:
 
 
 class ForgottenGroups:
-    """Finds groups, deletes their contents, and remembers which of them the server has not deleted
-    yet. The methods that read block the thread."""
+    """Finds groups, and deletes their contents from the ledger. Also records which of these groups
+    the server has not deleted yet. The methods that read block the thread."""
 
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
@@ -258,17 +258,17 @@ class ForgottenGroups:
 
     def forget(self, group_ids: Sequence[str], cause: Cause, now: float) -> WriteReceipt:
         """Queue the deletion of the contents of a few groups. The pieces (stored bytes) of these
-        contents are only noted, and `erase` deletes them later. If `cause` is PRUNED, the contents
-        of a group are kept if the group waits to be trained, has feedback that is not processed, or
-        has an answer that is kept for a retry."""
+        contents are only noted, and `erase` deletes them later. With the cause PRUNED, a group
+        keeps its contents in three cases: it waits to be trained, has feedback that is not
+        processed, or has an answer that is kept for a retry."""
         return self._put(partial(_forget, ids=list(group_ids), cause=cause, now=now))
 
     def loose_pieces(self) -> list[int]:
-        """Return the ids of the pieces that may still have bytes of deleted contents."""
+        """Return the ids of pieces (stored bytes) that may have bytes of deleted contents."""
         return [piece for (piece,) in self._rows(_LOOSE)]
 
     def used_ranges(self, pieces: Sequence[int]) -> UsedRanges:
-        """Return the byte ranges of `pieces` that contents in the ledger use."""
+        """Return the byte ranges of `pieces` (stored bytes) that contents still use."""
         ranges = PieceRanges(pieces)
         ((*fence,),) = self._rows(_FENCE)
         for query, last in zip(_USES, fence, strict=True):
@@ -282,19 +282,20 @@ class ForgottenGroups:
         return UsedRanges(ranges, (fence[0], fence[1]))
 
     def erase(self, pieces: Sequence[int], used: UsedRanges) -> WriteReceipt:
-        """Queue the erasure of the bytes of a few pieces that no content uses. `used` is the result
-        of `used_ranges` for these pieces, and possibly for others."""
+        """Queue a change that erases the unused bytes of a few pieces (stored bytes). `used` is the
+        result of `used_ranges` for these pieces, and possibly for others."""
         return self._put(partial(_erase, pieces=list(pieces), used=used))
 
     def unsent(self, run_id: str, limit: int, among: Sequence[str] | None = None) -> list[str]:
-        """Return at most `limit` forgotten groups that the server has not deleted yet. Groups of
-        other runs than `run_id` are left out. `among` has the groups to look at; None means all."""
+        """Return at most `limit` groups whose contents were deleted here, but not yet at the
+        server. Groups of other runs than `run_id` are left out. `among` has the groups to look at;
+        None means all."""
         ids = None if among is None else _json(among)
         return [group_id for (group_id,) in self._rows(_UNSENT, run_id, ids, limit)]
 
     def num_unsent(self, among: Sequence[str] | None = None) -> int:
-        """Return the number of forgotten groups that the server has not deleted yet. `among` has
-        the groups to look at; None means all."""
+        """Return the number of groups whose contents were deleted here, but not yet at the server.
+        `among` has the groups to look at; None means all."""
         return self._rows(_NUM_UNSENT, None if among is None else _json(among))[0][0]
 
     def feedback_ids(self, group_ids: Sequence[str]) -> list[tuple[str, str]]:
@@ -311,7 +312,7 @@ class ForgottenGroups:
         return bool(self._rows(_IS_FORGOTTEN, group_id))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups whose contents were deleted, for each Cause."""
+        """Return the number of groups whose contents were deleted, for each cause."""
         return {cause: num for cause, num in self._rows(_COUNTS)}
 
     def _rows(self, query: str, *values: object) -> list[Any]:

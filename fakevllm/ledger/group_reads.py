@@ -185,9 +185,9 @@ class GroupReads:
     def search(
         self, search: GroupSearch, limit: int, after: GroupKey = NEWEST, max_rows: int | None = None
     ) -> GroupPage:
-        """Return at most `limit` groups that match, newest first, beginning after the key `after`.
-        Rows of evaluations are left out. At most `max_rows` groups are read, by default
-        MAX_SCANNED_ROWS. The search ends early if it takes longer than MAX_SEARCH_S."""
+        """Return at most `limit` groups that match `search`, newest first. The search begins after
+        the key `after`. Rows of evaluations are left out. At most `max_rows` groups are read, by
+        default MAX_SCANNED_ROWS. The search ends early if it takes longer than MAX_SEARCH_S."""
         ends_at = time.monotonic() + MAX_SEARCH_S
         conditions, values = search.sql()
         query = _PAGE.format(conditions=conditions)
@@ -211,15 +211,15 @@ class GroupReads:
         return GroupPage(found, after, is_cut=True)
 
     def num_since(self, received_at: float, limit: int) -> int:
-        """Return the number of groups since a time in Unix seconds. The number is at most `limit`,
-        so that the query is fast."""
+        """Return the number of groups received since `received_at`, in Unix seconds. The number is
+        at most `limit`, so that the query is fast."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_NUM_SINCE, (received_at, limit)).scalar_one()
 
 
 def _end_of_scan(db: Connection, after: GroupKey, num_rows: int) -> GroupKey | None:
-    """Return the key of the last of the `num_rows` groups after `after`. Return None if there are
-    not more than `num_rows` groups."""
+    """Return the key of the last group that a scan of `num_rows` groups reads. The scan begins
+    after the key `after`. Return None if there are fewer than `num_rows` groups."""
     row = db.exec_driver_sql(_END_OF_SCAN, (*after, num_rows - 1)).one_or_none()
     return None if row is None else (row[0], row[1])
 

@@ -156,7 +156,7 @@ def m014_evaluations(db: Connection) -> None:
 def m015_arms(db: Connection) -> None:
     """Add the columns for arms to the table `group_rows` and to its view `groups`.
 
-    An arm is a share of the sessions. It decides which weights answer a session.
+    An arm is a set of sessions that one version of the weights answers.
     """
     for statement in _M015:
         db.exec_driver_sql(statement)
@@ -172,8 +172,8 @@ def m017_forgotten(db: Connection) -> None:
 
 
 def m018_edits(db: Connection) -> None:
-    """Add the columns for what becomes of users' edits as demonstrations. Earlier edits have no
-    state, because they were not trained."""
+    """Add the columns for the training of users' edits: state, reason, step and version. Earlier
+    edits have no state, because they were not trained."""
     for statement in _M018_EDITS:
         db.exec_driver_sql(statement)
 

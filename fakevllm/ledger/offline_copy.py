@@ -1,6 +1,6 @@
-"""Let commands that only evaluate a ledger read the ledger of an older version. Such a command
-copies the ledger, and changes the copy to the current schema. The ledger itself stays unchanged, so
-that the older version of fakevllm can still open it.
+"""Let commands that only read a ledger (the proxy's database) use the ledger of an older version of
+fakevllm. Such a command copies the ledger, and changes the copy to the current schema. The ledger
+itself stays unchanged, so that the older version can still open it.
 
 The copy is first written under a temporary name and then renamed. Therefore a copy under its final
 name is always complete.
@@ -40,8 +40,9 @@ _CARRY_OVER = """
 
 
 def offline_ledger(ledger: Path) -> Path:
-    """Return a ledger file with the current schema. If this file is a copy of `ledger`, print a
-    note about the copy to stderr. Raises UserError if there is no file `ledger`."""
+    """Return a ledger file (a proxy's database) with the current schema. If this file is a copy of
+    `ledger`, print a note about the copy to stderr. Raises UserError if there is no file
+    `ledger`."""
     if not ledger.is_file():
         raise UserError(f"There is no ledger {ledger}: name another with --ledger.")
     file, note = current_schema(ledger)
@@ -77,8 +78,9 @@ def current_schema(ledger: Path) -> tuple[Path, str | None]:
 
 
 def copies_of(ledger: Path) -> list[Path]:
-    """Return the copies of a ledger that this version and earlier versions of fakevllm have made in
-    the ledger's folder. Delete the incomplete copies, which interrupted commands have left."""
+    """Return the copies of a ledger (a proxy's database) that this version and earlier versions of
+    fakevllm have made in the ledger's folder. Delete the incomplete copies, which interrupted
+    commands have left."""
     for part in ledger.parent.glob(f"{glob.escape(ledger.stem)}.m[0-9]*{ledger.suffix}.part"):
         part.unlink(missing_ok=True)
         _remove_log(part)
@@ -117,7 +119,7 @@ def _removed_on_error(part: Path) -> Generator[Path]:
 
 
 def _remove_log(file: Path) -> None:
-    """Delete the write-ahead log of a database file that nobody uses."""
+    """Delete the write-ahead log of a database file that no process uses."""
     for suffix in ("-wal", "-shm"):
         file.with_name(file.name + suffix).unlink(missing_ok=True)
 

@@ -65,9 +65,9 @@ class ReadOnlyLedger:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Check that the file can be read by this version, and convert errors of reads in the
-        `with` block to LedgerError. The message is one sentence that says what to do. All reads
-        in the block share one time limit, and must be made by the thread of the block."""
+        """Check that this version of fakevllm can read the file. If a read in the `with` block
+        fails, raise LedgerError with a message of one sentence that says what to do. All reads in
+        the block share one time limit, and must be made by the thread of the block."""
         self._deadlines.ends_at = time.monotonic() + self._timeout_s
         try:
             self._check_schema()

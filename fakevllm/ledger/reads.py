@@ -173,9 +173,10 @@ class CallReads:
         """Return the model calls of a group (request) as a dict. The dict maps the index of a
         sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
 
-        Old rows of the ledger do not say whether the tokens of a call were sampled from restricted
-        sets. If `unknown_sets` is a text, such a call cannot be trained, and the text is the
-        reason. If `unknown_sets` is None, the call counts as unrestricted.
+        Old rows of the ledger do not say whether the tokens of a call were sampled from the whole
+        vocabulary or from restricted sets of tokens. If `unknown_sets` is a text, such a call
+        cannot be trained, and the text is the reason. If `unknown_sets` is None, the call counts as
+        unrestricted.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The data classes of the ledger. Their fields have the names of the columns in the tables.
+"""The data classes of the ledger, the proxy's database. A field has the name of its column.
 
 tables.py derives the tables `groups`, `siblings` and `feedback` from the fields of `GroupRecord`,
 `SiblingRecord` and `FeedbackRecord`. A property of a column that the field's type cannot express,
@@ -83,8 +83,8 @@ class SiblingRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is kept for a retry of its request, because the app disconnected before the
-    app had received the whole answer.
+    """An answer that is kept for a retry of its request. The app disconnected before it had
+    received the whole answer.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
     200
@@ -105,7 +105,7 @@ class KeptAnswer:
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A stored response in the format of OpenAI's Responses API. The app that requested the
-    response can retrieve it later.
+    response can retrieve the response later.
 
     >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
     True
@@ -382,7 +382,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHealth:
-    """The condition of the thread that writes the ledger.
+    """The condition of the thread that writes the ledger (the proxy's database).
 
     >>> LedgerHealth(dropped=0, waiting=0, error=None).ok
     True

@@ -221,15 +221,15 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
 
 
 def read_cursor(db: Connection, run_id: str) -> int:
-    """Return the number of the last entry of this training run's log that was applied to the
-    ledger. Return 0 if no entry was applied."""
+    """Return the number of the last run log entry that was applied to the ledger for this training
+    run. Return 0 if no entry was applied."""
     row = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
     return int(row.scalar() or 0)
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the secret with which the proxy signs task keys (API keys that name a dataset task
-    each). If the ledger has no secret yet, create one."""
+    """Return the secret with which the proxy signs task keys (API keys that each name one task). If
+    the ledger has no secret yet, create one."""
     return _random_bytes(db, _TASK_SECRET)
 
 

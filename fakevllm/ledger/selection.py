@@ -1,8 +1,8 @@
-"""The groups of a ledger file that a command selects, with the options --where and --last. A group
-is a request with the answers (siblings) that were sampled for it.
+"""The groups that a command selects from a ledger file (a proxy's database), with the options
+--where and --last. A group is a request with the answers (siblings) that were sampled for it.
 
-The option --where takes an SQL condition. The SQL runs on a connection that can only read, and
-refuses every statement except queries. Rows of evaluations are never selected.
+The option --where takes an SQL condition. The SQL runs on a read-only connection, which refuses
+every statement except queries. Rows of evaluations are never selected.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _BEFORE_ALL: _Key = (float("-inf"), "")
 
 @dataclass(frozen=True, slots=True)
 class GroupSelection:
-    """The groups of one ledger file that match the options of a command."""
+    """The groups (requests with answers) in one ledger file that match a command's options."""
 
     ledger: Path
     where: str | None = None
@@ -89,7 +89,7 @@ class GroupSelection:
             return db.execute(query, (*first, *newest)).fetchall()
 
     def _key(self, db: sqlite3.Connection, num_newer: int) -> _Key | None:
-        """Return the key (time and id) of the selected group that has exactly `num_newer` newer
+        """Return the key (time and id) of the selected group that follows the `num_newer` newest
         selected groups. Return None if there is no such group."""
         query = f"SELECT {_KEY} {self._matching} {_BACKWARDS}"
         return db.execute(query, (num_newer,)).fetchone()
@@ -126,8 +126,8 @@ class SelectedGroups:
     _newest: _Key
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of the selected groups, oldest first. Raises UserError if the ledger cannot
-        be read."""
+        """Yield the ids of the selected groups, oldest first. Raises UserError if the ledger (the
+        proxy's database) cannot be read."""
         first, condition = self._oldest, _BETWEEN
         while page := self.selection.page(condition, first, self._newest):
             yield from (group_id for _, group_id in page)
@@ -147,7 +147,7 @@ def _check(db: sqlite3.Connection, where: str) -> None:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Callback of SQLite's authorizer: allow queries and functions, and refuse every other action.
-    Examples are writing, attaching a file and loading a library."""
+    """Callback of SQLite's authorizer: allow queries and functions. Refuse every other action, such
+    as writing, attaching a file or loading a library."""
     is_function = action == sqlite3.SQLITE_FUNCTION and second != "load_extension"
     return sqlite3.SQLITE_OK if action in _ALLOWED or is_function else sqlite3.SQLITE_DENY

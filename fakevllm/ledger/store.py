@@ -80,15 +80,15 @@ class Ledger:
     connections. Stop everything that writes to the ledger before you close the ledger.
 
     The attributes `sessions`, `calls`, `arms` and `stored_groups` read the tables of their
-    subjects. The attributes `kept_answers`, `responses`, `feedback` and `rescored` read and write
-    the tables of their subjects. The attribute `forgotten` deletes contents of groups.
+    subjects. The attributes `kept_answers`, `responses`, `feedback`, `edits` and `rescored` read
+    and write the tables of their subjects. The attribute `forgotten` deletes contents of groups.
     """
 
     def __init__(
         self, write_engine: Engine, read_engine: Engine, redaction: RedactionInUse | None = None
     ) -> None:
-        """Open the database connections. `redaction` is the redaction of everything that is
-        written; None means that nothing is redacted."""
+        """Open the database connections. `redaction` is applied to everything that is written. If
+        it is None, nothing is redacted."""
         self._write_engine = write_engine
         # Kept open for the writer: opening a connection costs more than writing a row.
         self._write_db = write_engine.connect()
@@ -118,8 +118,8 @@ class Ledger:
         redaction: RedactionInUse | None = None,
     ) -> Ledger:
         """Open the ledger file, and return the ledger. If needed, the file is created, or its
-        tables are migrated to the current schema. `redaction` is the redaction of everything that
-        is written from now on.
+        tables are migrated to the current schema. `redaction` is applied to everything that is
+        written from now on.
 
         Raises LedgerError if the file cannot be used, or if it was written by a newer version of
         fakevllm.
@@ -148,7 +148,7 @@ class Ledger:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Convert errors of reads in the `with` block to LedgerError.
+        """Raise LedgerError if a read of the ledger in the `with` block fails.
 
         A read fails if the file is damaged. Damage is not detected when the ledger is opened,
         because checking a large file would take too long.
@@ -228,8 +228,8 @@ class Ledger:
         """Wait until every change that was queued before this call is written or dropped. Return
         True when this is the case. Return False at the timeout, or at once if the queue is full.
 
-        After the result True, the receipt of each of these changes shows whether the change was
-        written or dropped. This method does not block the thread.
+        After the result True, the receipt of each change shows whether this change was written or
+        dropped. This method does not block the thread.
         """
         return await self._writer.flush(timeout_s)
 
@@ -366,14 +366,14 @@ class Ledger:
         return self._redactor.id(value)
 
     def stored_ids(self, value: str) -> tuple[str, str]:
-        """Return the forms in which the ledger may have an id that an app has chosen: the id as it
-        is, and the hash that replaces an id with redacted text. Raises LedgerError if the ledger
-        cannot be read."""
+        """Return the two forms in which the ledger may have an id that an app has chosen. One form
+        is the id itself. The other is the hash that replaces an id with redacted text. Raises
+        LedgerError if the ledger cannot be read."""
         return value, hashed_id(self._random_bytes(row_changes.id_secret), value)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """Return the app's latest request whose answer has this response id, or None. See
-        `RecordedGroups`."""
+        """Return the app's latest request whose answer has this response id, or None. The class
+        `RecordedGroups` documents the parameters."""
         return self._recorded.answered_request(response_id, app_key)
 
     def trained(
@@ -436,12 +436,11 @@ class Ledger:
         return [group.question, (task or self._recorded.task_of(group)).main_query, *messages]
 
     def task(self, task_id: str, rows: Mapping[str, Task] | None = None) -> Task | None:
-        """Return the dataset task with this id, or None. See `RecordedGroups`."""
+        """Return the task with this id, or None. `rows` are the rows of a dataset file, by id."""
         return self._recorded.task(task_id, rows)
 
     def recorded(self, group: GroupRecord, task: Task | None = None) -> RecordedGroup:
-        """Return a group in the form in which the reward hook gets groups. See
-        `RecordedGroups`."""
+        """Return a group in the form in which the reward hook gets groups."""
         return self._recorded.recorded(group, task)
 
     def chat_request(self, group: GroupRecord) -> dict[str, Any] | None:

@@ -1,5 +1,5 @@
 """The groups whose contents are still in the ledger, oldest first, with the facts that decide
-whether they may be pruned. A group is a request with the answers that were sampled for it."""
+whether a group may be pruned. A group is a request with the answers that were sampled for it."""
 
 from __future__ import annotations
 

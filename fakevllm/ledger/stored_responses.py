@@ -1,5 +1,5 @@
-"""Storage for responses of OpenAI's Responses API. With it, apps can retrieve, delete and cancel
-responses."""
+"""Store responses of OpenAI's Responses API, so that apps can retrieve, delete and cancel these
+responses later."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class SummaryReads:
             return whole_curve(db, run_id)
 
     def curve_points(self, run_id: str, max_points: int) -> list[CurvePoint]:
-        """Return one run's learning curve, reduced to at most `max_points` points, apart from those
-        that changes of the hooks or the job add."""
+        """Return one run's learning curve, reduced to at most `max_points` points. Each change of
+        the hooks or the job may add further points."""
         with self._read_engine.connect() as db:
             return curve_points(db, run_id, max_points)
 
@@ -40,7 +40,7 @@ class SummaryReads:
             return curve_ends(db, run_id)
 
     def numbers(self, subject: str) -> dict[str, int]:
-        """Return the counters of a subject by name. The subjects are those of the table
-        `counters`."""
+        """Return the counters of one subject of the table `counters`, as a dict from name to
+        number."""
         with self._read_engine.connect() as db:
             return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}

@@ -1,5 +1,5 @@
-"""Storage for answers that were not delivered. The app disconnected before it had received the
-whole answer. If the app sends its request again, the app gets the stored answer."""
+"""Storage for undelivered answers: the app disconnected before it had received the whole answer. If
+the app sends its request again, the app gets the stored answer."""
 
 from __future__ import annotations
 

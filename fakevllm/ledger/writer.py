@@ -41,7 +41,7 @@ short, because changes that are not written yet are lost if the process is kille
 
 @dataclass(slots=True)
 class WriteReceipt:
-    """The outcome of one queued change to the ledger, which the writer's thread sets. After
+    """The outcome of one queued change to the ledger. The writer's thread sets the outcome. After
     `Writer.flush` has returned True, the outcome is final.
 
     >>> WriteReceipt().is_written
@@ -96,8 +96,8 @@ class Writer(Generic[Change]):
 
     @property
     def num_dropped(self) -> int:
-        """Number of changes that were dropped, and are not in the ledger, since the writer was
-        created."""
+        """Number of changes that were dropped since the writer was created. These changes are not
+        in the ledger."""
         return self._num_refused + self._num_failed
 
     @property

@@ -107,13 +107,12 @@ class OverwatchApp(App[None]):
 
     def action_confirm(self, name: str) -> None:
         """Ask the user to confirm the server action `name`, such as `stop` or `drain`. If this
-        action is running already, only show a message about this, because an action must not run
+        action is running already, only show a message that says so, because an action must not run
         twice at the same time.
 
-        A drain is an example of such an action. It pauses episode claims, so that clients get no
-        new episodes, and stops the engine after the last episode. Another user can cancel the drain
-        by resuming claims. A second drain would pause the claims once more, against that user's
-        wish.
+        For example, a drain pauses episode claims, so that clients get no new episodes. After the
+        last episode, the drain stops the engine. Another user can cancel the drain by resuming
+        claims. A second drain would pause the claims once more, against that user's wish.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:

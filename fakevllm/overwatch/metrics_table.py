@@ -1,8 +1,8 @@
 """The table below the charts of `fakevllm overwatch`. It shows rewards, speed, and the metrics of
 the last training step.
 
-The table also shows how many calls did not continue an earlier call of their conversation, with one
-number for each cause. This module does no I/O.
+The table also shows how many model calls did not continue an earlier call of their conversation,
+with one number for each cause. This module does no I/O.
 """
 
 from __future__ import annotations

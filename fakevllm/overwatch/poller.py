@@ -47,8 +47,8 @@ class WatchedServer(Protocol):
         ...
 
     async def perform(self, action: ServerAction) -> str:
-        """Carry out an action that the user chose on the screen, such as starting the engine, on
-        the server. Return a message for the user. Raises SwarmError if the action fails."""
+        """Carry out `action` on the server, for example start the engine. Return a message for the
+        user. Raises SwarmError if the action fails."""
         ...
 
 
@@ -76,8 +76,8 @@ class ServerPoller:
         return self._last
 
     async def perform(self, action: ServerAction) -> str:
-        """Carry out an action that the user chose on the screen, such as starting the engine, on
-        the server. Return a message for the user. Raises SwarmError if the action fails."""
+        """Carry out `action` on the server, for example start the engine. Return a message for the
+        user. Raises SwarmError if the action fails."""
         try:
             return await self._driver.run(action.call())
         except ValidationError:

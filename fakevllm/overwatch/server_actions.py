@@ -1,8 +1,9 @@
 """The actions that the user can start on the server with a key of the keyboard: start, stop, pause,
 resume and drain.
 
-This module does no I/O. Each action is a `ServerCall`, which is a generator that yields requests
-and pauses to a driver (see `sdk/protocol`). Before an action starts, the user must confirm it.
+This module does no I/O. Each action is a `ServerCall`: a generator that tells a driver which
+requests to send and when to wait (see `sdk/protocol`). Before an action starts, the user must
+confirm it.
 """
 
 from __future__ import annotations

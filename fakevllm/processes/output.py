@@ -1,4 +1,4 @@
-"""Where the output of a child process goes: into a log file, or line by line to a function."""
+"""Write the output of a child process to a log file, or pass it to a function line by line."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Return the lines that are complete with this chunk."""
+        """Add a chunk of output, and return the lines that end in this chunk."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest[:MAX_LINE_BYTES])

@@ -1,8 +1,8 @@
 """The file `up.pid` in a run directory: which process runs `fakevllm up` on this directory.
 
-The process holds a lock on the file. If the process dies, the kernel releases the lock, and the
-number in the file means nothing any more, because another process may have got this number.
-Therefore only the lock says whether the process runs.
+The process holds a lock on the file. If the process dies, the kernel releases the lock. The number
+in the file then means nothing, because another process may have got the same number. Therefore only
+the lock says whether the process runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PidFile:
     """The locked pid file of this process. `close` releases the lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Lock the file and write this process's id. Raises UserError if another process holds the
-        lock, or if the file cannot be used."""
+        """Lock the pid file, and write this process's id to it. Raises UserError if another process
+        holds the lock, or if the file cannot be used."""
         path = folder / NAME
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -59,8 +59,8 @@ class PidFile:
                 ) from None
 
     def close(self) -> None:
-        """Empty the file and release the lock. The file itself stays: a process that has opened it
-        meanwhile would otherwise lock a file that no longer has a name."""
+        """Empty the pid file and release the lock. The file is not deleted, because another process
+        may already have opened it, and would then lock a deleted file."""
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
 
@@ -95,7 +95,7 @@ def running_message(folder: Path, pid: int | None) -> str:
 
 
 def down_command(folder: Path) -> str:
-    """Return the command that stops what runs on this run directory."""
+    """Return the shell command that stops the `fakevllm up` of this run directory."""
     return f"fakevllm down --run-dir {shlex.quote(str(folder))}"
 
 

@@ -16,10 +16,11 @@ BAD_SETTINGS_CODE = 2
 
 
 class RestartPolicy:
-    """The restarts of one process: an exponential backoff that ends.
+    """The restarts of one process, with exponential backoff and a limit on early deaths.
 
-    A death is early if it comes within STABLE_S seconds after the start. A process that lived
-    longer begins anew: it is started again at once, and earlier deaths are forgotten.
+    A death is early if it comes within STABLE_S seconds after the start. After any other death, the
+    process is started again at once, and the early deaths before it no longer count. A process that
+    ends with BAD_SETTINGS_CODE is never started again.
 
     >>> policy = RestartPolicy()
     >>> policy.record_start(100.0)

@@ -46,8 +46,8 @@ class SupervisedProcess:
         is_essential: bool = True,
     ) -> None:
         """Create the object. `environment` has the environment variables that the child process
-        gets in addition to those of this process. If `is_essential` is False, the other processes
-        go on when this one dies again and again."""
+        gets in addition to those of the parent process. If `is_essential` is False, the other child
+        processes go on when this child dies again and again."""
         self.name = name
         self.num_restarts = 0
         fd = str(listener.fileno())
@@ -68,8 +68,7 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None else None
 
     def kill(self) -> None:
-        """Kill the process if it runs, and its child processes, which it can no longer stop. The
-        process is not started again."""
+        """If the process runs, kill it and its child processes. Never start the process again."""
         self._is_killed = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -80,8 +79,9 @@ class SupervisedProcess:
         `on_restart` with a log line about the restart.
 
         Raises UserError if the process refuses its settings. Raises FakevllmError if the process
-        dies again and again. If the process is not essential, only a refusal at its first start
-        raises an error. Otherwise `on_restart` gets the message, and the process stays away.
+        dies again and again. A process that is not essential raises an error only if it refuses its
+        settings at its first start. In all other cases, `on_restart` gets the error message, and
+        the process is not started again.
         """
         loop = asyncio.get_running_loop()
         try:

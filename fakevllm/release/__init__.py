@@ -9,8 +9,8 @@ baseline.
   weights.
 * `held_out_draws` chooses the held-out rows of an evaluation.
 * `arms` assigns each session to an arm.
-* `arm_gains` estimates from live sessions how much better the newest weights are than the baseline,
-  and how much is gained by serving the best of the answers that were sampled for a request.
+* `arm_gains` estimates two gains in reward from live sessions: the gain of the newest weights over
+  the baseline, and the gain by serving the best of the sampled answers to a request.
 * `evidence_text` writes the versions and the figures of decisions as text.
 
 The folder is pure: no I/O, no clock, no random numbers. The code starts no task and opens no

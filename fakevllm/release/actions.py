@@ -30,7 +30,7 @@ class Decide:
 
     @property
     def source(self) -> str | None:
-        """What led to the release gate's decision: LIVE (results of apps' sessions) or HELD_OUT
+        """Source of the evidence for the decision: LIVE (results of apps' sessions) or HELD_OUT
         (answers to held-out rows). None if the decision only makes a version the candidate (the
         next version to evaluate)."""
         return self.evidence.get("source")

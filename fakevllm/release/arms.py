@@ -1,7 +1,7 @@
 """Assign each session to an arm. The arm decides which version of the weights answers the session.
 
-A session may be started by another session, so sessions form trees. The arm follows from a hash of
-a salt and the id of the first session of the tree (the root), so no assignment is stored. A session
+A session may be started by another session, so sessions form trees. The root is the first session
+of a tree. The arm is computed from a salt and the root's id, so no assignment is stored. A session
 therefore has the same arm in each process, also after a restart.
 """
 
@@ -107,8 +107,8 @@ class ArmAssigner:
 
     def assign(self, root: str) -> Assignment:
         """Return the arm of a session, and the probability of this arm. The arm decides which
-        version of the weights answers the session. `root` is the id of the first session of the
-        session's tree."""
+        version of the weights answers the session. A session may be started by another session, so
+        sessions form trees. `root` is the id of the first session in the tree."""
         point = position(self.salt, root)
         if point < self.shares.baseline:
             arm = Arm.BASELINE

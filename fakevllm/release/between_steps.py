@@ -9,8 +9,8 @@ therefore waits while a version is evaluated:
 2. Training makes `evaluate_every` versions, and waits.
 3. The served version becomes the candidate, and answers the same rows. The test in `controller`
    decides from the paired differences between the candidate and the reference.
-4. After a rejection, training goes back, and the released weights are served again. The released
-   weights make a new reference.
+4. After a rejection, training goes back to the released weights, and these weights are served
+   again. Their answers become a new reference.
 
 The reference has no influence on the training of a candidate. Therefore the error bounds of
 `controller`, such as the maximum probability of a wrong rejection, hold for each candidate. (The

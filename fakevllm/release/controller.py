@@ -27,8 +27,9 @@ a cycle. Two tests run during each cycle.
 Suppose that no version is worse than the released version by more than `margin`. Each test then
 rejects a version with a probability of at most alpha / 2, even if its result is read after every
 observation. The probability that at least one of the two tests rejects a version is at most alpha.
-The bound covers only one comparison of live sessions. A new comparison begins with each
-GateController, after each rejection that the server has refused, and with each change of the hooks.
+The bound covers only one comparison of live sessions. A new comparison begins with each new
+GateController object, after each rejection that the server has refused, and with each change of the
+hooks.
 
 The bounds hold only for rewards in their declared range. After a reward outside of the range,
 nothing is evaluated and no version is released.
@@ -50,7 +51,7 @@ _VERDICTS = (Decision.RELEASED, Decision.REJECTED, Decision.UNDECIDED)
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """The settings of the release gate, which decides the version of the weights that apps get."""
+    """The settings of the release gate. The gate decides which version of the weights apps get."""
 
     rewards: RewardRange
     """Range of a single reward. A reward outside of the range counts as the nearest end of the
@@ -128,7 +129,7 @@ class GateController:
         self._live.candidate = history.candidate
 
     def version_published(self, version: int) -> None:
-        """Record `version` as the newest version of the weights, which the server serves now."""
+        """Record that `version` is the newest version of the weights, and is served now."""
         self._newest = version
 
     def scorer_changed(self, scorer: str) -> None:
@@ -182,9 +183,10 @@ class GateController:
             self._begin_live_again()
 
     def session_scored(self, session: ScoredSession) -> None:
-        """Add a session that an app had since the latest verdict (the decision that a version is
-        released, rejected or left undecided). A session that the newest version answered counts
-        only if this version is newer than every version that had a verdict."""
+        """Add a session that was scored since the latest verdict (the decision that a version is
+        released, rejected or left undecided). A session that the released version answered always
+        counts. Any other session counts only if its version is newer than all versions with a
+        verdict."""
         if session.version is None or session.version > self._base:
             self._live.add(session)
 
@@ -234,9 +236,9 @@ class GateController:
     @property
     def next_candidate(self) -> int | None:
         """Lowest version number that the next candidate (the version to evaluate) can have. If
-        training has made newer versions by then, the newest of them becomes the candidate. The
-        value is None while a version is being evaluated, while releases are on hold or stopped, and
-        before the history is known."""
+        training makes newer versions before the next evaluation begins, the newest of them becomes
+        the candidate. The value is None while a version is being evaluated, while releases are on
+        hold or stopped, and before the history is known."""
         is_held = self._history is None or self._history.is_held
         if is_held or self._evaluation is not None or self._is_stopped:
             return None
@@ -322,7 +324,7 @@ class _Difference:
 
     def add(self, first: float, second: float) -> None:
         """Add one pair of mean rewards, one from each side of the comparison. The pair's difference
-        is `second - first`. Both must be in the declared range of rewards."""
+        is `second - first`. Both means must be in the declared range of rewards."""
         difference = max(-self._width, min(self._width, second - first))
         self._sequence.add(difference)
         if self._test is not None:
@@ -334,8 +336,8 @@ class _Difference:
 
     @property
     def is_acceptable(self) -> bool:
-        """Whether the test has already shown that the second mean reward is not lower than the
-        first one by `margin` (the largest acceptable loss) or more."""
+        """Whether the test has already shown that the second mean reward is above the first one
+        minus `margin` (the largest acceptable loss)."""
         return self._test is not None and self._test.is_above
 
     @property
@@ -399,8 +401,8 @@ class _Evaluation:
 
     def _mean(self, rewards: Sequence[float], num: int, missing: float) -> float:
         """Return the mean of `num` rewards. If `rewards` has fewer than `num` items, each missing
-        reward counts as `missing`. A reward outside of the declared range counts as the end of the
-        range."""
+        reward counts as `missing`. A reward outside of the declared range counts as the nearer end
+        of the range."""
         known = sum(_clipped(reward, self._rules) for reward in rewards)
         return (known + (num - len(rewards)) * missing) / num
 
@@ -485,10 +487,9 @@ class _LiveTest:
             self.rejected = self._first_worse()
 
     def _first_worse(self) -> int | None:
-        """Return the version to reject. This is the oldest version in the comparison, with one
-        exception. The exception applies if the mean loss of the candidate and the older versions is
-        at most the margin. The result is then the oldest version that is newer than the candidate,
-        if there is one."""
+        """Return the version to reject. It is usually the oldest version in the comparison. If the
+        mean loss of the candidate and the older versions is at most the margin, it is the oldest
+        version that is newer than the candidate, if there is one."""
         differences = self._older_differences
         if differences.num and differences.mean >= -self._rules.margin:
             return self._oldest if self._oldest_newer is None else self._oldest_newer

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One held-out row that is drawn for an evaluation."""
+    """One held-out dataset row that is drawn for an evaluation."""
 
     row: int
     """Position of the row in the file, from 0."""
@@ -26,8 +26,8 @@ class Draw:
 
 
 class HeldOutDraws:
-    """The draws of one evaluation, in order. A draw has a held-out row, and the number of earlier
-    draws of the same row.
+    """The draws of one evaluation, in order. A draw has a held-out dataset row, and the number of
+    earlier draws of the same row.
 
     >>> draws = HeldOutDraws("gate-20", num_rows=3)
     >>> draws.get(0), draws.get(5)
@@ -42,7 +42,7 @@ class HeldOutDraws:
         self._counts: Counter[int] = Counter()
 
     def get(self, number: int) -> Draw:
-        """Return the draw with this number, which says which held-out row is evaluated next. The
+        """Return the draw with this number. The draw has the held-out dataset row to evaluate. The
         first draw has the number 0."""
         while len(self._draws) <= number:
             row = self._row(len(self._draws))

@@ -25,8 +25,8 @@ POLL_TIMEOUT_S = 5.0
 
 
 def has_capacity(status: EngineStatusReply | None) -> bool:
-    """Return True if the replay may send another dataset row to the proxy: if less than MAX_BACKLOG
-    batches of groups wait for the trainer.
+    """Return True if the replay may send another dataset row to the proxy: if fewer than
+    MAX_BACKLOG batches of groups wait for the trainer.
 
     Also return True if the engine is off or its status is unknown. In these cases, the backlog
     might never shrink, so a row that waits for the trainer might wait forever.

@@ -12,7 +12,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class Progress:
-    """The finished rows of a replay, which are stored in the state file. The constructor raises
+    """The finished rows of a replay, as the state file stores them. The constructor raises
     ConfigError if the file cannot be read or written, or is not the state file of a replay."""
 
     def __init__(self, file: Path, *, fresh: bool) -> None:

@@ -15,8 +15,8 @@ MAX_PAUSE_S = 2.0
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """A time limit for the retries of one dataset row, which begins with the row's first failure.
-    The time in which the row waits for the trainer (see `backpressure`) does not count.
+    """A time limit for the retries of one dataset row. The time begins with the row's first
+    failure. The time in which the row waits for the trainer (see `backpressure`) does not count.
 
     >>> deadline = RetryDeadline(120.0)
     >>> deadline.may_retry(at_s=500.0), deadline.may_retry(at_s=621.0)

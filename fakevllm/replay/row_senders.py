@@ -27,8 +27,8 @@ class RowFailed(Exception):
 
 
 class RowInterrupted(Exception):
-    """Raised if a dataset row got no answer, because the connection broke, or because the server
-    was overloaded or unavailable. The row may be retried."""
+    """Raised if a dataset row got no answer. The connection broke, or the server was overloaded or
+    unavailable. The row may be retried."""
 
 
 class Player(Protocol):
@@ -43,8 +43,8 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """A Player that sends the row to /v1/chat/completions. If the row has no field `messages`, its
-    question is the only message of the request."""
+    """A Player that sends the dataset row to /v1/chat/completions. If the row has no field
+    `messages`, the row's question is the only message of the request."""
 
     url: str
     model: str
@@ -77,10 +77,10 @@ class EndpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class AppPlayer:
-    """A Player that runs the command of an app for each row.
+    """A Player that runs the command of an app for each dataset row.
 
-    The question replaces `{question}` in the arguments of the command. If no argument contains
-    `{question}`, the question is written to the command's standard input.
+    The row's question replaces `{question}` in the arguments of the command. If no argument
+    contains `{question}`, the question is written to the command's standard input.
     """
 
     command: Sequence[str]

@@ -8,10 +8,10 @@ An entry has one of these shapes:
 * a request with its response: `{"request": {…}, "response": {…}}`
 * a stored chat completion with its messages: `{"object": "chat.completion", "messages": […],
   "choices": […]}`
-* a line of the input file of a batch:
+* a line of a batch's input file:
   `{"custom_id": …, "url": "/v1/chat/completions", "body": {…}}`. In a batch for Anthropic, the line
   has `params` in place of `body`.
-* a line of a file for fine-tuning: `{"messages": […]}`. The last message is the answer.
+* a line of a fine-tuning file: `{"messages": […]}`. The last message is the answer.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def entries_of(value: object) -> Iterator[object]:
 
 def row_of(entry: object) -> Json:
     """Return the row of a dataset for an entry of a log. The row's field `question` is the last
-    user message, `messages` and `tools` are those of the request, and `answer` is the text of the
-    logged answer.
+    user message, and `answer` is the text of the logged answer. The fields `messages` and `tools`
+    are taken from the request.
 
     Raises NotImported if the entry has no request that can be sent to a chat model.
 
@@ -215,6 +215,6 @@ def _object(value: object) -> Json | None:
 
 
 def _items(value: object) -> list[Json]:
-    """Return the objects of a list; an empty list for a value of another type."""
+    """Return the JSON objects in a list. Return an empty list if `value` is not a list."""
     items = cast(list[object], value) if isinstance(value, list) else []
     return [cast(Json, item) for item in items if isinstance(item, dict)]

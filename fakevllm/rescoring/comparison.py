@@ -198,8 +198,8 @@ class HookComparison:
 
     @property
     def noise_share(self) -> float | None:
-        """Share of the variance of the new rewards within groups that is noise. Rewards are noisy
-        if equal answers get different rewards. None if no group has two equal answers, or if all
+        """Share of noise in the variance of the new rewards within groups. Rewards are noisy if
+        equal answers get different rewards. None if no group has two equal answers, or if all
         rewards of each group are equal."""
         return self._noise.share
 

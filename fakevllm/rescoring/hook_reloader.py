@@ -32,7 +32,7 @@ class ReloadsStopped(Exception):
 
 
 class ReloadState(Enum):
-    """How a reload of the hooks (the user's functions, such as the reward) has ended."""
+    """The way in which a reload of the hooks (the user's functions, such as the reward) ended."""
 
     TAKEN_OVER = "taken_over"
     UNCHANGED = "unchanged"
@@ -72,8 +72,8 @@ class HookReloader:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the reloader. `new_worker` returns a hook process for the hook files on disk. This
-        process is not started yet. `max_s` is the maximum number of seconds in which new hooks are
-        loaded and tried. `clock` returns the Unix time."""
+        process is not started yet. `max_s` is the maximum number of seconds for loading and trying
+        new hooks. `clock` returns the Unix time."""
         self._versions = versions
         self._new_worker = new_worker
         self._trial = trial

@@ -1,4 +1,4 @@
-"""Run new hooks on the latest logged groups, in a separate hook process."""
+"""Run new hooks on the latest logged groups (requests with answers), in a separate process."""
 
 from __future__ import annotations
 

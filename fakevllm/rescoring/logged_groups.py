@@ -23,7 +23,7 @@ any other."""
 
 
 class GroupSource(Protocol):
-    """An open ledger from which groups are read."""
+    """An open ledger (a proxy's database) from which groups are read."""
 
     def group(self, group_id: str) -> GroupRecord | None: ...
 
@@ -97,9 +97,9 @@ class LoggedGroup:
         *,
         is_known: bool = False,
     ) -> RescoredGroup:
-        """Combine the group with the rewards that other hooks gave to its answers, and return the
-        result. If these hooks failed, `rewards` is None and `reason` says why. `failure_floor` is
-        the setting `reward.failure_floor`."""
+        """Combine the group with the rewards that other hooks gave to the group's answers, and
+        return the result. If these hooks failed, `rewards` is None and `reason` says why.
+        `failure_floor` is the setting `reward.failure_floor`."""
         if rewards is not None:
             rewards = with_floor(rewards, self.failures, failure_floor)
         return RescoredGroup(

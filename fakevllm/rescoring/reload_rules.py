@@ -27,9 +27,10 @@ class ReloadRules:
         self._limits = limits
 
     def is_hopeless(self, comparison: HookComparison, num_groups: int) -> bool:
-        """Return True if the new hooks have already failed for so many groups that they will be
-        refused, whatever the other groups show. `comparison` has the results so far, and
-        `num_groups` is the number of groups on which the new hooks are tried."""
+        """Return True if the new hooks have already failed for so many groups (requests with their
+        answers) that the hooks will be refused, whatever the other groups show. `comparison` has
+        the results so far, and `num_groups` is the number of groups on which the new hooks are
+        tried."""
         return comparison.num_new_failures > self._limits.max_failed * num_groups
 
     def refusal(self, comparison: HookComparison) -> str | None:

@@ -82,8 +82,9 @@ class RewardNoise:
         return min(1.0, noise / total)
 
     def without_noise(self, correlation: float | None) -> float | None:
-        """Return the estimated value that `correlation`, a correlation of rewards within groups,
-        would have if the hook's rewards had no noise. Return None if no estimate is possible."""
+        """Return an estimate of `correlation` without the noise in the hook's rewards.
+        `correlation` is a correlation of rewards within groups. Return None if no estimate is
+        possible."""
         share = self.share
         if correlation is None or share is None or 1 - share < LEAST_RELIABILITY:
             return None

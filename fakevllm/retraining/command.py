@@ -1,4 +1,4 @@
-"""Run `fakevllm retrain`: score logged groups with other hooks, start a server, and train them."""
+"""Run `fakevllm retrain`: start a server, score logged groups with the hooks, and train on them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RetrainSettings:
     json_file: Path | None = None
 
     def server_flags(self, model: str | None, folder: Path) -> list[str]:
-        """Return the command-line flags of the server for the new run, without its port."""
+        """Return the server's command-line flags for the new run, except the flag `--port`."""
         return [
             *self.engines.flags,
             *([] if model is None else ["--model", model]),
@@ -128,9 +128,9 @@ class RetrainSettings:
 
 def run_retrain(settings: RetrainSettings, console: Console | None = None) -> RetrainReport:
     """Train logged groups (requests with their answers) in a new run, print the figures of the run
-    as a table, and return them. Raises UserError if nothing can be trained, or if training stops.
-    If the command ends before the first update, because of a UserError or an interrupt, the new run
-    directory is removed."""
+    as a table, and return the figures. Raises UserError if nothing can be trained, or if training
+    stops. If the command ends before the first update, because of a UserError or an interrupt, the
+    new run directory is removed."""
     console = console or Console()
     if settings.version is not None and not settings.engines.has_model:
         raise UserError("--from is for engines with a model: the fake engine has none.")
@@ -200,8 +200,8 @@ class _Retraining:
     bar: Progress
 
     async def run(self, model: str | None) -> None:
-        """Start the server with a model, score the groups with the hooks, and train them. The model
-        is checked before the hooks run, because the hooks may cost money."""
+        """Start the server with a model, score the groups with the hooks, and train the groups. The
+        model is checked before the hooks run, because hooks may make paid requests."""
         settings = self.settings
         async with self._server_url(model) as url:
             driver = AsyncHttpDriver(url)

@@ -1,8 +1,8 @@
 """Send logged groups to a server, step by step.
 
-The groups of a step are sent in the order of the ledger (the proxy's database). The next group is
-sent only after the step has ended. If the same groups are trained in two runs, each step therefore
-has the same groups in both runs.
+The groups are sent in the order of the ledger (the proxy's database). When enough groups for a step
+have been sent, the next group is sent only after this step has ended. If the same groups are
+trained in two runs, each step therefore has the same groups in both runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Read logged groups with their tokens, and with rewards from other hooks than at sampling time. A
-group is a request with the answers (siblings) that were sampled for it."""
+"""Read logged groups with their tokens and with new rewards. The new rewards are from other hooks
+than at sampling time. A group is a request with the answers (siblings) that were sampled for it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ its importance weights would be wrong."""
 
 
 class NotTrained(Exception):
-    """Raised for a group that cannot be trained again. The message is a slug
-    (short name) of the reason."""
+    """Raised for a group that cannot be trained again. The message is a slug (short name) of the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class TrainableGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Reads groups (requests with their sampled answers) from one ledger, the proxy's database. The
-    rewards of all groups are those of the hooks with the hash `hook_hash`."""
+    """Reads groups (requests with their sampled answers) from one ledger, the proxy's database. All
+    rewards are from the hooks whose content hash is `hook_hash`."""
 
     ledger: Ledger
     hook_hash: str

@@ -119,8 +119,8 @@ class RetrainReport:
     """Groups that were left over at the end, because they were too few for a step."""
 
     def add_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a training step to the report. They replace the metrics of an earlier
-        step with the same number."""
+        """Add the metrics of a training step to the report. The new metrics replace those of an
+        earlier step with the same number."""
         self.steps[step] = metrics
 
     def restore(self, step: int) -> None:

@@ -1,5 +1,5 @@
-"""Find the run whose groups (requests with their sampled answers) are trained again, and export the
-weights of one of its versions. The run is read from a server's run directory."""
+"""Find the run whose groups (requests with their sampled answers) are trained again, and export one
+version of the run's weights. The run is read from a server's run directory."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class SourceRun:
         self, version: int, target: Path, model: str | None, *, allow_hub: bool = False
     ) -> None:
         """Write the weights of a version to the model folder `target`. If the run's model was
-        moved, `model` is its present folder. With `allow_hub`, `model` may also be a name on the
-        hub. Raises UserError if the run has no checkpoint of the version."""
+        moved, `model` is its present folder. With `allow_hub`, `model` may also be a model name on
+        the Hugging Face hub. Raises UserError if the run has no checkpoint of the version."""
         flags = ["--run-dir", str(self.folder)]
         listed = _checkpoints("list", "--json", *flags)
         steps = {row["version"]: row["step"] for row in json.loads(listed)}

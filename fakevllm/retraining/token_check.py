@@ -74,9 +74,9 @@ def plain_answer(group: TrainableGroup) -> PlainAnswer | None:
 
 
 def are_same_tokens(num_equal: int, num_checked: int) -> bool:
-    """Return True if at least half of the checked answers had the same text. The model's tokenizer
-    is then taken as the tokenizer of the ledger's tokens. The other answers may differ because a
-    parser of the server has changed their text.
+    """Return True if the model's tokenizer decoded at least half of the checked answers correctly.
+    The ledger's tokens are then taken as tokens of this tokenizer. The other answers may differ
+    because a parser of the server has changed their text.
 
     >>> are_same_tokens(7, 8), are_same_tokens(1, 8), are_same_tokens(0, 0)
     (True, False, True)

@@ -42,9 +42,10 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 
 
 def reload_hooks(url: str, key: str | None) -> Json:
-    """Let a running proxy load its edited hook files, and try them on logged requests. The new
-    hooks replace the old ones if the proxy's limits (`[hooks.reload]`) allow it. Return the proxy's
-    reply. Raises ConfigError if the proxy does not answer or refuses the request."""
+    """Ask a running proxy to load its edited hook files, and to try the new hooks on logged
+    requests. The new hooks replace the old ones if the proxy's limits (`[hooks.reload]`) allow it.
+    Return the proxy's reply. Raises ConfigError if the proxy does not answer or refuses the
+    request."""
     path = "/fakevllm/hooks/reload"
     return fetch_json(url, path, key, method="POST", timeout_s=RELOAD_TIMEOUT_S)
 

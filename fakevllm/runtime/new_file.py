@@ -25,9 +25,9 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def new_file(target: Path) -> Generator[IO[bytes]]:
-    """Yield a temporary file beside `target`, which only its owner can read. It is renamed to
-    `target` when the `with` block ends. If the block raises an exception, or if SIGTERM or SIGHUP
-    stops the process, no file is left, and an older file `target` stays as it is.
+    """Yield a temporary file beside `target`. Only the owner can read the file. When the `with`
+    block ends, the file is renamed to `target`. If the block raises an exception, or if SIGTERM or
+    SIGHUP stops the process, no file is left, and an older file `target` stays as it is.
 
     Raises ConfigError if the file cannot be written. The method `write` of the yielded file raises
     ConfigError too.

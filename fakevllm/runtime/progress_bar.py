@@ -1,4 +1,4 @@
-"""The progress bar of commands over many rows or groups."""
+"""The progress bar of commands that process many rows or groups."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr, which is removed at the end. The bar writes nothing to
-    stdout, so that stdout has only the output of the command. If stderr is not a terminal, nothing
-    is shown."""
+    """Return a progress bar that is shown on stderr, and is removed at the end. The bar writes
+    nothing to stdout, so that stdout has only the output of the command. If stderr is not a
+    terminal, nothing is shown."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),

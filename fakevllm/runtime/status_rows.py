@@ -1,5 +1,5 @@
 """The rows of the status of a running proxy, as pairs of texts. The command `fakevllm status` and
-the console show them."""
+the console show these rows."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], str]:
-    """Return the pair (steps, message). The steps are those of the learning curve since the hooks
-    or the job last changed, because rewards from before and after a change cannot be compared. The
+    """Return the pair (steps, message). The steps are those of the learning curve since the last
+    change of the hooks or the job. Rewards from before and after a change cannot be compared. The
     message says which steps were left out. It is empty if no step was left out.
 
     `num_before` is the number of earlier steps that the proxy has not sent in `curve`.

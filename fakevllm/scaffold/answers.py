@@ -42,7 +42,7 @@ Ask = Callable[[Question], str]
 
 
 def one_of(names: tuple[str, ...]) -> Callable[[str], str]:
-    """Return a check that accepts only these names."""
+    """Return a check that accepts only the values in `names`."""
 
     def check(text: str) -> str:
         if text not in names:
@@ -96,8 +96,8 @@ def complete(
     """Return the answers to all questions. A flag's value comes first, then the default if
     `takes_defaults`, then the user's answer to `ask`.
 
-    `ask` is None without a terminal. Raises ConfigError if an answer is missing then, or if a
-    flag's value is not valid.
+    `ask` is None if there is no terminal. Raises ConfigError if an answer is missing and the user
+    cannot be asked, or if a flag's value is not valid.
     """
 
     def answer(question: Question, given: str | None) -> str:

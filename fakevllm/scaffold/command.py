@@ -24,11 +24,14 @@ def run_init(
     takes_defaults: bool,
     with_skills: bool,
 ) -> None:
-    """Write a new project into `folder`, and the skills if `with_skills`. Without a folder, or if
-    the folder has files and no flag describes a project, only add the skills.
+    """Write a new project into `folder`. If `with_skills` is True, also add the skills
+    (instructions for coding assistants).
 
-    Raises ConfigError if the folder has files otherwise, if an answer is missing or not valid, or
-    if a skill that the user has changed would be overwritten.
+    Suppose that `folder` is None or has files. If `with_skills` is True and no flag describes a
+    project, only the skills are added. Otherwise, ConfigError is raised.
+
+    Also raises ConfigError if an answer is missing or not valid, or if a skill that the user has
+    changed would be overwritten.
     """
     describes_project = (app, model, good) != (None, None, None)
     if with_skills and not describes_project and (folder is None or has_files(folder)):

@@ -1,4 +1,4 @@
-"""The kinds of rewards that `fakevllm init` can set up: what makes an answer a good one."""
+"""The kinds of rewards that `fakevllm init` can set up. A kind decides which answers are good."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REWARD_HOOK = "hooks/on_compute_relative_reward.py"
 
 @dataclass(frozen=True, slots=True)
 class Good:
-    """A kind of reward. Its other files are in `templates/good/NAME/`."""
+    """A kind of reward, with its hook. All its other files are in `templates/good/NAME/`."""
 
     ready_hook: str
     """Name of the file in the package `reward_hooks` that is copied."""

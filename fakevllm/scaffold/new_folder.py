@@ -40,7 +40,7 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> None:
     file by its path in the folder.
 
     The files are first written into a temporary folder on the same file system, and then moved. If
-    anything fails, `folder` is as before. Raises ConfigError then.
+    anything fails, `folder` stays as it was, and ConfigError is raised.
     """
     check_new(folder)
     is_there = folder.exists()

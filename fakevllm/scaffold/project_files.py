@@ -27,8 +27,8 @@ NEXT_COMMANDS = ("fakevllm up", "python mock_user_request.py")
 
 
 def project_files(name: str, answers: Answers) -> dict[str, str]:
-    """Return the text of each file by its path in the project's folder. `name` is the name of the
-    folder."""
+    """Return the files of a new project, as a dict from path to text. `name` is the name of the
+    project's folder."""
     good = TEMPLATES / "good" / answers.good
     app = TEMPLATES / "apps" / answers.app
     written = dict(_texts(TEMPLATES / "project")) | dict(_texts(good / "files"))

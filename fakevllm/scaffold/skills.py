@@ -1,4 +1,4 @@
-"""Write the skills, which are instructions for coding assistants, where the assistants look."""
+"""Write skills (instructions for coding assistants) into the folders that the assistants read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def skill_names() -> list[str]:
 
 
 def skill_files() -> dict[str, str]:
-    """Return the text of each skill by each of its paths in a project."""
+    """Return the files of all skills in a project, as a dict from path to text."""
     return {
         f"{folder}/{name}/{SKILL_FILE}": (skills_folder() / name / SKILL_FILE).read_text("utf-8")
         for folder in ASSISTANT_FOLDERS
@@ -38,10 +38,10 @@ def skill_files() -> dict[str, str]:
 
 
 def add_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
-    """Write files into a folder that exists, and return the paths of those that were missing.
+    """Write the missing files into an existing folder, and return the paths of these files.
 
-    Raises ConfigError if a file exists with another text, or cannot be written. No new file is left
-    then.
+    Raises ConfigError if a file exists with another text, or cannot be written. In both cases, the
+    folder has no new files.
     """
     missing = [path for path, text in texts.items() if not _is_there(folder / path, text)]
     with contextlib.ExitStack() as undo:
@@ -59,7 +59,7 @@ def add_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
 
 
 def _is_there(file: Path, text: str) -> bool:
-    """Return whether the file has this text. Raises ConfigError if it has another one."""
+    """Return True if the file exists with this text. Raises ConfigError if it has another text."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:

@@ -161,8 +161,8 @@ class SwarmClient:
         and an EpisodeAccess with its base URL and API key.
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
-        server takes the episode back. Raises SwarmServerOfflineError if somebody has stopped the
-        engine: it is off now, and this client has seen it running.
+        server takes the episode back. Raises SwarmServerOfflineError if the engine is off now and
+        this client has seen it running.
         """
         call = episode_calls.begin(
             self.client_uuid,

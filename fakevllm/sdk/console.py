@@ -26,8 +26,8 @@ def log_to_stderr() -> None:
 
 
 def print_pool(pool: PoolInformation, console: Console | None = None) -> None:
-    """Print the progress of the batch that is being collected, and its MAX_TASKS newest tasks with
-    their mean rewards."""
+    """Print the progress of the batch that is being collected, and the batch's MAX_TASKS newest
+    tasks with their mean rewards."""
     console = console or Console()
     state = (pool.engine_status or "not known").removeprefix("ENGINE.")
     console.print(

@@ -1,6 +1,6 @@
 """Requests about the engine: its state, its job, its start and stop, and the batch that it
-collects. Each function is a generator that yields requests to a driver (see `protocol`). The driver
-sends the requests."""
+collects. Each function is a generator that yields requests to a driver (see the module `protocol`).
+The driver sends the requests."""
 
 from __future__ import annotations
 

@@ -110,8 +110,9 @@ def begin(
 
 
 def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
-    """Return a copy of the throttle policy that contains the task's id. If `policy` is None or has
-    a task id already, return `policy` unchanged."""
+    """Return a copy of `policy` with the task's id. If `policy` is None or already has a task id,
+    return `policy` unchanged. A throttle policy limits the share of one kind of tasks in a
+    batch."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -156,8 +157,8 @@ def end(
 
 
 def check_output(task: Task, output: WorkflowOutput) -> None:
-    """Raise ValueError if the server would refuse this output of an episode: the task has no id, or
-    the reward is not one finite number in the allowed range."""
+    """Raise ValueError if the server would refuse this output of an episode. This is so if the task
+    has no id, or if the reward is not one finite number in the allowed range."""
     if not task.task_id:
         raise ValueError(
             "task.task_id is empty: it tells which episodes are compared with each other."
@@ -197,8 +198,8 @@ def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
 def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
     """Ask the server to count the episode's idle time from 0 again.
 
-    The server takes an episode back that is idle for too long. If an agent makes no LLM call for a
-    long time, it can keep the episode by sending this request from time to time.
+    The server takes back an episode that is idle for too long. To keep an episode during a long
+    time without LLM calls, send this request from time to time.
 
     Raises EpisodeLost if this client no longer has the claim of the episode. Raises SwarmError
     after any other error.

@@ -203,8 +203,8 @@ class DaemonThreadPool:
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
-        """Create a pool of at most `size` threads. If a call raises an error of a type in
-        `final_errors`, the pool ends: no further call begins, and the futures of waiting calls are
+        """Create a pool of at most `size` threads. The pool ends if a call raises an error of a
+        type in `final_errors`. Then no further call begins, and the futures of waiting calls are
         cancelled."""
         self._size = size
         self._final_errors = final_errors
@@ -251,7 +251,7 @@ class DaemonThreadPool:
             raise self._error
 
     def cancel(self) -> None:
-        """Cancel all calls of the pool that have not begun, and accept no further calls."""
+        """Cancel all calls of this thread pool that have not begun, and accept no further calls."""
         with self._changed:
             self._error = self._error or CancelledError()
             self._changed.notify_all()

@@ -24,7 +24,7 @@ class WorkingPool(Protocol):
 
     def wait(self) -> None:
         """Wait until all calls submitted to this thread pool have ended, or until an error has
-        ended the pool."""
+        stopped the pool."""
         ...
 
     def cancel(self) -> None:
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_pools.clear)  # a forked process has no thre
 
 
 def finish_at_exit(pool: WorkingPool) -> None:
-    """When the script ends, let it wait for the calls of `pool`. A script that ends with an
+    """Make the script wait for the calls of `pool` when it ends. A script that ends with an
     unhandled exception, such as KeyboardInterrupt, does not wait."""
     _pools.add(pool)
 

@@ -1,6 +1,6 @@
-"""Drivers that run server calls (generators that yield requests, pauses and warnings). A driver
-sends the requests with httpx, sleeps during the pauses, and logs the warnings at a limited rate.
-One driver blocks the calling thread. The other driver is async."""
+"""Drivers that run server calls (generators of requests, pauses and warnings). A driver sends the
+requests with httpx, sleeps during the pauses, and logs the warnings at a limited rate. One driver
+blocks the calling thread. The other driver is async."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls (generators that yield requests and pauses) in the caller's
-    thread. It blocks this thread until the server call ends.
+    """A driver that runs server calls (generators of `ServerRequest` and `Pause` objects) in the
+    caller's thread. It blocks this thread until the server call ends.
 
     Any number of threads may share one driver.
 
@@ -76,8 +76,8 @@ class HttpDriver:
     def run(self, call: ServerCall[T]) -> T:
         """Run a server call (a generator that yields requests and pauses), and return its result.
 
-        Raises the errors that the call raises. Raises ClientClosed if the call is in a pause, or
-        begins a pause, after `end_waits` was called.
+        Raises the errors that the call raises. Raises ClientClosed if `end_waits` is called before
+        or during a pause of the call.
         """
         waited_s = 0.0
         try:
@@ -124,8 +124,8 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """A driver that runs server calls (generators that yield requests and pauses) in one event
-    loop. Each request uses an httpx client of its own while it runs."""
+    """A driver that runs server calls (generators of `ServerRequest` and `Pause` objects) in one
+    event loop. Each request uses an httpx client of its own while it runs."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -136,8 +136,8 @@ class AsyncHttpDriver:
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
         """Run a server call (a generator that yields requests and pauses), and return its result.
 
-        Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set while
-        the call pauses.
+        Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set before
+        or during a pause of the call.
         """
         waited_s = 0.0
         try:
@@ -228,7 +228,7 @@ class ConnectionPool(Generic[C]):
             return [idle for idle, _ in old]
 
     def close(self) -> list[C]:
-        """Close the pool, and return its idle HTTP clients, which the caller must close."""
+        """Close the pool, and return its idle HTTP clients. The caller must close these clients."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

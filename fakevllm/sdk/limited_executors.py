@@ -130,8 +130,8 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """Stop counting the groups that were submitted before this call towards
-        `max_parallel_groups`. The calls of these groups continue."""
+        """Exclude all groups that were submitted earlier from the limit `max_parallel_groups`. The
+        calls of these groups continue."""
         with self._lock:
             groups = tuple(self._counted)
         for group in groups:
@@ -139,8 +139,8 @@ class TaskCountLimitedThreadPoolExecutor:
 
     def shutdown(self, wait: bool = True) -> None:
         """Let the threads end after all submitted calls have run. If `wait` is True, return only
-        when all calls have ended. If `wait` is False, return at once. If an error such as a stopped
-        engine has ended the executor, that error is raised."""
+        when all calls have ended. If `wait` is False, return at once. If an error (such as a
+        stopped engine) has ended the executor, raise this error."""
         try:
             while wait and self._unfinished:
                 wait_for(tuple(self._unfinished))

@@ -1,9 +1,9 @@
 """Server calls: what a client sends to the server, and when the client retries. Server calls are
 generators without I/O, so that threads and event loops can share the code.
 
-A `ServerCall` is a generator. It yields requests, pauses and warnings. It receives the server's
-replies, and finally returns its result. `SwarmClient` runs a call in the caller's thread, and
-`AsyncSwarmClient` runs it in an event loop.
+A `ServerCall` is a generator. It yields objects of the classes `ServerRequest`, `Pause` and
+`ThrottledWarning`. It receives the server's replies, and finally returns its result. `SwarmClient`
+runs a call in the caller's thread, and `AsyncSwarmClient` runs it in an event loop.
 """
 
 from __future__ import annotations
@@ -195,8 +195,9 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Yield the next pause, for which the code that runs this server call then waits. `reason`
-        says what the client waits for, and is logged if the wait is long."""
+        """Yield a `Pause` of the next length. The driver, which runs this server call, then waits
+        for that long. `reason` says what the client waits for, and is logged if the wait is
+        long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

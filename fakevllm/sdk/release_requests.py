@@ -1,5 +1,5 @@
-"""The requests of operators about releases to the swarm server: `fakevllm release …` and the
-console."""
+"""Requests about releases that an operator sends to the swarm server, with `fakevllm release …` or
+in the console."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_decision_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class DecisionTarget:
-    """What makes a decision safe to send twice, and safe to send late."""
+    """The id of a decision, and the training run that the decision is about."""
 
     run_id: str | None
     """Id of the run to which the decision's version belongs. If the server has changed to another
@@ -77,8 +77,8 @@ class ReleaseRequests:
     def promote(
         self, version: int, *, force: bool, target: DecisionTarget | None = None
     ) -> ReleaseRecord:
-        """Ask the server to release this version of the weights. By default, the version is one of
-        the server's present run. Raises UserError if the server refuses."""
+        """Ask the server to release this version of the weights. If `target` is None, the version
+        belongs to the server's present run. Raises UserError if the server refuses."""
         return self._decide(Decision.RELEASED, version, force=force, target=target)
 
     def hold(self) -> ReleaseRecord:
@@ -95,8 +95,8 @@ class ReleaseRequests:
         self, version: int | None, *, target: DecisionTarget | None = None
     ) -> ReleaseRecord:
         """Ask the server to let training go back to a version of the weights. If `version` is None,
-        this is the released version. By default, the version is one of the server's present run.
-        Raises UserError if the server refuses."""
+        training goes back to the released version. If `target` is None, the version belongs to the
+        server's present run. Raises UserError if the server refuses."""
         target = target or self._present_run()
         body = RollbackRequest(id=target.id, run_id=target.run_id, version=version)
         return self._post("/rollback", body)

@@ -20,7 +20,7 @@ class SyncDetector:
     I/O. The detector gets the server's statuses in the order in which they were polled.
 
     A sync that began and ended between two polls is detected too, because the later status has a
-    higher number of the training step.
+    higher training step number.
     """
 
     def __init__(self) -> None:

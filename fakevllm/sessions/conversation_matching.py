@@ -126,7 +126,8 @@ class SessionLookup:
         * `within`, the session that was identified before this call, for example by a name in a
           header
         * the field `prompt_cache_key`
-        * a quote from a question of the session, if the app makes the call for itself
+        * a quote of one of the session's questions, if the app makes the request for itself (for
+          example, to get a title)
         """
         match = self._distinctive_answer(request, within)
         if match is not None:
@@ -147,8 +148,9 @@ class SessionLookup:
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
         """Return (match, evidence) for the earlier answer whose response id or tool call id occurs
-        in the request. A response id counts before all tool call ids. Of several tool call ids, the
-        last in the history counts. If no id belongs to an earlier answer, the match is None."""
+        in the request. A response id takes precedence over all tool call ids. Of several tool call
+        ids, the last in the history counts. If no id belongs to an earlier answer, the match is
+        None."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -252,10 +254,10 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question is quoted in the request's text. Return None if no
-        session is quoted.
+        """Return the session that has a question quoted in the request's text. Return None if there
+        is no such session.
 
-        If several sessions are quoted, a session whose last answer is quoted too is preferred.
+        If there are several, prefer a session that has its last answer quoted too.
         """
         text = padded(request.history.user_text)
         best: tuple[int, SessionNode] | None = None
@@ -288,8 +290,8 @@ def padded(text: str) -> str:
 
 
 def quotes(text: str, excerpt: str) -> bool:
-    """Return True if `text`, a result of `padded`, contains the excerpt as whole lines. The name of
-    a speaker and a colon may precede the excerpt on its first line.
+    """Return True if `text`, a result of `padded`, contains `excerpt` as whole lines. The name of a
+    speaker and a colon may precede the first line of `excerpt`.
 
     >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
     True

@@ -234,8 +234,8 @@ def without(text: str, begin: str, end: str) -> str:
     """Return the text without the passages that begin with the marker `begin` and end with the
     marker `end`.
 
-    No regular expression is used: for each `begin` without an `end`, it would scan the rest of the
-    text again.
+    No regular expression is used. A regular expression would scan the rest of the text again for
+    each `begin` without an `end`.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -331,8 +331,8 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts of completions requests. Each length is the length of a
-    prompt together with its answer.
+    """The lengths of the latest prompts of completions requests. Each length is the total length of
+    a prompt and its answer.
 
     A completions request has a prompt and no messages. To find the earlier prompt that a new prompt
     continues, the new prompt is cut off at each of these lengths. The hash of each part is then
@@ -345,10 +345,10 @@ class PromptEnds:
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
         """Return the prompt of a completions request as a message history.
 
-        For each stored length up to the length of the prompt, the history has one message, which
-        represents the prompt's beginning of this length. The key of the message is the hash of this
-        beginning. When the key is looked up later, the lookup shows whether the beginning is an
-        earlier prompt with its answer. The last message of the history represents the whole prompt.
+        The history has one message for each stored length up to the prompt's length. The message
+        represents the first part of the prompt with this length, and its key is the hash of this
+        part. A later lookup of the key shows whether the part is an earlier prompt with its answer.
+        The last message of the history represents the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -364,8 +364,8 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Store the length of a prompt together with its answer, in characters. The method
-        `history_of` looks for this prompt at the beginning of later prompts."""
+        """Store the total length of a prompt and its answer, in characters. The method `history_of`
+        looks for this prompt at the beginning of later prompts."""
         self._lengths.append(length)
 
 

@@ -112,8 +112,8 @@ class GroupIndex(Generic[Key]):
     """An index of groups by one kind of key, such as the hash of the message history. A group is a
     request with its answer.
 
-    Several groups may have the same key, but most groups are the only one with their key. To save
-    memory, a group that is the only one is stored without a dict around it.
+    Several groups may have the same key, but most keys have only one group. To save memory, such a
+    single group is stored without a dict around it.
     """
 
     def __init__(self) -> None:

@@ -52,8 +52,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call (a call that the app makes for itself, for example for a title) that quotes a
-    question, and arrived before the request with this question."""
+    """A side call that quotes a question, and arrived before the request with this question. A side
+    call is a call that the app makes for itself, for example for a title."""
 
     session_id: str
     text: str
@@ -220,14 +220,14 @@ class SessionTree:
                 self.served(placed.group_id, message, received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
-        """Return the session for a request that could not be matched with an existing session.
+        """Return the session for a request whose message history matches no session.
 
         The first of these rules that applies decides:
 
         1. If the request contains the name of a session, the request gets the session of that name.
-        2. If an earlier side call quotes the question of this main call, the request gets the
-           session of the side call. A side call is a call that the app makes for itself, for
-           example for a title.
+        2. If the request is not a side call, and an earlier side call quotes its question, the
+           request gets the session of the side call. A side call is a call that the app makes for
+           itself, for example for a title.
         3. The request gets a new session.
         """
         session_id = _named_session_id(request)
@@ -313,9 +313,9 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return True if the request's history contains the answer of its parent (the earlier
-        request that it continues), but the messages before that answer differ from the parent's
-        messages."""
+        """Return True if the request's history contains the answer of its parent, but the messages
+        before that answer differ from the parent's messages. The parent is the earlier request that
+        the request continues."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
@@ -353,7 +353,7 @@ class SessionTree:
                 group.is_repeated = True
 
     def _add(self, request: IncomingRequest, session: SessionNode, place: Place) -> None:
-        """Add a group to the tree for `request`, whose place is `place`, and update its session."""
+        """Add a group for `request` to the tree at `place`, and update its session."""
         history, hints = request.history, request.hints
         session.user = hints.user or session.user
         session.cache_key = hints.cache_key or session.cache_key

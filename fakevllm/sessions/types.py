@@ -1,6 +1,6 @@
-"""The types of the session tree. A place is the position of a request in this tree. The types
-describe a request that has no place yet, a place, and a request with its place that is read from
-the ledger."""
+"""The types for the places of requests in the session tree. `Place` is such a place.
+`IncomingRequest` is a request that has no place yet. `PlacedRequest` is a request with its place,
+as stored in the ledger (the proxy's database)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fakevllm.sessions.normalize import MessageHistory, PromptHash
 
 
 class Kind(StrEnum):
-    """The role of a request in its session. A request's parent is the request whose answer it
-    continues.
+    """The role of a request in its session. The parent is the earlier request whose answer this
+    request continues.
 
     new          The request opens the session.
     sub_agent    The request opens the session. Another session has started this session.

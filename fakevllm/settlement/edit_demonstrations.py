@@ -1,10 +1,9 @@
-"""Demonstrations from users' edits of answers: when an edit cannot be trained, and which token ids
-it has. This module does no I/O.
+"""Make demonstrations from users' edits of answers. This module decides which token ids an edit
+has, and whether the edit can be trained. It does no I/O.
 
 No engine has sampled the edited text, so it has no ids. The engine's own `/tokenize` renders the
 conversation with the edit, and the ids of the recorded call show where the answer begins. If the
-rendered ids do not begin with those of the recorded prompt, the edit is not trained: nothing is
-guessed.
+rendered ids do not begin with those of the recorded prompt, the edit is not trained.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ the ids alone."""
 
 
 class EditKept(Exception):
-    """Raised if an edit cannot be trained. The message is the reason, which begins with a slug."""
+    """Raised if an edit cannot be trained. The message is the reason, and begins with a slug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ def check_text(edited: str | None, served: str | None) -> str:
 
 
 def check_message(message: object) -> None:
-    """Raise EditKept if the served `message` has reasoning. An edit has none, and would teach the
-    model to answer without reasoning.
+    """Raise EditKept if the served `message` has reasoning. An edit has no reasoning, so training
+    on it would teach the model to answer without reasoning.
 
     >>> check_message({"role": "assistant", "content": "4", "reasoning": None})
     """
@@ -86,13 +85,13 @@ def check_message(message: object) -> None:
 
 
 def tokenize_requests(request: Json, edited: str) -> list[Json]:
-    """Return the bodies of the requests to `/tokenize` that render an edit. `request` is the
-    request in the engine's format.
+    """Return the bodies of the requests to `/tokenize` that render an edit (a user's corrected
+    answer). `request` is the request in the engine's format.
 
     A chat is rendered twice: with the edit, and with another text. A text completion needs no
     second request, because no template follows its text. Raises EditKept if the request has neither
-    messages nor a prompt text, or if the answer is not a whole message and does not continue a
-    text.
+    messages nor a prompt text. Also raises EditKept if the answer is neither a whole message nor
+    the continuation of a text.
     """
     messages, prompt = request.get("messages"), request.get("prompt")
     if isinstance(messages, list):
@@ -126,8 +125,9 @@ def _with_answer(request: Json, messages: list[Any], text: str) -> list[Any]:
 
 
 def _other(text: str) -> str:
-    """Return a text that begins and ends with another letter. What two conversations that end with
-    these two texts have in common before and after the texts is written by the chat template.
+    """Return one letter that differs from the first and the last character of `text`. One
+    conversation is rendered with `text`, and once more with this letter. Tokens next to the text
+    that both renderings share are written by the chat template.
 
     >>> _other("It is 7."), _other("x is y")
     ('x', 'z')
@@ -141,12 +141,12 @@ def edited_response(answer: RecordedAnswer, rendered: Sequence[Sequence[int]]) -
     that the requests of `tokenize_requests` returned.
 
     The response ends with the token that ended the served answer, if the chat template writes this
-    token after an answer. Otherwise it ends with all that the template writes. Raises EditKept in
-    three cases:
+    token after an answer. Otherwise it ends with everything that the template writes after an
+    answer. Raises EditKept in three cases:
 
     * The rendered ids do not begin with the recorded prompt.
-    * The template writes tokens before the edit with which the served answer does not begin, such
-      as an empty block of reasoning.
+    * Before the edit, the template writes tokens that are not at the beginning of the served
+      answer, such as an empty block of reasoning.
     * The edit itself contains the token that the template writes after an answer.
 
     >>> answer = RecordedAnswer([1, 2], [7, 0])
@@ -185,8 +185,9 @@ def _num_common(lists: Iterable[Sequence[int]]) -> int:
 def demonstrations(
     loss: str, answer: RecordedAnswer, response_ids: Sequence[int]
 ) -> list[DemonstrationIds]:
-    """Return the demonstrations of an edit for a demonstration loss. `response_ids` are the ids of
-    the edit. For `dpo`, the served answer is the rejected one."""
+    """Return the demonstrations that train a user's edit with the loss `loss` (`sft` or `dpo`).
+    `response_ids` are the token ids of the edit. For `dpo`, the served answer is the rejected
+    response."""
     prompt_ids = pack_ids(answer.prompt_ids)
     edit = pack_ids(response_ids)
     if loss == "sft":

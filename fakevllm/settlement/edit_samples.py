@@ -1,8 +1,8 @@
-"""Sends users' edits of answers to the server as demonstrations, after their groups have reached
-the server.
+"""Send users' edits of answers to the server as demonstrations. An edit is sent only after the
+server's decision about the answer's group is known.
 
-The value of the same feedback is trained independently. The server accepts the demonstrations of
-each edit at most once.
+Feedback with an edit may also have a value. The value is trained independently of the edit. The
+server accepts the demonstrations of each edit at most once.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class EditSamples:
         link: SwarmLink,
         held_out: HeldOutGroups,
     ) -> None:
-        """Create the background task. `held_out` finds the groups that quote a held-out row, which
-        must not be trained."""
+        """Create the background task. `held_out` finds the groups that quote a held-out row. Such
+        groups must not be trained."""
         self._loss = settings.edits
         self._ledger = ledger
         self._link = link
@@ -81,7 +81,7 @@ class EditSamples:
 
     @property
     def first_state(self) -> FeedbackState | None:
-        """State of an edit that arrives. None if edits are not trained."""
+        """State in which a new edit is stored; None if edits are not trained."""
         return None if self._loss == "keep" else FeedbackState.WAITING
 
     def wake(self) -> None:
@@ -89,8 +89,8 @@ class EditSamples:
         self._loop.wake()
 
     def group_settled(self, group_id: str) -> None:
-        """Record that the server's decision about a group is known. If an edit of its answer waited
-        for the decision, wake the background task. The task then sends the edit."""
+        """Record that the server's decision about a group is known. If an edit of the group's
+        answer waited for this decision, wake the background task, which then sends the edit."""
         self._loop.group_settled(group_id)
 
     async def run(self) -> None:
@@ -177,8 +177,9 @@ class EditSamples:
                 raise EditKept("redacted: the request, the answer or the edit is redacted now")
 
     async def _response_ids(self, edit: _Edit) -> list[int]:
-        """Ask the engine for the token ids of an edit. Raises EditKept if the engine refuses, or if
-        the ids do not fit to the recorded answer or into the model's context."""
+        """Ask the engine for the token ids of an edit. Raises EditKept if the engine refuses the
+        request. Also raises EditKept if the ids do not fit the recorded answer, or if the model's
+        context is too short for them."""
         rendered: list[list[int]] = []
         max_model_len: int | None = None
         for body in tokenize_requests(edit.request, edit.text):

@@ -1,9 +1,9 @@
 """The service for feedback about answers.
 
 Each feedback is stored in the ledger, which is the proxy's database. The `on_feedback` hook
-computes the value of the feedback. If the rewards of the answer's group (the request with all its
-sampled answers) have not been sent to the server yet, the value is added to the served answer's
-reward. Otherwise the feedback becomes a training sample of its own.
+computes the value of the feedback. A group is a request with all its sampled answers. If the
+rewards of the answer's group have not been sent to the server yet, the value is added to the served
+answer's reward. Otherwise the feedback becomes a training sample of its own.
 
 If the proxy stops before it has processed stored feedback, the next proxy process processes this
 feedback.
@@ -110,8 +110,9 @@ class FeedbackService:
         """Store feedback. Return a pair: the feedback's row in the ledger, and whether this
         feedback was already stored before the call.
 
-        If `body.any_key` is true, the answer may have been given to any app. The caller has checked
-        that `app_key` is an admin's key. The feedback counts as that of `app_key`.
+        If `body.any_key` is true, the answer may have been given to any app. In this case, the
+        caller must have checked that `app_key` is an admin's key. The feedback is stored as
+        feedback from `app_key`.
 
         Raises WireError with status 404 if this app received no answer with the given id. The
         status is 400 if the `feedback_id` was used before for other feedback. The status is 503 if

@@ -85,8 +85,7 @@ def identify(
     body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
     """Return a pair. The first element is the id of the feedback. The second element is the
-    original, or None if the feedback is new. The original is the earlier feedback of which the
-    feedback in `body` is a duplicate.
+    original: the earlier feedback that `body` repeats. It is None if the feedback is new.
 
     `earlier` is all feedback about the same answer, oldest first.
 
@@ -126,7 +125,7 @@ def content_of(row: FeedbackRecord) -> dict[str, Any]:
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback in `earlier` that new feedback about the same answer replaces. New
+    """Return the feedback in `earlier` that is replaced by new feedback about the same answer. New
     feedback replaces explicit feedback that is still being processed, and explicit feedback that
     waits to be sent as a sample."""
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)

@@ -1,7 +1,7 @@
 """Find recorded groups (requests with their sampled answers) that quote a held-out row. Held-out
 rows are reserved for evaluation.
 
-A group may have been recorded before its row was held out. Such a group must not be trained.
+A group may have been recorded before the quoted row was held out. Such a group must not be trained.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class LateSamples:
         link: SwarmLink,
         held_out: HeldOutGroups,
     ) -> None:
-        """Create the background task. `held_out` finds the groups that quote a held-out row, which
-        must not be trained."""
+        """Create the background task. `held_out` finds the groups that quote a held-out row. Such
+        groups must not be trained."""
         self._settings = settings
         self._held_out = held_out
         self._ledger = ledger
@@ -62,9 +62,9 @@ class LateSamples:
         await self._loop.run()
 
     async def _waiting(self) -> list[Candidate]:
-        """Return the feedback that waits, and whose app has sent enough feedback for a baseline.
-        The group of feedback is settled if it no longer has the state `scored`. (A group in this
-        state still waits to be sent to the server.)"""
+        """Return the feedback that waits to be sent and for which a baseline can be computed. For
+        each feedback, the result also says whether the server has acknowledged the rewards of the
+        group."""
         await self._ledger.flush()
         num = self._settings.num_for_baseline
         return await asyncio.to_thread(self._ledger.feedback.with_baseline, num)

@@ -39,8 +39,8 @@ class PendingGroups:
     yet. A group is a request with all its sampled answers."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """Create an empty collection. `window_s` is the feedback window: after a group (a request
-        with its answers) is scored, it waits this number of seconds for feedback before it is sent.
+        """Create an empty collection. `window_s` is the feedback window: the seconds for which a
+        scored group (a request with its answers) waits for feedback before it is sent.
         """
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
@@ -105,8 +105,8 @@ class PendingGroups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. From then on, this feedback
-        no longer delays the group.
+        """Record that one item of feedback about the group has been processed. From then on, this
+        item no longer delays the group.
 
         If `amount` is not None, add it to the reward of the answer that the app got. The group may
         then be sent before the end of the feedback window.
@@ -130,8 +130,8 @@ class PendingGroups:
         in its session.
 
         If the request asks for another answer to the same question, the result is the latest group
-        of this question. Otherwise it is the group whose answer the request continues in a new
-        turn. The result is None if this collection has no such group.
+        of this question. Otherwise the result is the group whose answer the request continues in a
+        new turn. The result is None if this collection has no such group.
         """
         if place.kind is Kind.REGENERATES:
             session = self._by_session.get(place.session_id, ())
@@ -142,10 +142,13 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Let the groups (requests with their answers) that a new request follows be sent without
-        waiting for feedback. Return their ids. `place` is the position of the new request in its
-        session. The request follows all groups of earlier turns. If it asks for another answer to a
-        question, it also follows the groups of this question."""
+        """Release the groups (requests with their answers) that a new request follows: they no
+        longer wait for feedback before they are sent. Return the ids of these groups.
+
+        `place` is the position of the new request in its session. The request follows all groups of
+        earlier turns. If the request asks for another answer to a question, it also follows the
+        groups of this question.
+        """
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())

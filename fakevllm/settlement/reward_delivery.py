@@ -45,8 +45,9 @@ rewards."""
 
 
 class Delivery:
-    """The background delivery of groups (requests with their sampled answers) to the ledger and to
-    the server. Before the delivery is closed, close all objects that call its methods."""
+    """The background delivery of groups (requests with their sampled answers) to the ledger (the
+    proxy's database) and to the server. Before you close the delivery, close all objects that call
+    its methods."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Delivery:
     ) -> None:
         """Create the delivery. `window_s` is the number of seconds for which a scored group is held
         for feedback about its answer. `on_settled` is called with a group's id when the group's
-        outcome is known and its write to the ledger is queued. `on_final` is called with a
-        group's id when no feedback can be added to the group's reward any more. `held_out` finds
-        the groups of earlier proxy processes that must not be sent, because they quote a held-out
+        outcome is known and its write to the ledger is queued. `on_final` is called with a group's
+        id when no feedback can be added to the group's reward any more. `held_out` finds the groups
+        of earlier proxy processes that must not be sent, because they quote a held-out dataset
         row."""
         self._held_out = held_out
         self._ledger = ledger
@@ -90,13 +91,13 @@ class Delivery:
     def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Record that the app gets the answer of this group now. From now on, the app may send
-        feedback about this answer."""
+        """Record that the app gets the answer of this group (a request with its sampled answers)
+        now. From now on, the app may send feedback about this answer."""
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of a group that has not been sent yet. `name` is the id of the group or of
-        the group's answer.
+        """Return the id of a group (a request with its answers) that has not been sent to the
+        server yet. `name` is the id of the group or of the group's answer.
 
         Return None if this app has no such group.
         """
@@ -110,27 +111,27 @@ class Delivery:
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group, because feedback about it is being processed. The group is not sent
-        before `feedback_finished` is called for the same feedback. If the group was sent already,
-        do nothing."""
+        """Hold a group (a request with its answers), because feedback about the group is being
+        processed. The group is not sent to the server before `feedback_finished` is called for the
+        same feedback. If the group was sent already, do nothing."""
         self._pending.feedback_started(group_id)
 
     def accepts_feedback(self, group_id: str) -> bool:
-        """Return True if feedback may still be added to the group's reward."""
+        """Return True if feedback may still be added to the reward of the group's answer."""
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
         """Record that one piece of feedback about the group has been processed, so that this
         feedback no longer delays the group. If `amount` is not None, add it to the reward of the
-        served sibling (the sampled answer that the app got). The amount must be in the ledger
-        already."""
+        served sibling (the sampled answer that the app got). The amount must be in the ledger (the
+        proxy's database) already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
         """Let the groups of the session's earlier turns be sent to the server without waiting for
-        feedback. Call this method when a new request at `place`, its place in the session, has
-        begun a later turn."""
+        feedback. Call this method when a new request has begun a later turn. `place` is the place
+        of the new request in its session."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -148,9 +149,10 @@ class Delivery:
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger, and then report the group's outcome to the server. For a
-        scored group, the report contains the rewards. For any other group, the report says that the
-        group is aborted. This method starts this work in the background and returns at once."""
+        """Write a group (a request with its answers) to the ledger (the proxy's database), and then
+        report the group's outcome to the server. For a scored group, the report contains the
+        rewards. For any other group, the report says that the group is aborted. This method starts
+        this work in the background and returns at once."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -158,8 +160,8 @@ class Delivery:
         self._background.start(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
-        """Start to send the groups that earlier proxy processes left in the state `scored`. Sending
-        waits until the server is reachable."""
+        """Start to send to the server the groups (requests with their answers) that earlier proxy
+        processes left in the state `scored`. Sending waits until the server is reachable."""
         assert self._resending is None, "resend is called once, at the start"
         for group in groups:  # feedback about them may not have been processed yet
             self._pending.group_recorded(
@@ -168,8 +170,8 @@ class Delivery:
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
-        """Stop the delivery. Groups that were not sent keep the state `scored` in the ledger, and
-        the next proxy process sends them."""
+        """Stop the delivery. Groups (requests with their answers) that were not sent to the server
+        keep the state `scored` in the ledger, and the next proxy process sends them."""
         if self._resending is not None:
             self._resending.cancel()
             await asyncio.gather(self._resending, return_exceptions=True)
@@ -209,16 +211,17 @@ class Delivery:
         return self._held_out is not None and await self._held_out.contains(group_id)
 
     async def _drop_held_out(self, group_id: str) -> None:
-        """Drop a group whose row was held out after an earlier proxy process had scored the
-        group."""
+        """Drop a group (a request with its answers) that quotes a held-out dataset row. An earlier
+        proxy process scored the group before the row was held out."""
         self.forget(group_id)
         self._ledger.settle(group_id, "dropped", HELD_OUT, None, [])
         self._on_settled(group_id)
         await self._link.abort_group(group_id)
 
     async def _send(self, group: ScoredGroup) -> None:
-        """Send a group, and retry for as long as the server is unreachable. If the proxy stops
-        before the group was sent, the next proxy process sends it."""
+        """Send a group (a request with its answers) to the server, and retry for as long as the
+        server is unreachable. If the proxy stops before the group was sent, the next proxy process
+        sends it."""
         while True:
             try:
                 return await self._end(group)
@@ -233,8 +236,8 @@ class Delivery:
     def _stoppable_wait(self) -> Generator[None]:
         """Run a `with` block that only waits. When the proxy stops, the block is cancelled at once.
 
-        A group whose wait was cancelled keeps the state `scored` in the ledger, and the next proxy
-        process sends the group.
+        A group whose wait was cancelled keeps the state `scored` in the ledger (the proxy's
+        database), and the next proxy process sends the group.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -278,7 +281,7 @@ class Delivery:
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
         """Wait until the group no longer waits for feedback, and return the group. The reward of
-        its served sibling then includes the feedback."""
+        the answer that the app got then includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)
@@ -292,8 +295,8 @@ class Delivery:
         return replace(group, rewards=rewards)
 
     def _remove(self, group_id: str) -> float:
-        """Stop tracking a group whose reward is final, and return the amount that feedback adds to
-        this reward."""
+        """Stop tracking a group (a request with its answers) whose reward is final, and return the
+        amount that feedback adds to this reward."""
         added = self._pending.remove(group_id)
         self._notify(group_id)
         self._on_final(group_id)
@@ -349,7 +352,7 @@ def _has_served_reward(group: ScoredGroup) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return a short code for the ledger that says why a request to the server failed.
+    """Return a short code that says why a request to the server failed.
 
     >>> reason_of(TimeoutError())
     'swarm_unreachable'

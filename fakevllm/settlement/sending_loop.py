@@ -1,7 +1,7 @@
 """The loop of a background task that sends feedback to the server.
 
 Feedback about a group is sent only after the server's decision about the group is known. The loop
-waits until the engine is ready, because the server refuses samples before.
+waits until the engine is ready, because the server refuses samples before that.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ settled if the server's decision about it is in the ledger."""
 
 
 class SendingLoop:
-    """Sends the feedback that waits, whenever there may be feedback that can be sent. Feedback that
-    could not be sent is tried again after all other feedback, so that it does not hold up the
-    others."""
+    """Sends waiting feedback to the server as soon as possible. If one item of feedback could not
+    be sent, all other items are tried before this item is tried again."""
 
     def __init__(
         self,
@@ -104,8 +103,8 @@ class SendingLoop:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent now. The feedback with
-        the fewest failed attempts comes first."""
+        """Return a pair (group id, feedback id) for each item of feedback that can be sent now.
+        Items with the fewest failed attempts come first."""
         settled = self._settled = set[str]()
         try:
             candidates = await self._find()
@@ -120,8 +119,9 @@ class SendingLoop:
 
 
 def outcome_of(reply: EndGroupReply) -> tuple[FeedbackState, str | None]:
-    """Return the state of feedback that was sent, and the reason if it was not pooled. `reply` is
-    the server's reply."""
+    """Return the state of feedback that was sent to the server. Also return the reason if the
+    server did not pool the feedback (keep it for a training step). `reply` is the server's
+    reply."""
     if not reply.success:
         return FeedbackState.LOST, reply.failure_reason
     state = FeedbackState.POOLED if reply.pooled else FeedbackState.DROPPED

@@ -7,7 +7,8 @@ here with a mixture of constant bets.
 
 Let X_1, X_2, ... be observations between `low` and `high`. Given all earlier observations, each X_i
 has the expectation mu. For a candidate m of the mean, a gambler with the capital 1 bets that mu is
-above m. After t observations, the gambler has the capital K_t(m):
+above m. The bet is a fraction g of the largest possible bet. After t observations, the gambler has
+the capital K_t(m):
 
     K_t(m) = average over the fractions g of  product over i <= t of (1 + g * (X_i - m) / (m - low))
 
@@ -20,13 +21,13 @@ misses mu is at most alpha.
 
 The bound needs no independence and no large sample. For the lower end alone, it is enough that no
 conditional expectation is above m: the capital is then a supermartingale. Therefore a one-sided
-statement also holds for expectations that change.
+statement also holds if the expectation changes from one observation to the next.
 
 `BettingTest` compares the mean with one value, and keeps only one number per fraction.
-`BettingSequence` has the whole interval. It keeps the observations on a grid. An observation
-between two grid points is split into two parts, one at each of these points, so that the mean stays
-the same. The logarithm is concave, so the grid can only lower the capital, and the interval stays
-valid. The grid widens the interval by less than a thousandth of the range.
+`BettingSequence` computes the whole interval. This class keeps the observations on a grid. An
+observation between two grid points is split into two parts, one at each of these points, so that
+the mean stays the same. The logarithm is concave, so the grid can only lower the capital, and the
+interval stays valid. The grid widens the interval by less than a thousandth of the range.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decide whether a failed request to the swarm server may be retried, and describe the failure and
-its fix to the user."""
+"""Decide whether a failed request to the swarm server (which samples and trains) may be retried.
+Describe the failure and its fix to the user."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if `error` is a network error that may be temporary, so that the request may
-    succeed if it is sent again. The result is False for a refusal (4xx), because the server would
-    refuse the request again.
+    """Return True if `error` is a network error that may be temporary. The request may then succeed
+    when it is sent again. The result is False for a refusal (4xx), because the server would refuse
+    the request again.
 
     >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)

@@ -201,7 +201,7 @@ class SwarmLink:
         (self.serving.set if self.is_serving else self.serving.clear)()
 
     def _use_privacy(self, privacy: dict[str, Any]) -> None:
-        """Redact what the server redacts, in addition to what this proxy redacts."""
+        """Apply the server's redaction settings, in addition to this proxy's own settings."""
         if privacy == self._privacy:
             return
         self._privacy = privacy
@@ -223,7 +223,7 @@ class SwarmLink:
 
     @property
     def server_redacts(self) -> bool:
-        """Whether the server redacts whatever this proxy redacts by its own settings. The value is
+        """Whether the server redacts everything that this proxy's own settings redact. The value is
         False while the server's settings are unknown. It is True if this proxy redacts nothing."""
         own = self._job.privacy_or_default
         if not own.redacts:
@@ -238,16 +238,16 @@ class SwarmLink:
         return status is not None and status.engine_status is not EngineStatus.OFFLINE
 
     async def until_server_redacts(self, limit_s: float) -> None:
-        """Wait until the server redacts what this proxy redacts, but at most `limit_s` seconds.
-        Stop waiting if the engine is on, because the server then has another job, with other
-        redaction settings."""
+        """Wait until the server redacts everything that this proxy redacts, but at most `limit_s`
+        seconds. Stop waiting if the engine is on, because the server then has another job, with
+        other redaction settings."""
         end_s = time.monotonic() + limit_s
         while not (self.server_redacts or self._has_job) and time.monotonic() < end_s:
             await asyncio.sleep(POLL_EVERY_S / 4)
 
     def _log_uncovered(self) -> None:
         """Log an error if an engine is running and the server redacts too little. The error is
-        logged once, and again after the server has redacted enough."""
+        logged once for each period in which the server redacts too little."""
         if self.server_redacts:
             self._is_uncovered_logged = False
         if self.server_redacts or not self._has_job or self._is_uncovered_logged:
@@ -354,9 +354,9 @@ class SwarmLink:
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def tokenize(self, body: dict[str, Any]) -> TokenizeReply:
-        """Send a request to the engine's route `/tokenize`. `body` is vLLM's request, without the
-        model. Transient errors are not retried. Raises one of NETWORK_ERRORS if the request fails.
-        Raises ValueError if the reply is not valid."""
+        """Send a request to the engine's route `/tokenize`. `body` is the body of a vLLM request,
+        without the field `model`. Transient errors are not retried. Raises one of NETWORK_ERRORS if
+        the request fails. Raises ValueError if the reply is not valid."""
         async with self._http.post("/tokenize", json=body) as response:
             response.raise_for_status()
             return TokenizeReply.model_validate_json(await response.read())
@@ -422,7 +422,7 @@ class SwarmLink:
     async def decide(self, request: ReleaseRequest) -> ReleaseReply:
         """Send a decision about a version to the server. A repeated request has no further effect.
         If `request` names no run, the decision is for the run whose history of releases this proxy
-        read last. The server refuses the decision if its current run is not this run.
+        read last. The server refuses the decision if its current run is a different run.
 
         Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the reply is not
         valid.
@@ -434,7 +434,7 @@ class SwarmLink:
     async def limit_training(self, version: int | None) -> SuccessReply:
         """Limit training: `version` is the newest version that training may produce. None removes
         the limit. The limit is for the run whose history of releases this proxy read last. The
-        server refuses the request if its current run is not this run.
+        server refuses the request if its current run is a different run.
 
         Raises one of NETWORK_ERRORS if the request fails, or if the server is too old to limit
         training. Raises ValueError if the reply is not valid.

@@ -1,4 +1,5 @@
 """`fakevllm tokens`: show the tokens of a group or an episode as the trainer sees them.
 
-Each token is shown with its text and its log-probability. Trained tokens also have their advantage.
+A group is a request with its answers. Each token is shown with its text and its log-probability.
+Trained tokens also have their advantage.
 """

@@ -98,7 +98,7 @@ def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write `text`, which contains what users wrote, to a file that only its owner can read."""
+    """Write `text` to a file that only its owner can read, because `text` has users' messages."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as page:
             page.write(text)

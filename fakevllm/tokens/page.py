@@ -137,8 +137,8 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
 
 
 def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
-    """Return the tokens of a model call. The call belongs to a sibling (sampled answer) or an
-    episode, whose `is_trained` and `advantage` are passed."""
+    """Return the tokens of a model call. `is_trained` and `advantage` are those of the sibling
+    (sampled answer) or episode to which the call belongs."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
     is_call_trained = is_trained and call.untrainable is None
     response: list[Token] = []

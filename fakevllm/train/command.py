@@ -46,7 +46,7 @@ def run_train(conf: Path) -> Outcome:
 def summarize(
     outcome: Outcome, settings: Settings, num_steps: int, num_eval_tasks: int
 ) -> list[str]:
-    """Return the lines of the summary of a run that has trained its last step."""
+    """Return the lines that summarize a run whose last step is trained."""
     lines: list[str] = []
     rewards = outcome.rewards
     if not rewards:

@@ -67,7 +67,7 @@ class RolloutLoop:
     ) -> None:
         """Create the loop. `run_dir` is the run directory of the server if this command has started
         the server, else None. The results of evaluations are stored in `run_dir`. A resumed run
-        reads from there what the evaluation before training has measured."""
+        reads the result of the evaluation before training from `run_dir`."""
         self._url = url
         self._inputs = inputs
         self._display = display

@@ -63,9 +63,9 @@ def step_tasks(
 
 
 def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
-    """Return `tasks`, which may contain a task several times, without the episodes that have ended
-    already. For each task id, `played` has the number of ended episodes. Each task is left out as
-    many times as `played` says."""
+    """Return the tasks whose episodes have not ended yet. `tasks` may contain a task several times,
+    once for each episode. `played` maps each task id to the number of the task's ended episodes.
+    The task is left out that many times."""
     left, remaining = played.copy(), list[Task]()
     for task in tasks:
         if left[task.task_id]:

@@ -146,7 +146,7 @@ class AppResponse:
 
     @property
     def is_single_chunk(self) -> bool:
-        """Whether the answer was sent in one piece, and not in chunks while it arrived."""
+        """Whether the answer was sent in at most one chunk."""
         return sum(map(bool, self._answer_chunks)) <= 1
 
     @property
@@ -242,7 +242,8 @@ class AppResponse:
 
     async def refuse(self, error: WireError) -> None:
         """Send an error in the app's format, and end the response. If the response has not started,
-        it gets the error's HTTP status. Otherwise the error is sent as a part of the body."""
+        the response gets the error's HTTP status. Otherwise the error is sent as a part of the
+        body."""
         self.has_answer_data = self._is_error = True
         if not self.is_started:
             self._is_sending = True
@@ -287,8 +288,8 @@ class AppResponse:
             self._keep_alive_timer.cancel()
 
     def postpone_start(self) -> None:
-        """Delay the start of a response that has not started. After this call, keep-alives do not
-        start the response before WHITE_SPACE_AFTER_S seconds after the request arrived.
+        """Delay the start of a response that has not started. Keep-alives may then start the
+        response only when the request is WHITE_SPACE_AFTER_S seconds old.
 
         Call this method while the request is held for a retry. Before the start, a temporary error
         can be sent as a 503 with `Retry-After`, which makes clients retry by themselves. An error

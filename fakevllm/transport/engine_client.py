@@ -267,8 +267,8 @@ class _Chunks(AsyncIterator[bytes]):
     """Asynchronous iterator over the chunks of a response's body, as they arrive. Raises WireError
     (503) if the connection fails.
 
-    This is a class and not a generator, because asyncio registers every asynchronous generator,
-    which costs time.
+    This is a class and not a generator, because asyncio would spend time on the registration of an
+    asynchronous generator.
     """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:

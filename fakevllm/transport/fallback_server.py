@@ -131,8 +131,8 @@ def _refusal(status: int, raw: bytes) -> WireError:
 
 
 def with_model(request: Request, model: str) -> Request:
-    """Return the request with `model` as the name of the model that it asks for. If the body is not
-    a JSON object, return the request unchanged."""
+    """Return the request with its model name replaced by `model`. If the body is not a JSON object,
+    return the request unchanged."""
     try:
         raw = rewrite_body(request.raw, model=model)
     except (ValueError, AttributeError, RecursionError):

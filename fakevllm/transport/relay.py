@@ -79,9 +79,9 @@ async def pass_on(
     """Send a complete reply of the upstream server to the app, in the app's format. Return the
     reply that the app got.
 
-    If the engine has refused a request that the proxy has translated, the app's original request is
-    sent to the engine's own route for the app's format. The reply of that route is relayed instead.
-    If the engine has no such route, the app gets the refusal in the app's format.
+    If the engine has refused a translated request, the app's original request is sent to the
+    engine's own route for the app's format. The reply of that route is relayed instead. If the
+    engine has no such route, the app gets the refusal in the app's format.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -213,7 +213,7 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if the events surely contain a token, which is so if there are at least two
+    """Return True if the events surely contain a token. This is the case if there are at least two
     events. Comments do not count as events. A single event proves nothing, because the engine may
     send an event with only the role before it has processed the prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2

@@ -97,10 +97,10 @@ class Request:
 
     @property
     def is_captured(self) -> bool:
-        """True if the server records the calls that sample this request's siblings, so that the
-        siblings can be trained. Calls of redacted requests, and of requests that may not be stored,
-        are not recorded. If sessions are assigned to arms, only calls of the training arm are
-        recorded. An arm is a set of sessions that one version of the weights answers."""
+        """True if the server records this request's calls, so that the sampled siblings can be
+        trained. Calls of redacted requests, and of requests that may not be stored, are not
+        recorded. If sessions are assigned to arms, only calls of the training arm are recorded. An
+        arm is a set of sessions that one version of the weights answers."""
         if self.is_redacted or not self.is_stored:
             return False
         return self.arm is None or self.arm.is_training
@@ -129,8 +129,8 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """True if the request must be translated: the proxy sends it to a route of the upstream
-        server that has another format than the app's request."""
+        """True if the request must be translated, because the route of the upstream server has
+        another format than the app's request."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
@@ -291,8 +291,8 @@ class SiblingPlan:
 
 
 def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
-    """Return True if one call with `n` can sample several siblings with this body. This is possible
-    only if each sibling's answer is the same as if the sibling had a call of its own.
+    """Return True if one call with the field `n` can sample several siblings with this body. This
+    is possible only if each sibling's answer is the same as if the sibling had a call of its own.
 
     `seed` is the lead's seed. `overrides` are the fields of the app's body that are replaced for
     these siblings.

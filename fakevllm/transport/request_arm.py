@@ -55,8 +55,8 @@ class RequestArm:
     @property
     def answering(self) -> Arm:
         """The arm whose weights answer the request. This is usually the arm to which the request is
-        assigned. If the weights of this arm cannot be sampled, the training arm answers, which has
-        the served weights."""
+        assigned. If the weights of this arm cannot be sampled, the training arm answers with the
+        served weights."""
         return self.arm if self.trouble is None else Arm.TRAINING
 
     def use_served_weights(self, trouble: str) -> None:

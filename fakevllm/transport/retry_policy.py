@@ -4,7 +4,7 @@ This module does no I/O, and gets the time as an argument.
 A request is first held and retried, because most outages end soon: a server restarts, or an engine
 boots. If the retries fail and a fallback server is configured, the fallback server answers the
 request. Without a fallback server, the app gets an error with `Retry-After`. If the server died
-during a request, the request is sent again to at most MAX_RESENDS restarted servers, because the
+during a request, the request is sent again after the restart, but at most MAX_RESENDS times. The
 request itself may have caused the crash.
 """
 
@@ -84,7 +84,7 @@ class RetrySchedule:
         """Return the number of seconds to wait before the next attempt, or None to give up.
         `reason` is the reason why the last attempt failed.
 
-        `may_succeed` has an effect only if `reason` is that the engine is not ready or is busy. If
+        `may_succeed` is used only for the reasons ENGINE_NOT_READY and ENGINE_BUSY. If
         `may_succeed` is False, the method returns None, because waiting cannot help. Pass False in
         two cases: the engine was stopped, or the engine is busy although it samples no siblings
         (additional answers) of this proxy.
@@ -184,7 +184,7 @@ def outage_error(
     an error message, the WireError has the response's body. Otherwise it has a general message.
 
     `header_reason` is the reason in the response's header, or None. The WireError's field `reason`
-    is the result of `outage_reason`, which is None if the response reports no outage.
+    is the result of `outage_reason`. It is None if the response reports no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)
@@ -198,8 +198,7 @@ def outage_error(
 
 def _message(body: Json) -> str | None:
     """Return the message in the body of an error response. Return None if the body has no message.
-    The body may have the format of vLLM's own errors, or the format of the errors of vLLM's web
-    framework."""
+    The body may have vLLM's own error format, or the error format of vLLM's web framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None

@@ -65,12 +65,15 @@ class SiblingLimit:
         Return the number of siblings that may start. Each time one of these siblings ends, the
         caller must call `release`.
 
-        The granted number is at most what both limits leave free. It is 0 while a lead waits that
-        the engine has refused. It is reduced further if siblings could pile up in the engine's
-        queue. Siblings for which an app waits do not pile up, because an app usually sends no
-        further request before it has its answer. Therefore the granted number is reduced by the
-        number of the other siblings, both in flight and requested by this call. The reduction is at
-        most `num_waiting`.
+        Three rules limit this number:
+
+        * The configured limit, and the limit derived from the engine's refusals, must leave room
+          for the siblings.
+        * The number is 0 while a lead that the engine has refused waits.
+        * Siblings must not pile up in the engine's queue. Only siblings for which no app waits can
+          pile up, because an app usually sends no further request before it has its answer. The
+          number of such siblings, in flight or requested now, is subtracted from `num_requested`.
+          At most `num_waiting` is subtracted.
 
         `num_awaited` is the number of siblings for which an app waits, among the siblings in flight
         and the siblings that this call requests. `num_waiting` is the number of requests in the
@@ -109,8 +112,8 @@ class SiblingLimit:
         one of these siblings ends. Siblings that have not ended at the end of the block count as
         ended then.
 
-        The engine may have refused leads (apps' own requests), which then wait in a queue. Each
-        time a sibling ends, the first lead in this queue is woken.
+        Leads (apps' own requests) that the engine has refused wait in a queue. Each time a sibling
+        ends, the first lead in this queue is woken.
         """
         self._num_started += num
         num_running = num
@@ -135,9 +138,9 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """While the `with` block runs, keep a lead (an app's own request) that the engine has
-        refused in the queue of waiting leads. While this queue is not empty, no siblings
-        (additional answers) are granted.
+        """Let a lead (an app's own request) wait, because the engine has refused it. The lead is in
+        the queue of waiting leads until it is woken, or until the `with` block ends. While this
+        queue is not empty, no siblings (additional answers) are granted.
 
         `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
         If the engine is sampling no sibling when the block begins, the first lead in the queue is
@@ -154,8 +157,9 @@ class SiblingLimit:
 
     def engine_refused(self) -> None:
         """Record that the engine refused a request because of overload. Lower the limit on siblings
-        (additional answers) that is derived from refusals: it is at most the number of siblings
-        that the engine is sampling, minus one. If it is sampling none, do not change the limit."""
+        (additional answers) that is derived from refusals. The new limit is at most the number of
+        siblings that the engine is sampling, minus one. If the engine is sampling no sibling, do
+        not change the limit."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1

@@ -74,8 +74,8 @@ def run_up(settings: UpSettings, ready_fd: int | None = None) -> None:
 def _processes(
     settings: UpSettings, stack: ExitStack, write: Callable[[str, str], None]
 ) -> tuple[list[SupervisedProcess], Urls]:
-    """Return the processes, which are not started yet, and their addresses. The sockets on which
-    they will listen are closed by `stack`."""
+    """Create the processes without starting them, and return them with their addresses. `stack`
+    closes the sockets on which they will listen."""
     programs = programs_of(settings)
     listeners = {
         name: stack.enter_context(listening_socket(one.host, one.port, setting=one.port_setting))

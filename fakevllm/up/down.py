@@ -1,4 +1,4 @@
-"""Stops a running `fakevllm up` (`fakevllm down`)."""
+"""Implement `fakevllm down`, which stops a running `fakevllm up`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POLL_EVERY_S = 0.1
 
 
 def stop_running(run_dir: Path) -> None:
-    """Stop the `fakevllm up` that runs on this run directory, and wait for its end. Raises
-    UserError if none runs, and FakevllmError if it does not end."""
+    """Stop the process of `fakevllm up` that uses this run directory, and wait until it has ended.
+    Raises UserError if there is no such process, and FakevllmError if it does not end."""
     pid = running_pid(run_dir)
     if pid is None:
         raise UserError(

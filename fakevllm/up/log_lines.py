@@ -54,8 +54,8 @@ def is_colored(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def standard_output() -> LineWriter:
-    """Return a writer for the standard output. Raises UserError if it is closed: the next file that
-    this process opens would get its number."""
+    """Return a writer for the standard output. Raises UserError if the standard output is closed,
+    because the next opened file would get its file descriptor number."""
     if sys.stdout is None:
         raise UserError("The standard output is closed: redirect it to a file, or use --detach.")
     return LineWriter(sys.stdout.fileno(), sys.stdout.encoding)
@@ -64,12 +64,14 @@ def standard_output() -> LineWriter:
 class LineWriter:
     """Writes lines to a file descriptor, in a thread of its own.
 
-    An output that is slow, stopped or gone does not block the programs. Lines that wait for it take
-    at most MAX_WAITING_BYTES. Further lines are lost, and a line in their place has their number.
+    An output that is slow, stopped or gone does not block the programs. The queue of waiting lines
+    is limited to about MAX_WAITING_BYTES. Further lines are lost. A line in their place says how
+    many lines were lost.
     """
 
     def __init__(self, fd: int, encoding: str = "utf-8", *, closes_fd: bool = False) -> None:
-        """Start the thread. If `closes_fd`, the thread closes the file descriptor at its end."""
+        """Start the thread. With `closes_fd`, the thread closes the file descriptor when it
+        ends."""
         self._fd = fd
         self._encoding = encoding
         self._closes_fd = closes_fd
@@ -82,7 +84,7 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Write a line soon. Characters that the encoding does not have are replaced."""
+        """Queue a line to be written. Characters that the encoding does not have are replaced."""
         with self._changed:
             if self._has_ended:
                 return
@@ -93,7 +95,7 @@ class LineWriter:
             self._append(f"{line}\n".encode(self._encoding, "replace"))
 
     def end(self, last: bytes = b"") -> None:
-        """Write `last` after all lines that wait. Later lines are not written."""
+        """Write `last` after all waiting lines. Later lines are not written."""
         with self._changed:
             if self._has_ended:
                 return
@@ -102,7 +104,7 @@ class LineWriter:
             self._has_ended = True
 
     def join(self) -> None:
-        """End, and wait until everything is written, but at most JOIN_TIMEOUT_S seconds."""
+        """Call `end`, and wait until all lines are written, but at most JOIN_TIMEOUT_S seconds."""
         self.end()
         self._thread.join(JOIN_TIMEOUT_S)
 

@@ -22,8 +22,8 @@ POLL_TIMEOUT_S = 5.0
 async def wait_until_ready(settings: UpSettings, urls: Urls) -> None:
     """Wait until the proxy says that the engine answers.
 
-    Raises FakevllmError at the timeout. Raises UserError as soon as the server says that the engine
-    cannot start, because another start would fail in the same way.
+    Raises FakevllmError at the timeout. Raises UserError as soon as the server reports that the
+    engine did not start. (Another start would fail in the same way.)
     """
     timeout_s = settings.server.ready_timeout_s
     key = settings.config.swarm.key or os.environ.get(KEY_VARIABLE)
@@ -53,7 +53,7 @@ async def _is_healthy(http: aiohttp.ClientSession, proxy_url: str) -> bool:
 async def _check_engine(
     http: aiohttp.ClientSession, server_url: str, headers: Mapping[str, str]
 ) -> None:
-    """Raise UserError if the engine is off and the server says why."""
+    """Raise UserError if the engine is off and the server gives the reason."""
     try:
         async with http.get(f"{server_url}/get_engine_status", headers=headers) as answer:
             status = EngineStatusReply.model_validate_json(await answer.read())

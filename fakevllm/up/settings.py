@@ -1,4 +1,4 @@
-"""Reads what `fakevllm up` starts from `fakevllm.toml`. The server's own code checks its table
+"""Read the settings of `fakevllm up` from `fakevllm.toml`. The server's own code checks the table
 `[server]`."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What the server says about its settings, after it has checked them."""
+    """The server's settings, as the server prints them after it has checked them."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class UpSettings:
-    """What `fakevllm up` starts."""
+    """The settings of the programs that `fakevllm up` starts."""
 
     file: Path
     config: Config
@@ -57,12 +57,12 @@ class UpSettings:
 
     @property
     def server_flags(self) -> list[str]:
-        """The flags of `fakevllm-server start`, without those of the address."""
+        """The flags of `fakevllm-server start`, without the flags that set the address."""
         return _server_flags(self.file, self.config)
 
     @property
     def proxy_flags(self) -> list[str]:
-        """The flags of `fakevllm serve`, without those of the addresses."""
+        """The flags of `fakevllm serve`, without the flags that set addresses."""
         return ["--config", str(self.file), "--run-dir", str(self.run_dir)]
 
 
@@ -73,8 +73,8 @@ def read_settings(
         importlib.util.find_spec(module) is not None
     ),
 ) -> UpSettings:
-    """Return what `fakevllm up` starts. Raises UserError with one line for each mistake that can be
-    found before the programs are started."""
+    """Return the settings of the programs that `fakevllm up` starts. Raises UserError with one line
+    for each mistake that can be found before the programs are started."""
     if file is None and not DEFAULT_FILE.exists():
         raise UserError(
             f"There is no {DEFAULT_FILE} in this folder: write one with a table [server], or name "
@@ -114,8 +114,8 @@ def _server_flags(file: Path, config: Config) -> list[str]:
 
 
 def _check_server(flags: list[str]) -> ServerSettings:
-    """Let the server check its settings, and return what it says about them. Raises ConfigError
-    with the server's message if it refuses them."""
+    """Run `fakevllm-server` with `--check`, and return the settings that it prints. Raises
+    ConfigError with the server's error message if the server refuses the settings."""
     command = [sys.executable, "-m", SERVER_MODULE, *flags, "--check"]
     try:
         done = subprocess.run(
@@ -138,8 +138,8 @@ def _check_server(flags: list[str]) -> ServerSettings:
 
 
 def _check_key(file: Path, config: Config) -> None:
-    """Raise ConfigError if the server requires a key and the proxy has none. The proxy would try
-    until the engine's time is over."""
+    """Raise ConfigError if the server requires a key and the proxy has none. Without this check,
+    `fakevllm up` would wait for the engine until a timeout."""
     requires_key = bool({"key_file", "key-file"} & config.server.keys())
     if requires_key and not (config.swarm.key or os.environ.get(KEY_VARIABLE)):
         raise ConfigError(
@@ -164,8 +164,8 @@ def _check_same_server(file: Path, config: Config, server: ServerSettings) -> No
 
 
 def _check_ports(file: Path, config: Config, server: ServerSettings) -> None:
-    """Raise ConfigError if two programs would listen on the same port. The message about a port in
-    use would blame another program."""
+    """Raise ConfigError if two programs would listen on the same port. Without this check, the
+    second program would report that its port is in use."""
     ports = {"`port` in [server]": server.port, "`proxy.port`": config.proxy.port}
     if config.console.enabled:
         ports["`console.port`"] = config.console.port
@@ -175,8 +175,8 @@ def _check_ports(file: Path, config: Config, server: ServerSettings) -> None:
 
 
 def _check_console(file: Path, config: Config) -> None:
-    """Raise ConfigError if the console would refuse its address, after server and proxy have been
-    started."""
+    """Raise ConfigError if the console would refuse to start at its address. This check runs before
+    any program is started."""
     console = config.console
     if console.enabled and console.key_file is None and not is_loopback(console.host):
         raise ConfigError(

@@ -157,11 +157,11 @@ def serve(
 ) -> None:
     """Run the proxy until a signal stops it.
 
-    `sources` are the places from which `config` was read, which the route for the settings names.
-    If `until_stdin_closes` is True, the proxy also stops when its standard input closes. The
-    standard input closes when the parent process ends. `listen_fd` is the file descriptor of a
-    listening socket that the parent process has opened. If `listen_fd` is None, the proxy opens a
-    socket itself. Raises UserError for mistakes that the user can fix.
+    `sources` are the places from which `config` was read. The route for the settings names them. If
+    `until_stdin_closes` is True, the proxy also stops when its standard input closes. The standard
+    input closes when the parent process ends. `listen_fd` is the file descriptor of a listening
+    socket that the parent process has opened. If `listen_fd` is None, the proxy opens a socket
+    itself. Raises UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

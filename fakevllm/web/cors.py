@@ -38,7 +38,7 @@ class AllowedOrigins:
         self._throttle = LogThrottle(LOG_EVERY_S)
 
     def accepts(self, origin: str, path: str) -> bool:
-        """Return True if web pages of `origin` may use this path, according to the setting
+        """Return True if web pages of `origin` may use `path`, according to the setting
         `proxy.allowed_origins`."""
         return path.startswith(_PATHS) and ("*" in self._origins or origin in self._origins)
 

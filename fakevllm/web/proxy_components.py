@@ -120,7 +120,7 @@ class ModelNames:
         evaluations may sample policies by name.
 
         The status is 404, as for an unknown model. The status is 503 if the server has not reported
-        its model yet, because the served model itself may have a name like a policy's.
+        its model yet. The served model itself may have a name that looks like a policy's name.
         """
         if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
             return
@@ -419,8 +419,8 @@ async def _open_gate(
     arms: RequestArms | None,
     stack: contextlib.AsyncExitStack,
 ) -> ReleaseGate:
-    """Start the release gate, which decides which version is released. Wait up to PREPARE_S
-    seconds until the gate knows the released version."""
+    """Start the release gate. The gate decides which version of the weights is released. Wait up to
+    PREPARE_S seconds until the gate knows the released version."""
     release = config.release
     assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
 
@@ -552,10 +552,10 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
     """Return the cache of recent answers. If an app sends the same request again, for example after
-    a lost connection, the app gets the answer from the cache, and nothing is sampled.
+    a lost connection, the app gets the cached answer. Nothing is sampled again.
 
-    Without hooks, the cache is switched off. Requests then have no siblings, so a repeated request
-    costs only one sample, as at a vLLM server.
+    Without hooks, the cache is switched off. Each request is then sampled only once, so a repeated
+    request costs only one more sample, as with vLLM.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

@@ -114,7 +114,7 @@ class Exchange(Protocol):
     def end_with_error(self, error: Json) -> bytes:
         """Return the events that end a failed stream in the app's format.
 
-        `error` is an error body in vLLM's form, which describes the failure.
+        `error` is an error body in vLLM's form. It describes the failure.
         """
         ...
 

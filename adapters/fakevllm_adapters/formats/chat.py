@@ -53,8 +53,8 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 def _is_end(event: bytes) -> bool:
     """Return True if the event matches _ENDING, the pattern for the end of an answer.
 
-    Nearly all events of a stream do not match. A cheap condition rejects these events first. It is
-    several times as fast as the pattern.
+    Nearly all events of a stream do not match. A cheap condition rejects these events first. This
+    condition is several times as fast as the pattern.
     """
     if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
         return False
@@ -153,7 +153,7 @@ class RelayExchange:
 
 
 def is_true(value: object) -> bool:
-    """Return True if vLLM reads the value of a flag as true, such as the text "yes"."""
+    """Return True if vLLM reads this value as true. For example, vLLM reads "yes" as true."""
     if isinstance(value, str):
         return value.lower() in ("true", "t", "1", "yes", "y", "on")
     return value is True or value == 1
@@ -259,7 +259,7 @@ def _seed_in(body: Json) -> int | None:
 
 
 def _counted_up(seed: int, index: int) -> int:
-    """Return `seed + index`, the seed with which sibling number `index` is sampled.
+    """Return `seed + index`, the seed of the sibling (sampled answer) with the number `index`.
 
     A sum above the highest signed 64-bit integer wraps around to the lowest. The seed -1 means that
     the request has no seed. In this case, return -1. Siblings without a seed differ anyway.
@@ -305,8 +305,8 @@ def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content. If the content is a list of parts, their texts are
-    joined."""
+    """Return the text of a message's content. If the content is a list of parts, the texts of the
+    parts are joined."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -34,7 +34,7 @@ def with_model_name(raw: bytes, model: str) -> bytes:
 
 class RenamingExchange:
     """An exchange (a translator of one request and its response) that also replaces the model's
-    name. In the engine's answers, the name becomes the name that the app asked for.
+    name. In the engine's answers, the model's name is replaced by the name that the app asked for.
 
     The name is replaced first. Then the inner exchange translates the answer to the app's format.
     """

@@ -105,8 +105,8 @@ class Guard:
     def is_counted(self, method: str, path: str) -> bool:
         """Return True if a request counts towards the limit on open calls.
 
-        The result is True only for POST requests to paths that require a key, because these
-        requests cause work for an engine.
+        The result is True only for POST requests to paths that require a key. These requests cause
+        work for an engine.
         """
         return method == "POST" and path not in self.open_paths
 
@@ -223,8 +223,8 @@ def _hostname_of(url: str) -> str:
 def _for_admins(path: str, owner: str) -> WireError:
     """Return the 403 for a client's key on a path that requires an admin's key.
 
-    The error has the form of the swarm protocol, which is the protocol of the server that trains.
-    vLLM has no such paths and therefore no form for this error.
+    The error has the form of the swarm protocol (the protocol of this project's server). vLLM has
+    no such paths and therefore no form for this error.
     """
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "

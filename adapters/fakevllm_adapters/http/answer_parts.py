@@ -2,10 +2,9 @@
 sibling, is one part of the response. The swarm server sends the part as soon as the answer is
 complete.
 
-A part has the headers and the bytes with which the server would have responded if this answer had
-been requested by a separate call. In addition, the part has the header PART_HEADER with the
-sibling's index, and the header `Content-Length`, so that the decoder need not search for the
-boundary.
+A part has the same headers and bytes as the response to a separate call for this answer. In
+addition, the part has the header PART_HEADER with the sibling's index. It also has the header
+`Content-Length`, so the decoder need not search for the boundary.
 
 This module does no I/O.
 """

@@ -3,8 +3,8 @@ the choice is complete.
 
 An ordinary stream has one event per token and choice. The engine would write all these events, and
 the server would parse them. The bundled engines avoid this work if the server asks for complete
-choices. Each part of such a response contains a choice's tokens, and the answer that a call with
-only this choice would have got.
+choices. Each part of such a response contains a choice's tokens and its answer. The answer has the
+form of an answer to a call with only this choice.
 
 Only the server asks for complete choices, with a header. Other clients of an engine get ordinary
 responses.

@@ -1,5 +1,5 @@
-"""The route GET /v1/models/ID, whose answer is taken from the engine's list of models. vLLM has
-only the route for the list."""
+"""The route GET /v1/models/ID. Its answer is taken from the engine's list of models, because vLLM
+has only the route for the list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ because one pattern for all ids would also match the path without an id."""
 
 
 def model_id_of(path: str) -> str:
-    """Return the model id in a request's path, which is already percent-decoded.
+    """Return the model id in a request's path. The path is already percent-decoded.
 
     >>> model_id_of("/v1/models/Qwen/Qwen3-0.6B")
     'Qwen/Qwen3-0.6B'

@@ -19,7 +19,7 @@ version was not known when the headers were sent."""
 
 
 class VersionedSend:
-    """Wrapper of an ASGI `send` that adds the version of the weights to a response of status 200.
+    """Wrapper of an ASGI `send` that adds a header with the weights' version to each 200 response.
 
     For speed, the wrapper adds no coroutine of its own: every chunk of a stream passes through it.
     """

@@ -139,7 +139,7 @@ class LossSpec:
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
-        """Return the training loss, with its settings, that a job's settings describe.
+        """Return the training loss that a job's settings describe.
 
         Raises ValueError with a one-line message if two settings contradict each other, or if the
         job changes a setting that has no effect in this job.
@@ -207,8 +207,8 @@ class LossSpec:
 
     @property
     def of_demonstrations(self) -> str | None:
-        """Name of the demonstration loss, which is the whole loss or a further term beside a policy
-        loss. None if the loss has no demonstration loss."""
+        """Name of the demonstration loss, or None if the job has none. A demonstration loss is the
+        whole loss, or a further term beside a policy loss."""
         return self.demonstration_loss if self.has_policy_loss else self.name
 
     @property
@@ -266,8 +266,8 @@ def loss_defaults(name: str) -> LossDefaults:
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError if the job sets a setting that has no effect in this job to a value other
-    than its default."""
+    """Raise ValueError if the job changes a setting that has no effect in this job. A setting is
+    changed if its value is not its default."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")

@@ -211,14 +211,15 @@ class TrainJob(SwarmSections):
 
     @property
     def privacy_or_default(self) -> PrivacySettings:
-        """The job's setting `privacy`. If the job has none, settings by which nothing is redacted
-        and everything is kept."""
+        """The job's setting `privacy`, or the default if the job does not set it. By default,
+        nothing is redacted and everything is kept."""
         return self.privacy or PrivacySettings()
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the job needs the log-probabilities of the reference model, for a KL or for the
-        losses `dpo` and `kto`. The reference model has the weights with which the run started."""
+        """Whether the job needs the log-probabilities of the reference model, for a KL term or for
+        the losses `dpo` and `kto`. The reference model has the weights with which the run
+        started."""
         compares = bool(WITH_REFERENCE & {self.loss, self.demonstration_loss})
         return self.kl_loss_coef > 0 or self.use_kl_in_reward or compares
 

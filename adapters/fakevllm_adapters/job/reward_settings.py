@@ -12,7 +12,7 @@ def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
     """Return, for each setting about rewards, whether the setting has an effect in this job.
 
     The result is a dict from the setting's name to a pair. The first item is True if the setting
-    has an effect. The second item is a text for an error message, which names the other setting
+    has an effect. The second item is a text for an error message. The text names the other setting
     that is needed.
 
     Raises ValueError with a one-line message for settings that contradict each other.

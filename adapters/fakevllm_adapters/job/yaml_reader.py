@@ -56,7 +56,7 @@ def parse_job_yaml(text: str) -> RawJob:
 
 
 def merge_target_modules(value: Any) -> Any:
-    """Rename the setting `lora_target_modules`, which is AgentJet's name, to `target_modules`.
+    """Rename AgentJet's setting `lora_target_modules` to `target_modules`.
 
     If `value` is not a dict, return it unchanged. Raises ValueError if both names are set, to
     different values.
@@ -74,13 +74,13 @@ def merge_target_modules(value: Any) -> Any:
 
 
 def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
-    """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
+    """Replace AgentJet's switch `use_kl_loss` by the weight `kl_loss_coef`.
 
     If the switch is False, the weight becomes 0, even if `kl_loss_coef` is set. If the switch is
-    True, the weight is the first of these that exists: the weight in `value`, a weight above 0 in
-    `lower` (the settings that `value` overrides), AgentJet's default. If the switch is absent or
-    None, the weight stays as it is. If `value` is not a dict, return it unchanged. Raises
-    ValueError for any other value of the switch.
+    True, a weight in `value` is kept. Without it, the weight is taken from `lower` (the settings
+    that `value` overrides), if it is above 0 there. Otherwise the weight is AgentJet's default. If
+    the switch is absent or None, the weight stays as it is. If `value` is not a dict, return it
+    unchanged. Raises ValueError for any other value of the switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
     ({'kl_loss_coef': 0.002}, {'lr': 0.1})

@@ -7,8 +7,8 @@ from fakevllm_adapters.privacy.settings import PrivacySettings
 
 
 class RedactionInUse:
-    """The redaction settings of this process, together with those of the other process. The two
-    processes are a proxy and its server. Whatever one of the two redacts is redacted.
+    """The combined redaction settings of a proxy and its server. The proxy and the server each
+    redact everything that the settings of either process name.
 
     A proxy gets the settings of its server with the server's status. A server gets the settings of
     a proxy with the job.

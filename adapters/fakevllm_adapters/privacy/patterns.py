@@ -1,9 +1,9 @@
 """The patterns of texts that are redacted: built-in patterns, and the user's regular expressions.
 
 The built-in patterns take linear time with Python's `re`, because they limit the length of each
-repetition, or the places where it can begin. A user's regular expression is run by RE2, which takes
-linear time for every expression. Python's `re` could need hours for one text, and cannot be
-interrupted.
+repetition, or the places where a repetition can begin. A user's regular expression is run by RE2,
+which takes linear time for every expression. Python's `re` could need hours for one text, and
+cannot be interrupted.
 """
 
 from __future__ import annotations

@@ -280,9 +280,9 @@ class Redactor:
         return self._cut_parts([end, text])[1]
 
     def finds_continued(self, ends: Iterable[str], texts: Sequence[str]) -> bool:
-        """Return True if one of `texts` has a match of a pattern after one of `ends` is put in
-        front of it. `ends` are the last characters of the prompts that the texts may continue. If
-        `ends` is empty, search only the texts."""
+        """Put each of `ends` in front of each of `texts`. Return True if one of the resulting texts
+        has a match of a pattern. `ends` are the last characters of the prompts that the texts may
+        continue. If `ends` is empty, search only the texts."""
         before = list(ends) or [""]
         return any(self.finds(end + text) for text in texts for end in before)
 
@@ -296,8 +296,8 @@ OFF = Redactor()
 
 
 class AnswerTexts:
-    """The texts of one answer, which may arrive in many events. The pieces of one field are joined
-    to one text.
+    """The texts of one answer. The answer may arrive in many events. The pieces of one field are
+    joined to one text.
 
     >>> answer = AnswerTexts()
     >>> for text in ("a@", "b.de"):
@@ -415,7 +415,7 @@ def _index(place: int, item: Any) -> str:
 
 
 def _part_text(item: Any) -> str | None:
-    """Return the text of a text part of a message's content. Return None for any other item."""
+    """Return the text of a text part in a message's content. Return None for any other item."""
     if not isinstance(item, dict):
         return None
     part = cast("dict[str, Any]", item)

@@ -45,8 +45,8 @@ def usable_part(values: dict[str, Any]) -> PrivacySettings:
 
 
 class PrivacySettings(BaseModel):
-    """Settings for the redaction of texts before they are written, for how long contents are kept,
-    and for how much space they may take."""
+    """Settings for the redaction of texts before they are written, and limits on the age and the
+    size of stored contents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,6 +1,6 @@
 """The swarm protocol, and the API keys, credentials and error bodies of all requests.
 
-The swarm protocol has the requests and replies between clients, the proxy and the server that
+The swarm protocol defines the requests and replies between clients, the proxy and the server that
 trains.
 
 The pydantic models define each field of these messages, with the bounds that the server enforces.

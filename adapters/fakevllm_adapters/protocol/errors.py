@@ -38,12 +38,12 @@ class WireError(Exception):
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:
-    """Return an error body in vLLM's form. `kind` becomes its field `type`."""
+    """Return an error body in vLLM's form. `kind` becomes the body's field `type`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> WireError:
-    """Build a 400 for a value that the request schema allows but the engine refuses.
+    """Build a 400 error for a value that the request schema allows but the engine refuses.
 
     If `param` and `value` are set, the message ends with vLLM's `(parameter=…, value=…)`.
     """
@@ -53,7 +53,7 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 
 
 def not_supported(field: str) -> WireError:
-    """Build a 400 that names a request field which the engine cannot honour.
+    """Build a 400 error that names a request field which the engine cannot honour.
 
     The request is refused, because it would have another meaning without the field.
     """
@@ -61,7 +61,7 @@ def not_supported(field: str) -> WireError:
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request that cannot be served in its API format.
+    """Build a 400 error for a request that cannot be served in its API format.
 
     The request has no exact translation to chat completions, and the engine has no route for the
     request's format.

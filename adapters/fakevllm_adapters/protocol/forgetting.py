@@ -26,7 +26,7 @@ class ForgetGroupsRequest(BaseModel):
 
 
 class ForgetGroupsReply(BaseModel):
-    """The server's reply to ForgetGroupsRequest. The calls are deleted before the reply is sent."""
+    """The reply to ForgetGroupsRequest. On success, the groups' captured calls are deleted."""
 
     success: bool
     failure_reason: str = ""

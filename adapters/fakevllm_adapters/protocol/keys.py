@@ -59,7 +59,7 @@ def bearer_header(key: str | None) -> dict[str, str]:
 
 
 def task_key(task_id: str) -> str:
-    """Return the API key that requests for a dataset task use in a replay."""
+    """Return the API key with which a replay sends the requests of a dataset task."""
     return TASK_KEY_PREFIX + task_id
 
 
@@ -95,7 +95,7 @@ def new_app_key() -> str:
 
 def fingerprint(key: str) -> str:
     """Return the first eight hex digits of the key's SHA-256. These digits identify the key in logs
-    and in the ledger, but do not reveal the key."""
+    and in the proxy's database, but do not reveal the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
@@ -237,8 +237,8 @@ class KeyRing:
     def accepts(self, key: str | None, name: str | None = None) -> bool:
         """Return True if a request with this API key may proceed.
 
-        `name` is the user name that the client sent with the key, if any. It must be equal to the
-        key's name in the key file. A key without a name in the file accepts any user name.
+        `name` is the user name that the client sent with the key, if any. This name must be equal
+        to the key's name in the key file. A key without a name in the file accepts any user name.
         """
         self._reload()
         if not self._requires_key:
@@ -288,8 +288,8 @@ class KeyRing:
     def has_owner(self, owner: str) -> bool:
         """Return True if at least one valid key has this owner id.
 
-        The result is always True for "". This is the owner id of data that was stored while
-        requests needed no key.
+        Data that was stored while requests needed no key has the owner id "". For this owner id,
+        the result is always True.
         """
         self._reload()
         return not owner or any(known.owner == owner for known in self._valid.values())
@@ -307,8 +307,8 @@ class KeyRing:
     def _replace_keys(self, keys: Iterable[AppKey]) -> None:
         """Replace the accepted keys by `keys`.
 
-        After a key ring has had keys, it always requires a key. If its key file is emptied, the
-        server is therefore not open to everybody. If several entries describe the same key, the
+        After a key ring has had keys, it always requires a key. Therefore a server whose key file
+        is emptied does not become open to everybody. If several entries describe the same key, the
         strictest entry counts.
         """
         keys = list(keys)

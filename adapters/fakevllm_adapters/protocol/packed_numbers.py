@@ -24,7 +24,7 @@ def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def jsonable_number(value: float) -> float | str:
-    """Return a finite number unchanged, or the text `NaN`, `Infinity` or `-Infinity`."""
+    """Return `value` if it is finite, else the text `NaN`, `Infinity` or `-Infinity`."""
     if math.isfinite(value):
         return value
     if math.isnan(value):

@@ -122,7 +122,8 @@ def parse_sibling(header: str) -> SiblingRef:
 
 @dataclass(frozen=True, slots=True)
 class SiblingRange:
-    """Reference to consecutive siblings of a group, which one model call samples.
+    """Reference to consecutive siblings (answers to the same request) of a group. One model call
+    samples all of them.
 
     >>> SiblingRange("g", 1, 7).header, SiblingRange("g", 0).header
     ('g/1-7', 'g/0')
@@ -143,7 +144,7 @@ class SiblingRange:
 
     @property
     def siblings(self) -> list[SiblingRef]:
-        """The siblings of the range, in the order of the call's choices."""
+        """References to these siblings, one by one, in the order of the call's choices."""
         return [SiblingRef(self.group_id, self.first + at) for at in range(self.num)]
 
 
@@ -357,8 +358,8 @@ class EndGroupReply(BaseModel):
     @staticmethod
     def from_response(raw: bytes, sizes: Sequence[int]) -> EndGroupReply:
         """Parse a response whose body consists of separate prompts, followed by the reply as JSON.
-        `sizes` are the numbers of bytes of the prompts. Raises ValueError if a call refers to a
-        prompt that the response lacks."""
+        `sizes` has the size of each prompt in bytes. Raises ValueError if a call refers to a prompt
+        that the response lacks."""
         ends = list(accumulate(sizes, initial=0))
         reply = EndGroupReply.model_validate_json(raw[ends[-1] :])
         prompts = [raw[begin:end] for begin, end in pairwise(ends)]
@@ -399,8 +400,9 @@ class DemonstrationIds(BaseModel):
 
 
 class AddDemonstrationRequest(BaseModel):
-    """A request to train a user's edit of an answer. The edit is one demonstration of the kind
-    `plain`, or a pair of the kinds `chosen` (the edit) and `rejected` (the answer), in this order.
+    """A request to train a user's edit of an answer. The request has one demonstration of the kind
+    `plain` (the edit), or two demonstrations. The two are first the edit (`chosen`), then the
+    answer before the edit (`rejected`).
 
     The reply is an EndGroupReply. The server accepts each sample id only once.
     """
@@ -413,8 +415,8 @@ class AddDemonstrationRequest(BaseModel):
 
 
 class AddLoggedGroupRequest(BaseModel):
-    """A request to train a logged group again: the answers to one request that an app made in an
-    earlier run, with new rewards. The server accepts each group id only once."""
+    """A request to train a logged group again, with new rewards. The group has the answers to one
+    request that an app made in an earlier run. The server accepts each group id only once."""
 
     group_id: str = Field(min_length=1, max_length=200)
     rewards: list[Reward | None] = Field(min_length=1, max_length=MAX_GROUP_SIZE)

@@ -75,10 +75,10 @@ def is_over_context(status: int, body: Json) -> bool:
 
 
 def _limits(body: Json) -> list[str]:
-    """Return the names of the token limits in a request body that may be removed.
+    """Return the names of the token limits that may be removed from a request body.
 
-    For a completions request, none may be removed, because vLLM generates only 16 tokens without a
-    limit.
+    The limits of a completions request may not be removed, because vLLM generates only 16 tokens
+    without a limit.
     """
     if "messages" not in body:
         return []

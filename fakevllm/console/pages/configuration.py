@@ -1,5 +1,5 @@
-"""The page Configuration: each setting of the proxy with the place from which its value came, the
-training job, and what the server reports about its settings."""
+"""The page Configuration. It shows the proxy's settings with the origin of each value, the training
+job, and the settings that the server reports."""
 
 from __future__ import annotations
 

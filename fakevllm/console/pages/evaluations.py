@@ -58,7 +58,7 @@ def router(parts: ConsoleParts) -> APIRouter:
 
 
 def _number(text: str, most: int) -> int:
-    """Return a number from 0 to `most` for a text that may be none.
+    """Return the number in `text`, at most `most`, or 0 if `text` is not a non-negative integer.
 
     >>> _number("200", 1000), _number("-1", 1000), _number("9" * 5000, 1000)
     (200, 0, 1000)

@@ -1,4 +1,4 @@
-"""The page Feedback: answers to rate and to correct, and what became of the latest feedback."""
+"""The page Feedback: rate and correct answers, and see the outcome of the latest feedback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ character, and the console refuses larger forms."""
 
 @dataclass(frozen=True, slots=True)
 class RatedAnswer:
-    """An answer with the form in which it is rated."""
+    """An answer, and the web form with which a user rates and corrects it."""
 
     group: GroupRecord
     text: str
@@ -184,7 +184,7 @@ def feedback_body(answer: RatedAnswer, form: Mapping[str, str]) -> dict[str, Any
 
 
 def reply_sentence(reply: Mapping[str, Any]) -> str:
-    """Return what the proxy has replied to feedback.
+    """Return a sentence for the user about the proxy's reply to feedback.
 
     >>> reply_sentence({"state": "received", "is_repeated": False})
     'The proxy has stored your feedback.'

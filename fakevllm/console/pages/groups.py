@@ -102,8 +102,8 @@ def router(parts: ConsoleParts) -> APIRouter:
 
 
 def parse_search(fields: Mapping[str, str]) -> tuple[GroupSearch, GroupKey]:
-    """Return the search that the fields of a URL describe, and the key after which it begins.
-    Raises SearchError with a sentence for the user.
+    """Return the search that the fields of a URL describe, and the key (time, id) of the group
+    after which the results begin. Raises SearchError with a sentence for the user.
 
     >>> parse_search({"state": "trained", "min_reward": "0.5"})[0].min_reward
     0.5

@@ -44,7 +44,7 @@ class HookCode:
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """What became of a request to reload the hooks."""
+    """The result of a request to reload the hooks."""
 
     message: str
     changes: Sequence[str] = ()
@@ -142,7 +142,7 @@ def _shown_text(code: bytes) -> str:
 
 
 def in_use_sentence(view: ProxyView, code: HookCode) -> str:
-    """Return whether the proxy uses the files on disk.
+    """Return a sentence that says whether the proxy uses the hook files on disk.
 
     >>> in_use_sentence(ProxyView("http://127.0.0.1:8000"), HookCode())
     'The proxy does not answer, so it is not known which hooks it uses.'

@@ -24,8 +24,8 @@ def router(parts: ConsoleParts) -> APIRouter:
     shared_curve = SharedCurve(parts.ledger)
 
     def read(run: str | None) -> tuple[list[str], str | None, list[CurvePoint]]:
-        """Return the ids of all runs, the id of the run to show, and its curve. The id is None if
-        there is no such run."""
+        """Return the ids of all runs, the id of the run to show, and the curve of this run. If
+        there is no run to show, its id is None."""
         with parts.ledger.reading():
             runs = parts.ledger.summary.runs()
             run_id = chosen_run(runs, run)

@@ -54,7 +54,7 @@ def router(parts: ConsoleParts) -> APIRouter:
 
 
 def waiting(view: ProxyView) -> Iterator[tuple[str, int, str]]:
-    """Yield what waits, as (sentence, number, link)."""
+    """Yield (text, number, link) for the groups and the feedback that wait."""
     scored, pooled = view.counts.get(State.SCORED, 0), view.counts.get(State.POOLED, 0)
     if scored:
         yield "groups wait until the server acknowledges them", scored, "/groups?state=scored"

@@ -77,8 +77,8 @@ def router(parts: ConsoleParts) -> APIRouter:
         return decide(request, form, "rollback")
 
     def decide(request: Request, form: dict[str, str], action: str) -> Response:
-        """Send the decision of a form to the server. Show the page Releases if it was carried out,
-        and otherwise the reason of the refusal."""
+        """Send a form's decision to the server. After a success, show the page Releases. Otherwise
+        show the reason of the failure."""
         try:
             version = _version(form.get("version", ""))
             target = _target(form)
@@ -125,8 +125,9 @@ def _row(record: ReleaseRecord) -> RecordRow:
 
 
 def _sentence(history: ReleasesReply | None, number: str) -> str:
-    """Return what the decision with this number has done. Return an empty text if the history has
-    no such decision."""
+    """Return a text that describes the effect of the decision with this number. Return an empty
+    text if the history has no such decision, or if the decision neither released a version nor made
+    training go back."""
     records = [] if history is None else history.records
     record = next((one for one in records if str(one.number) == number), None)
     if history is None or record is None:
@@ -142,7 +143,7 @@ def _sentence(history: ReleasesReply | None, number: str) -> str:
 
 
 def _version(text: str) -> int:
-    """Return a version that a user has typed. Raises FormError if it is none.
+    """Return the version number that a user has typed. Raises FormError for any other text.
 
     >>> _version(" 20 ")
     20
@@ -156,8 +157,8 @@ def _version(text: str) -> int:
 
 
 def _target(form: dict[str, str]) -> DecisionTarget:
-    """Return the decision that the page has prepared. It has an id, so a form that is sent twice
-    decides once."""
+    """Return the decision that the page has prepared, with its id. Because of the id, a form that
+    is sent twice makes only one decision."""
     try:
         return DecisionTarget(form.get("run_id") or None, form.get("decision_id", ""))
     except ValueError:  # translates

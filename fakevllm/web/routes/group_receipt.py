@@ -68,7 +68,7 @@ class GroupFeedback(BaseModel):
 
 
 class SiblingReceipt(BaseModel):
-    """One sibling of a group. The text of the sibling is left out."""
+    """One sibling (sampled answer) of a group, without its text."""
 
     index: int
     served: bool

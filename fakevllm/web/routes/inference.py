@@ -115,8 +115,8 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
 
 def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:
     """If redaction is on, replace each session name in `hints` that has text to redact by a keyed
-    hash. Otherwise the id of a session would be a hash without a key, from which the name could be
-    guessed."""
+    hash. Without this replacement, the id of a session would be a hash without a key, from which
+    the name could be guessed."""
     if not proxy.redaction.redactor or not (hints.session or hints.parent):
         return hints
     hide = proxy.ledger.hidden_id
@@ -137,8 +137,8 @@ def _unstored(adapter: Adapter, checked: CheckedBody) -> CheckedBody:
 def _unstored_draft(
     proxy: ProxyComponents, request: Request, key: str | None, app_key: str | None
 ) -> GroupDraft:
-    """Return the GroupDraft of a request that is not stored. The request is sampled once. It has no
-    session, and no feedback about its answer is accepted."""
+    """Return the GroupDraft of a request that is not stored. Only one answer is sampled. The
+    request has no session, and no feedback about its answer is accepted."""
     question = request.adapter.question(request.body)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
@@ -202,8 +202,8 @@ async def _decode(
 
     * The request names a policy (weights that only evaluations may sample by name).
     * The request continues a response that only the ledger has, and the request cannot be
-      translated. Such a request must not be relayed to the engine, because the engine may have a
-      response with the same id that belongs to another key.
+      translated. Such a request must not be relayed to the engine. The engine may have a response
+      of another key with the same id.
     """
     raw, body = checked.raw, checked.body
     if checked.removed:
@@ -284,8 +284,8 @@ def _store_native_response(
     proxy: ProxyComponents, request: Request, app_key: str | None, response_id: str
 ) -> None:
     """Record the API key (as a fingerprint) for which the engine's own Responses route has made a
-    response. The response itself is stored only by the engine, which checks no keys and would send
-    the response to anybody who knows the id."""
+    response. Only the engine stores the response itself. The engine checks no keys, so it would
+    send the response to anybody who knows the id."""
     if response_id != request.response_id:
         stored = StoredResponse(response_id, app_key, request.id, time.time(), None)
         proxy.ledger.responses.store(stored)

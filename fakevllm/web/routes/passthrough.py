@@ -1,4 +1,4 @@
-"""Relay requests that are no model calls, such as /tokenize, to the engine. Only paths on an
+"""Relay requests other than model calls, such as /tokenize, to the engine. Only paths on an
 allow-list are relayed.
 
 While the engine boots, requests for these routes wait, in the same way as model calls. Requests for
@@ -158,9 +158,10 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _without_policies(body: bytes) -> bytes:
-    """Return the engine's list of models without policies, which are models only for evaluations.
-    The first model is the served model. The served model stays in the list, even if its name looks
-    like a policy's name. If there are no policies, the list is returned unchanged."""
+    """Return the engine's list of models without policies (versions that the engine holds beside
+    the served weights). The first model is the served model. The served model stays in the list,
+    even if its name looks like a policy's name. If there are no policies, the list is returned
+    unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]

@@ -95,8 +95,8 @@ class StoredResponseHandlers:
         """Return the response with this id, if it was made for the API key of the request. Return
         None otherwise.
 
-        If `with_unstored` is True, the method also finds answers to requests with `store: false`,
-        because a later request may refer to such an answer by `previous_response_id`.
+        If `with_unstored` is True, the method also finds answers to requests with `store: false`. A
+        later request may refer to such an answer by `previous_response_id`.
         """
         key = api_key_of(header_map(request.scope))
         app_key = fingerprint(key) if key else None

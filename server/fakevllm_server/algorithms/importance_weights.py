@@ -1,5 +1,5 @@
-"""Importance weights of tokens that other model weights have sampled, and the effective sample size
-of such importance weights. The functions do no I/O.
+"""Importance weights of tokens that were sampled with other model weights, and the effective sample
+size of such importance weights. The functions do no I/O.
 
 A token has the importance weight min(r, C). r is the token's probability under the current model
 weights, divided by its probability when it was sampled. C is a bound. Without a bound, a few tokens

@@ -1,11 +1,11 @@
-"""Pair the prompts of a step with responses of other groups, for the KL estimate of `kto`.
+"""Pair each prompt of a step with a response of another group, for the KL estimate of `kto`.
 
-The KL estimate needs a response to another request. TRL pairs the prompt of each row of a batch
-with the response of the row before it. If these two rows belonged to one group, the response would
-answer the same request or task as the prompt. Therefore this module sorts the rows by group, and
-rotates the responses by the number of rows of the largest group. A prompt then gets a response of
-another group, unless one group has more than half of the rows. If every group has only one row, the
-pairs are those of TRL.
+The KL estimate needs a response to another request. In a batch, TRL pairs each row's prompt with
+the previous row's response. If these two rows belonged to one group, the response would answer the
+same request or task as the prompt. Therefore this module sorts the rows by group, and rotates the
+responses by the number of rows of the largest group. A prompt then gets a response of another
+group, unless one group has more than half of the rows. If every group has only one row, the pairs
+are those of TRL.
 """
 
 from __future__ import annotations

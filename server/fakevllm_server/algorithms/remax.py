@@ -19,12 +19,12 @@ class NoBaseline(ValueError):
 def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the ReMax advantage: A_t = Σ_{s ≥ t} r_s − b.
 
-    A_t is the advantage of token t of an episode. r_s is the reward of token s: minus the token's
-    penalty. The reward of the last token also includes the episode's reward. The baseline b is the
-    reward of the group's greedy answer (sampled at temperature 0), minus the token penalties of
-    this answer. If the group has several greedy answers, b is the mean over these answers. A greedy
-    answer itself gets advantage 0. The result has one list per episode, with one advantage per
-    trained token. Source: Li et al., arXiv 2310.10505.
+    A_t is the advantage of token t of an episode. r_s is the reward of token s: the token's penalty
+    with the opposite sign. The reward of the last token also includes the episode's reward. The
+    baseline b is the reward of the group's greedy answer (sampled at temperature 0), minus the
+    token penalties of this answer. If the group has several greedy answers, b is the mean over
+    these answers. A greedy answer itself gets advantage 0. The result has one list per episode,
+    with one advantage per trained token. Source: Li et al., arXiv 2310.10505.
 
     Raises NoBaseline if a group has no greedy answer. A baseline of 0 would be wrong, because
     training would then raise the probability of every sampled answer with a positive reward.

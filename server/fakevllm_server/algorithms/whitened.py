@@ -21,11 +21,11 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> lis
     trained tokens of the step.
 
     The return of token t is G_t = Σ_{s ≥ t} γ^(s − t) · r_s. The sum runs over the trained tokens
-    of the episode, across all of its calls. γ is `spec.gamma`. r_s is the reward of token s: minus
-    the token's penalty. The reward of the last token also includes the episode's reward. The
-    function `whiten` normalizes the returns over the step. Therefore an episode is compared with
-    the whole step, not with its group. The result has one list per episode, with one advantage per
-    trained token.
+    of the episode, across all of its calls. γ is `spec.gamma`. The reward r_s of token s is the
+    negative of the token's penalty. For the last token, the episode's reward is added. The function
+    `whiten` normalizes the returns over the step. Therefore an episode is compared with the whole
+    step, not with its group. The result has one list per episode, with one advantage per trained
+    token.
 
     Source: Hu et al., arXiv 2501.03262. The paper adds a KL penalty to the reward of each token.
     """

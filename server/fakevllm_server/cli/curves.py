@@ -1,4 +1,4 @@
-"""`fakevllm-server curves`: write a run's TensorBoard curves from its journal."""
+"""`fakevllm-server curves`: write a run's TensorBoard curves from its journal (a SQLite file)."""
 
 from __future__ import annotations
 

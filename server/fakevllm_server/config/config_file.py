@@ -1,5 +1,5 @@
-"""Reads the file of `fakevllm-server start --config FILE`, which sets flags of the command line. An
-example of a YAML file:
+"""Read the configuration file of `fakevllm-server start --config FILE`. The file sets command-line
+flags. An example of a YAML file:
 
 backend: vllm
 engine-arg: [--max-model-len=4096]
@@ -103,7 +103,7 @@ def check_values(
     values: Mapping[object, object], source: str, flags: Mapping[str, FlagType]
 ) -> dict[str, Any]:
     """Check the keys and values of a configuration file. Return the values by flag name, with
-    underscores in the names. `source` is the name of the file in messages.
+    underscores in the names. `source` names the file in error messages.
 
     Raises ConfigError for the first key that is unknown, occurs twice or has a value of the wrong
     type.

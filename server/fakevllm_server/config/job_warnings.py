@@ -41,7 +41,7 @@ def _single_answer_warning(job: TrainJob) -> list[str]:
 
 def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
     """Yield a pair (name of the setting, reason) for each setting of a job that this server does
-    not use because of its configuration."""
+    not use."""
     flag, trainer = "backend", config.backend
     if config.trainer is not None or config.rollout is not None:
         flag, trainer = "trainer", config.trainer_name

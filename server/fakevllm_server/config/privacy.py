@@ -18,8 +18,9 @@ def read_privacy(
     retention_days: int = 0,
     max_journal_mb: int = 0,
 ) -> PrivacySettings:
-    """Return the settings for what is stored, and for how long. `names` are names of built-in
-    patterns. Each of `patterns` is `NAME=EXPRESSION`. A limit of 0 means no limit.
+    """Return the settings for redaction and for the deletion of old data. `names` are names of
+    built-in patterns for redaction. Each further pattern in `patterns` has the form
+    `NAME=EXPRESSION`. A limit of 0 means no limit.
 
     Raises ConfigError for an unknown name, and for a malformed pattern.
     """

@@ -69,7 +69,7 @@ class EventFiles:
             return Cursor()
 
     def load(self) -> None:
-        """Import the package `tensorboard`, which takes some tenths of a second.
+        """Import the package `tensorboard`. The import takes some tenths of a second.
 
         Raises PackageMissing if the package is not installed.
         """

@@ -162,7 +162,8 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
     """Read the evaluations of the last step whose evaluations were written
     (`cursor.evaluated_step`), and of all later steps.
 
-    Evaluations of steps that a rollback discarded for good are left out.
+    If a rollback gave up some steps, the earlier evaluations of these steps are left out. After any
+    other rollback, the steps are trained again.
     """
     restored = "SELECT entry_json FROM entries WHERE kind = 'restored'"
     # A rollback with a reason gives later steps up; without one, they are trained again.

@@ -102,8 +102,8 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the thread write the curves of everything that is in the journal, and then end. Wait
-        for the thread, but at most CLOSE_LIMIT_S seconds."""
+        """Make the thread write the curves of everything that is in the journal, and then stop the
+        thread. Wait for its end, but at most CLOSE_LIMIT_S seconds."""
         self._is_closing.set()
         self._thread.join(CLOSE_LIMIT_S)
 
@@ -124,7 +124,7 @@ class Follower:
         curves.close()
 
     def _log_once(self, error: str) -> None:
-        """Log an error of the thread, unless the previous attempt failed with the same error."""
+        """Log the error of a failed write, unless the previous write failed with the same error."""
         if error != self._last_error:
             log.warning("TensorBoard curves cannot be written, retrying: %s", error)
         self._last_error = error

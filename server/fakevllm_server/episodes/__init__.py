@@ -1,8 +1,8 @@
 """Claimed episodes, the pool of groups that wait for training, and the states of the engine.
 
 An episode is one run of an agent on one task. A claim reserves an episode for one client. A group
-consists of several answers to one task, whose rewards are compared. This folder makes four
-decisions:
+consists of several answers to one task. The rewards of these answers are compared. This folder
+makes four decisions:
 
 * which client may claim an episode
 * which calls belong to which episode or group

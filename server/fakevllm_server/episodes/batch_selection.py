@@ -61,9 +61,9 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of collected groups after which a step no longer waits for `batch_size`
-    trainable groups, but trains the groups that it has. Return None if a step always waits for
-    `batch_size` trainable groups.
+    """Return the number of collected groups at which a step starts even with fewer than
+    `batch_size` trainable groups. Return None if a step always waits for `batch_size` trainable
+    groups.
 
     Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
     and not trained. If they did not count, a run in which most groups are tied would never make a

@@ -2,7 +2,7 @@
 batch.
 
 A claim reserves an episode for one client. A mix is a named kind of tasks, such as "math". The
-quota of a mix is its share of each batch. Claims are also refused while an admin has paused them.
+quota of a mix is its share of each batch. Claims are also refused while an admin has paused claims.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
 class Participation:
-    """Decides whether clients may claim episodes, by pauses and quotas. A claim reserves an episode
+    """Decides by pauses and quotas whether clients may claim episodes. A claim reserves an episode
     for one client. The object also records which clients take part in the current batch."""
 
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
@@ -60,7 +60,7 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim of an episode towards the quota of its mix (a named kind of tasks, such
+        """Count a newly claimed episode towards the quota of its mix (a named kind of tasks, such
         as "math")."""
         if policy is None:
             return
@@ -92,8 +92,8 @@ class Participation:
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
         """Record that the claims of `episodes` have expired. Also remove the mixes (named kinds of
-        tasks) without recent activity. Clients without recent requests are marked as silent, so
-        that no training step waits for their agreement."""
+        tasks) without recent activity. Clients without recent requests are marked as silent.
+        Training steps that start when the clients agree do not wait for silent clients."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":

@@ -15,7 +15,7 @@ class EndedGroupIds:
     """The ids of ended groups, which no other group may use."""
 
     def __init__(self, look_up: Callable[[str], str | None]) -> None:
-        """Create the object, without an id of an ended group in memory.
+        """Create the object, with no ids in memory.
 
         The function `look_up` is called for each id that is not in memory. It returns the reason
         why the id is refused, or None for a new id.

@@ -279,7 +279,7 @@ class EpisodeRegistry:
 
     def sweep(self, now: float) -> list[Episode]:
         """Reopen the episodes whose claims were idle for longer than their limit. Other clients can
-        then claim them. Return these episodes.
+        then claim these episodes. Return the episodes.
 
         An episode with a running call is not idle. The method visits all claimed episodes, so it is
         too slow to be called for each request.

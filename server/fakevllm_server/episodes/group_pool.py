@@ -1,11 +1,11 @@
 """The pool of captured groups and episodes that are not trained yet. This module does no I/O.
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
-from the finished groups. A passive group consists of the answers to one request of an app. It ends
-when one request of the proxy brings the rewards of all its answers. Episodes that clients claim are
-collected by task, until the task has `num_repeat` episodes or no more episodes are expected. The
-pool accepts each group id only once. A request that is sent again does not reach the pool; it gets
-the reply to the first request.
+from the finished groups. A passive group consists of the answers to one request of an app. This
+group ends when the proxy sends the rewards of all answers in one request. Episodes that clients
+claim are collected by task, until the task has `num_repeat` episodes or no more episodes are
+expected. The pool accepts each group id only once. A request that is sent again does not reach the
+pool; it gets the reply to the first request.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Pool:
 
     def sweep(self, now: float) -> None:
         """Drop the open groups whose clients have disappeared. If there are too many open groups,
-        also drop the groups whose last call is oldest."""
+        also drop the groups that have had no call for the longest time."""
         for group_id, reason in self._open.pop_expired(now).items():
             self.dropped[group_id] = reason
             self._ended.remember(group_id, reason)
@@ -256,7 +256,8 @@ class Pool:
         closed_reason: str | None = None,
     ) -> EndGroupReply:
         """Add the demonstrations of a user's edit to the groups that wait for training. `loss` is
-        the demonstration loss that trains them, and `calls` has one call for each demonstration.
+        the demonstration loss that trains the demonstrations, and `calls` has one call for each
+        demonstration.
 
         The demonstrations of an edit count as one group of a training step.
         """

@@ -49,7 +49,7 @@ class JobIdentity:
 
     @property
     def digest(self) -> str:
-        """Digest of these settings, which identify a job. The run log and the proxy's ledger (its
+        """Digest of the settings that identify the job. The run log and the proxy's ledger (its
         database) store the digest."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:DIGEST_CHARS]
 

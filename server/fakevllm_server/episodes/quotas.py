@@ -92,8 +92,8 @@ class _Mix:
 
     def is_present(self, now: float) -> bool:
         """Return True if clients have lately tried to claim episodes of the mix (a named kind of
-        tasks), or if the mix has running episodes. Mixes that are ahead of their share delay new
-        tasks only for mixes that are present."""
+        tasks), or if the mix has running episodes. A mix that is ahead of its share waits only for
+        mixes that are present."""
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 

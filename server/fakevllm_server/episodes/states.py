@@ -38,8 +38,8 @@ class IllegalTransition(Exception):
 
 
 class EngineLifecycle:
-    """The state of the engine: its status, the number of the training step for which groups are
-    being collected, and the version of the weights that the engine serves."""
+    """The state of the engine: its status, and the version of the weights that it serves. The state
+    also has the number of the training step for which groups are being collected."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
@@ -60,7 +60,7 @@ class EngineLifecycle:
     @property
     def collecting_step(self) -> int:
         """Number of the first training step that can train a group which is completed now. If a
-        training step is running, this is the step after it."""
+        training step is running, this is the number of the next step."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:

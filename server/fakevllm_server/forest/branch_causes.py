@@ -159,8 +159,8 @@ class _EarlierCall:
 
 @dataclass(slots=True)
 class _ReadBudget:
-    """A limit on the number of tokens that are decoded and compared as text, with the vocabulary
-    that decodes them."""
+    """A limit on the number of tokens that are decoded and compared as text. The object also holds
+    the vocabulary that decodes the tokens."""
 
     vocabulary: Vocabulary
     tokens_left: float

@@ -11,8 +11,8 @@ Slices = tuple[tuple[int, int], ...]
 
 
 def append_slice(path: Slices, start: int, end: int) -> Slices:
-    """Return the path (a sequence of nodes) extended by the nodes [start, end). All nodes of the
-    path must be smaller than `start`."""
+    """Return the path (a sequence of node numbers) extended by the range [start, end). All numbers
+    in the path must be smaller than `start`."""
     if path and path[-1][1] == start:
         return (*path[:-1], (path[-1][0], end))
     return (*path, (start, end))
@@ -20,7 +20,7 @@ def append_slice(path: Slices, start: int, end: int) -> Slices:
 
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
     """Return the first position in [start, end) at which the two arrays differ. Return `end` if
-    they do not differ there.
+    there is no such position.
 
     The search compares blocks of the arrays. Therefore it costs about the same as copying the
     arrays.

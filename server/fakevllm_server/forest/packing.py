@@ -44,11 +44,11 @@ def pack(
     pieces. A piece has at most `max_tokens` tokens. A prefix that several calls of the piece share
     counts once.
 
-    Every call is in exactly one piece. A piece has more than `max_tokens` tokens only if one of its
-    calls alone has more. The largest piece comes first, so that an out-of-memory error occurs as
-    early as possible. `groups` has the group of each call. The calls of a group stay in one piece
-    if they follow each other in depth-first order, and if one piece has room for all of them.
-    Raises ValueError if `max_tokens` is below 1.
+    Every call is in exactly one piece. A piece has more than `max_tokens` tokens only if a single
+    call has more. The largest piece comes first, so that an out-of-memory error occurs as early as
+    possible. `groups` has the group of each call. The calls of a group stay in one piece if they
+    follow each other in depth-first order, and if one piece has room for all of them. Raises
+    ValueError if `max_tokens` is below 1.
 
     If you train on the pieces, compute the denominators of the loss from all calls, and not
     separately for each piece.

@@ -258,8 +258,8 @@ def _links(
 ) -> Iterator[_Link]:
     """Yield the links that end at the nodes in `runs`. A node is one token of the forest, and
     `runs` has ranges [start, end) of nodes. A link is a tuple (first predicting node, first
-    predicted node, length). It covers `length` consecutive pairs of a predicting node and the node
-    that it predicts.
+    predicted node, length). A link covers `length` consecutive pairs of a predicting node and the
+    node that it predicts.
 
     Each node is predicted by its parent. In a segment (a range of nodes without a branch), the
     parent is the preceding node. The parent of a segment's first node is in another segment.

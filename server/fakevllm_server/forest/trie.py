@@ -8,7 +8,7 @@ other properties that change the hidden states, such as the adapter or images. T
 the root key of a call, and calls with different root keys share no nodes.
 
 Nodes are numbered in depth-first pre-order, so the subtree of node k is the range of nodes [k,
-tout[k]). Therefore
+tout[k]). The attention mask is therefore
 
     key k is visible to query q   <=>   k <= q < tout[k]
 
@@ -243,8 +243,8 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
     """Make a Segment from each run (a range of nodes without a branch). Return the pairs (segment,
-    run) in depth-first pre-order. `roots` maps each root key to the first runs of its trees, by the
-    first token of the run."""
+    run) in depth-first pre-order. `roots` maps each root key to a dict with the first runs of its
+    trees. The keys of this dict are the first tokens of the runs."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []

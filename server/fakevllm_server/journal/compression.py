@@ -1,5 +1,5 @@
-"""Compress the columns of captured calls: arrays of 4-byte numbers (token ids and
-log-probabilities), and the facts of a call, such as its weight versions, as JSON.
+"""Compress the columns of captured calls. The columns for token ids and log-probabilities are
+arrays of 4-byte numbers. The column for the facts of a call, such as its weight versions, is JSON.
 
 An array is compressed as four streams: the first bytes of all numbers, their second bytes, and so
 on. Token ids then take about half of their bytes, because their high bytes are nearly always equal.
@@ -49,7 +49,7 @@ def decompress_numbers(compressed: bytes) -> bytes:
 
 
 def compress_facts(text: str) -> bytes:
-    """Compress the facts of a model call, such as its weight versions, which are given as JSON.
+    """Compress the facts of a model call, such as its weight versions. `text` is JSON.
 
     >>> facts = '{"versions":[[7,0,99]],"temperature":0.7,"finish_reason":"stop"}'
     >>> len(compress_facts(facts)) < 20, decompress_facts(compress_facts(facts)) == facts

@@ -7,7 +7,7 @@ same piece, the piece stays. It is noted as a loose piece, because it may have b
 uses.
 
 This module overwrites such bytes, a few pieces at a time. `used_ranges` finds the bytes that
-prompts use, and meanwhile the journal can be written. Therefore each change of
+prompts use. The journal can be written while `used_ranges` runs. Therefore each change of
 `unused_bytes_erased` also reads the prompts that were added since then.
 """
 
@@ -113,9 +113,10 @@ def calls_forgotten(group_ids: Sequence[str]) -> Change:
 
 
 def unused_bytes_erased(pieces: Sequence[LoosePiece], used: UsedRanges) -> Change:
-    """Return a Change (a write to the journal) that overwrites the bytes that no prompt uses in a
-    few loose pieces. A loose piece is a stored block of bytes that lost one of its prompts. `used`
-    is the result of `used_ranges` for these pieces, and may cover further pieces."""
+    """Return a Change (a write to the journal) that overwrites the unused bytes of some loose
+    pieces. A loose piece is a stored block of bytes that lost one of its prompts. Bytes are unused
+    if no prompt uses them. `used` is the result of `used_ranges` for these pieces, and may cover
+    further pieces."""
 
     def apply(db: Connection) -> None:
         recent_prompts(db).clear()
@@ -162,7 +163,7 @@ def _prompt_slices(db: Connection, after: int, last: int) -> list[tuple[int, str
 
 
 def num_calls(db: Connection, group_ids: Sequence[str]) -> int:
-    """Return the number of captured calls of these groups."""
+    """Return the number of captured calls of the groups `group_ids`."""
     return execute(db, _NUM_CALLS, (json.dumps(list(group_ids)),)).fetchone()[0]
 
 
@@ -174,7 +175,8 @@ def trained_calls(db: Connection, limit: int) -> list[TrainedCalls]:
 
 
 def trained_versions(db: Connection, group_ids: Sequence[str]) -> list[int]:
-    """Return the versions of the weights whose steps trained these groups, oldest first."""
+    """Return the versions of the weights that training on the groups `group_ids` made, oldest
+    first."""
     values = (json.dumps(list(group_ids)), GroupState.CONSUMED)
     return [version for (version,) in execute(db, _VERSIONS, values)]
 

@@ -37,22 +37,22 @@ def m004_idempotency(db: Connection) -> None:
 
 
 def m005_hook_hash(db: Connection) -> None:
-    """Add the digest of the reward hooks to groups. The digest of earlier groups is unknown."""
+    """Add a column for the digest of a group's reward hooks. Earlier groups have no digest."""
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN hook_hash VARCHAR NOT NULL DEFAULT ''")
 
 
 def m006_prompts(db: Connection) -> None:
-    """Store long prompts as slices of compressed pieces, which calls share. Calls that are stored
-    after this migration are compressed."""
+    """Store long prompts as slices of compressed pieces that several calls can share. Calls that
+    are stored after this migration are compressed."""
     for statement in _M006:
         db.exec_driver_sql(statement)
     prompts.move_prompts(db)
 
 
 def m007_releases(db: Connection) -> None:
-    """Add the history of releases, and the side checkpoints. A side checkpoint belongs to a version
-    that is no longer part of the run, because training went back to an earlier version. Both tables
-    are empty after the migration."""
+    """Add tables for the history of releases and for side checkpoints. A side checkpoint belongs to
+    a version that is no longer part of the run, because training went back to an earlier version.
+    Both tables are empty after the migration."""
     db.exec_driver_sql(
         """
         CREATE TABLE side_checkpoints (
@@ -98,8 +98,8 @@ def m008_loose_pieces(db: Connection) -> None:
 
 
 def m009_demonstrates(db: Connection) -> None:
-    """Add the demonstration loss of groups that were made from users' edits. No earlier group was
-    made from an edit."""
+    """Add a column for the demonstration loss of a group that was made from a user's edit. No
+    earlier group was made from an edit."""
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN demonstrates VARCHAR")
 
 

@@ -3,10 +3,10 @@ prompt share one row. The row lists slices of pieces, which are compressed byte 
 share. A new prompt adds a piece only for the part that earlier prompts do not have (see
 fakevllm_runtime/contents.py).
 
-SQL triggers count the calls of each prompt and the prompts of each piece. They delete a prompt
-together with its last call, and a piece together with its last prompt. Therefore any statement may
-delete a call without harm to the data of other calls. Ids are never used twice, because prompts in
-memory may refer to the ids of deleted rows.
+SQL triggers count the calls of each prompt and the prompts of each piece. The triggers delete a
+prompt together with its last call, and a piece together with its last prompt. Therefore any
+statement may delete a call without harm to the data of other calls. Ids are never used twice,
+because prompts in memory may refer to the ids of deleted rows.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read into memory the newest prompts of the journal, which an earlier process has stored.
+        """Read the journal's newest prompts into memory. An earlier process has stored them.
         Damaged prompts are left out."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
             try:
@@ -150,9 +150,9 @@ def recent_prompts(db: Connection) -> RecentPrompts:
 
 class PromptReader:
     """Reads prompts from the journal, the server's SQLite file. The reader keeps the latest prompt
-    in memory, because siblings (answers to the same request) have the same prompt. It also keeps
-    all pieces (the stored parts of prompts) in memory, because prompts share pieces. Create a new
-    reader for each read of the journal."""
+    in memory, because siblings (answers to the same request) have the same prompt. The reader
+    also keeps all pieces (the stored parts of prompts) in memory, because prompts share pieces.
+    Create a new reader for each read of the journal."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db

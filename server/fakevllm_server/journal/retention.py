@@ -28,7 +28,7 @@ and one group. The number is larger than CHANGES_PER_ROUND, so that the deletion
 
 
 class Retention:
-    """Deletes old rows on the thread that writes the journal, inside the writer's transactions."""
+    """Deletes old rows of the journal, inside the transactions of the thread that writes it."""
 
     def __init__(self) -> None:
         self._num_changes = 0
@@ -69,7 +69,7 @@ class Retention:
 
 
 def _delete_replies(db: Connection, now: float) -> None:
-    """Delete old replies, and replies whose time is in the future because a clock was wrong."""
+    """Delete old replies, and replies with a time in the future (a clock was wrong)."""
     newest = db.exec_driver_sql("SELECT COALESCE(MAX(rowid), 0) FROM submissions").scalar_one()
     old = "SELECT rowid, at FROM submissions WHERE rowid <= ? ORDER BY rowid LIMIT ?"
     db.exec_driver_sql(

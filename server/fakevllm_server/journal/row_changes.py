@@ -131,7 +131,7 @@ def group_ended(
     that are not in the journal yet.
 
     The group is one of four kinds. A passive group has the answers to one request of an app, and
-    its calls were stored when they were made. A feedback sample is a group of one answer, which is
+    its calls were stored when they were made. A feedback sample is a group of one answer that is
     trained again because of later feedback. A user's edit has one sample without a reward for each
     demonstration. A logged group is a group of an earlier run.
     """
@@ -196,7 +196,7 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
 def unplanned(step: int) -> Change:
     """Delete the stored batch of a step that could not be trained.
 
-    The groups of the batch are not changed. The change `dropped` drops them.
+    The groups of the batch are not changed. To drop the groups, use the change `dropped`.
     """
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
@@ -284,8 +284,8 @@ def release_decided(row: ReleaseRow) -> Change:
 
 
 def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
-    """Append a release decision that lets training go back to an earlier version. Discard all steps
-    after `back.common_step`, in the same way as `abandoned`.
+    """Append a decision to the history of releases, and let training go back to an earlier version.
+    To do so, discard all steps after `back.common_step`, in the same way as `abandoned`.
 
     The checkpoints of the versions in `back.kept` are kept as side checkpoints (checkpoints of
     versions that are not part of the run). All other side checkpoints are deleted.

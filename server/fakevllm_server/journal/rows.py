@@ -116,8 +116,7 @@ def parse_call_row(row: CallRow) -> RecordedCall:
 
 
 def _shortest(logprobs: array[float]) -> bytes:
-    """Return log-probabilities as float32 if no precision is lost, else as float64. Most engines
-    compute in float32. A float32 has as many bytes as a token id."""
+    """Return log-probabilities as float32 if no precision is lost, else as float64."""
     short = array("f", logprobs)
     return short.tobytes() if array("d", short) == logprobs else logprobs.tobytes()
 

@@ -98,7 +98,7 @@ class Calls(_Row, table=True):
 
 
 class Prompts(_Row, table=True):
-    """A long prompt. Calls with the same prompt share the row. Triggers count the calls of a
+    """A long prompt. Calls with the same prompt share the row. SQL triggers count the calls of a
     prompt, and delete the prompt together with its last call."""
 
     __table_args__ = {"sqlite_autoincrement": True}
@@ -112,8 +112,8 @@ class Prompts(_Row, table=True):
 
 class Pieces(_Row, table=True):
     """A part of one or more prompts: token ids as little-endian int32, compressed (see
-    compression.py). Triggers count the prompts that use a piece, and delete the piece together with
-    the last of these prompts."""
+    compression.py). SQL triggers count the prompts that use a piece, and delete the piece together
+    with the last of these prompts."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -124,7 +124,8 @@ class Pieces(_Row, table=True):
 
 class LoosePieces(_Row, table=True):
     """A piece (a part of stored prompts) that may have bytes that no prompt uses, because a prompt
-    that used the piece was deleted. Triggers add the row, and delete it together with the piece."""
+    that used the piece was deleted. SQL triggers add the row, and delete it together with the
+    piece."""
 
     __tablename__ = "loose_pieces"  # pyright: ignore[reportAssignmentType]
 
@@ -148,8 +149,8 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples whose rewards are compared, a feedback sample (an answer that is trained
-    again because of later feedback), or the demonstrations that were made from a user's edit."""
+    """A group of samples whose rewards are compared. A row can also be a feedback sample (an answer
+    that is trained again because of later feedback), or the demonstrations from a user's edit."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number of the group, in the order in which the groups ended."""

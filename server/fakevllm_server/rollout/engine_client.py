@@ -122,7 +122,7 @@ class _Response(aiohttp.ClientResponse):
 
 @dataclass
 class _ConnectionUse:
-    """Whether a request was sent on a connection that an earlier request had opened."""
+    """A record of whether one request was sent on a reused connection."""
 
     is_reused: bool = False
 
@@ -158,8 +158,8 @@ class EngineClient:
         return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
     async def fetch_version(self) -> None:
-        """Fetch the engine's software version, which `info` then returns. If the request fails, the
-        version is None."""
+        """Fetch the engine's software version for `info`. If the request fails, the version is
+        None."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._http.get("/version", timeout=timeout) as response:
@@ -213,11 +213,11 @@ class EngineClient:
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
-        To get the tokens, additional fields are put into the request. The client does not see the
-        answer fields that only these additional fields requested. `on_finished` runs before the
-        last byte is sent. Therefore the call is recorded before the client sees the end of the
-        answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the same
-        errors are raised.
+        To get the tokens, additional fields are put into the request. If an answer field is there
+        only because of these additional fields, the client does not see it. `on_finished` runs
+        before the last byte is sent. Therefore the call is recorded before the client sees the end
+        of the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
+        same errors are raised.
 
         `plain` returns the request body without the additional fields. If the engine refuses the
         body with these fields (status 400), the plain body is sent instead. If the engine answers
@@ -257,12 +257,13 @@ class EngineClient:
         """Forward a call that samples several siblings (answers to the same request), and record
         its tokens. Send each answer as soon as it is complete, as one part of the response.
 
-        `first_index` is the index of the first sibling. `on_complete` runs with the choices that
-        are complete, before their answers are sent. `version_of` returns the version of the weights
-        for the headers of an answer, or None. If the engine fails after a part was sent, the
-        response ends without the answers that were not complete. Raises CannotShare if no part was
-        sent and each sibling needs a call of its own. Raises WireError for an error event of the
-        engine. In all other cases, the errors are the same as for `capture`.
+        `first_index` is the index of the first sibling. `on_complete` is called with choices that
+        have become complete, before their answers are sent. `version_of` returns the weight version
+        to send in a header of the answer, or None to send no such header. If the engine fails after
+        a part was sent, the response ends without the answers that were not complete. Raises
+        CannotShare if no part was sent and each sibling needs a call of its own. Raises WireError
+        for an error event of the engine. In all other cases, the errors are the same as for
+        `capture`.
         """
         if self.endpoint.is_bundled:
             body = shared.complete_body
@@ -429,10 +430,10 @@ class EngineClient:
     async def _connect(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> aiohttp.ClientResponse:
-        """Send a request, and return the response as soon as its headers have arrived. If a pooled
-        connection breaks before, the request is sent again on a new connection, because the engine
-        may have been closing the pooled one. Raises aiohttp.ClientError if this fails too, or if a
-        new connection breaks."""
+        """Send a request, and return the response as soon as its headers have arrived. If a reused
+        connection breaks before that, the engine may have been closing this connection. The request
+        is then sent once more on a new connection. Raises aiohttp.ClientError if a new connection
+        breaks."""
 
         async def send_in(
             session: aiohttp.ClientSession, connection: _ConnectionUse
@@ -470,7 +471,7 @@ class EngineClient:
 
 def _session(endpoint: Endpoint, *, is_pooled: bool) -> aiohttp.ClientSession:
     """Return an HTTP session for requests to the engine at `endpoint`. If `is_pooled` is set, the
-    session uses connections again. If not, it opens a new connection for each request."""
+    session reuses connections. If not, it opens a new connection for each request."""
     pooling: dict[str, Any] = {"keepalive_timeout": IDLE_CONNECTION_S}
     if not is_pooled:
         pooling = {"force_close": True}

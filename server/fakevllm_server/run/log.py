@@ -88,8 +88,7 @@ class RunLog:
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
-        """Write the batch that the next training step uses to the journal (the server's SQLite
-        file)."""
+        """Write the batch of the next training step to the journal (the server's SQLite file)."""
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
@@ -153,9 +152,9 @@ class RunLog:
         """Record that the trainer was restored to the state at the end of `step`. The restored
         weights will be served as `version`.
 
-        Return the planned batches of the later steps, which must be trained again. If the journal
-        has already deleted a batch of these steps, record instead that the later steps are not
-        trained again.
+        Return the planned batches of the later steps. These batches must be trained again. If the
+        journal has already deleted a batch of these steps, record instead that the later steps are
+        not trained again.
         """
         if version == 0:  # no step was ever trained
             return self._read_batches(step)
@@ -271,8 +270,8 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by reason. The keys are short reasons:
-        the part of the full reason before its first colon.
+        """Number of groups that were dropped during the run, for each reason. A reason is
+        shortened: it ends before its first colon.
 
         Only drops that are on disk are counted. Clients poll the numbers several times a second.
         Therefore the journal is read only if it was written since the last read.
@@ -334,8 +333,8 @@ def _plan_change(batch: PlannedBatch) -> Change:
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
-    """Return the journal change for a planned batch whose corrupt or forgotten groups were
-    removed.
+    """Return the change of the journal after corrupt or forgotten groups were removed from a
+    planned batch.
 
     The change plans the batch with the remaining groups. If no group remains, the change deletes
     the batch.

@@ -69,8 +69,8 @@ class RecordedModel:
 
 
 def identify(model: str | None) -> ModelIdentity:
-    """Return the ModelIdentity of a model, which has the model's fingerprints. `model` is a folder,
-    a hub name or None.
+    """Return a ModelIdentity with the fingerprints of a model. `model` is a folder, a hub name or
+    None.
 
     Raises ConfigError if the model folder cannot be read.
     """

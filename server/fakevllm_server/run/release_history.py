@@ -59,8 +59,8 @@ class ReleaseState:
         return next(one for one in reversed(self._released) if one not in rejected)
 
     def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
-        """Change the state of releases as the decision `row` from the history of releases requires.
-        For example, the decision `released` makes its version the released version."""
+        """Apply `row`, a decision from the history of releases, to the state of releases. For
+        example, the decision `released` makes its version the released version."""
         version = row.record.version
         match row.record.decision:
             case Decision.CANDIDATE:

@@ -69,8 +69,8 @@ class Releases:
     def set_answering(self, version: int, is_answering: bool) -> None:
         """Record whether a version answers apps as a policy (a version that the engine holds beside
         the served weights). The checkpoint of such a version is kept, also after a restart. When
-        the version no longer answers apps, its checkpoint is no longer kept for this reason. Only
-        the MAX_ANSWERING versions that were set last are kept."""
+        the version no longer answers apps, its checkpoint is no longer kept for this reason.
+        Checkpoints are kept only for the MAX_ANSWERING versions that were recorded last."""
         before = self.state.answering
         others = [one for one in before if one != version]
         is_kept = is_answering and version != MODEL  # the model itself has no checkpoint
@@ -93,8 +93,8 @@ class Releases:
         return len(self._rows)
 
     def find(self, id: str) -> ReleaseRow | None:
-        """Return the decision about a version that the client's request with this id has made.
-        Return None if no request with this id has made a decision."""
+        """Return the decision about a version that was made for the request with this id. Return
+        None if there is no such decision."""
         return next((row for row in self._rows if row.record.id == id), None)
 
     async def record(self, row: ReleaseRow) -> None:

@@ -1,8 +1,8 @@
 """The runs in one run directory of a server. The module knows which run is current, and in which
 folder a job's run is.
 
-The file `current_run` names the folder of the current run, with which a restarted server continues.
-A run directory without this file has only one run, whose folder is the run directory itself.
+The file `current_run` names the folder of the current run. A restarted server continues this run. A
+run directory without this file has only one run, whose folder is the run directory itself.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RunDirectory:
         return TOP
 
     def make_current(self, relative: str) -> None:
-        """Record that the run in this folder is the current run. Raises OSError if the disk is
-        full."""
+        """Record that the run in the folder `relative` is the current run. Raises OSError if the
+        disk is full."""
         write_atomically(self._path / "current_run", f"{relative}\n")
 
     def folder(self, relative: str) -> Path:

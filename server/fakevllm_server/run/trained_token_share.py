@@ -3,8 +3,8 @@ tokens are not trained.
 
     sample_coverage = tokens trained / tokens eligible
 
-* Eligible tokens belong to calls with complete ids and log-probabilities, whose sampling parameters
-  allow training.
+* Eligible tokens belong to calls that have complete ids and log-probabilities, and sampling
+  parameters that allow training.
 * `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
 * Forced tokens are not eligible. A forced token was the only token that a grammar allowed at its
@@ -35,8 +35,8 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
     trained.
 
     `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
-    samples are answers that are trained again after later feedback. They are not counted, because
-    their tokens were counted with their original groups.
+    samples are answers that are trained again after later feedback. Feedback samples are not
+    counted, because their tokens were counted with their original groups.
     """
     groups = [group for group in groups if not group.is_sample]
     ids = {group.group_id for group in groups}

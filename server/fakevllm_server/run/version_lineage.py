@@ -100,8 +100,8 @@ class VersionLineage:
 
     @property
     def undone(self) -> set[int]:
-        """Versions whose training steps a crash has undone, as long as their batches have not been
-        trained again."""
+        """Versions whose training steps a crash has undone, and whose batches have not been trained
+        again yet."""
         return set(self._left.values())
 
     def step_of(self, version: int) -> int:
@@ -135,8 +135,8 @@ class VersionLineage:
 
     def copies_of(self, version: int) -> set[int]:
         """Return the versions whose weights are equal to the weights of `version` bit by bit,
-        because of a restore. The result contains the version itself. All versions of step 0 are
-        copies of the model.
+        because of a restore. The result contains the version itself. All versions of step 0 have
+        the weights of the initial model.
 
         >>> lineage = VersionLineage()
         >>> lineage.add(VersionChange(1, version=1, step=1, is_step=True))

@@ -37,8 +37,8 @@ group causes a search for groups to prune."""
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The rules by which groups are chosen for pruning, which deletes their captured calls (the
-    recorded tokens of model calls).
+    """The rules by which groups are chosen for pruning. Pruning a group deletes its captured calls
+    (the recorded tokens of model calls).
 
     >>> group = TrainedCalls("g", trained_at=0.0, num_bytes=10)
     >>> CallRules(PrivacySettings(retention_days=1)).choose([group], 2 * DAY_S, 0)
@@ -136,7 +136,7 @@ class CallRetention:
         return len(chosen)
 
     def _report(self, trouble: str | None) -> None:
-        """Log `trouble` as a warning, unless it was also reported by the last call."""
+        """Log `trouble` as a warning, unless the previous call reported the same trouble."""
         if trouble is not None and trouble != self._trouble:
             log.warning("%s", trouble)
         self._trouble = trouble

@@ -104,9 +104,8 @@ class Checkpointer:
             return None
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:
-        """Write a checkpoint folder, and return its record for the journal.
-
-        The checkpoint becomes valid when the caller writes the record to the journal. Raises
+        """Write a checkpoint folder, and return its record for the journal. The checkpoint becomes
+        valid when the caller writes the record to the journal (the server's SQLite file). Raises
         OSError if the disk fails. Raises BackendError if the trainer fails.
         """
         beside = {saved.folder for saved in self._journal.read(reads.side_checkpoints)}
@@ -122,16 +121,17 @@ class Checkpointer:
         self._rewards = []
 
     async def steps_were_discarded(self) -> None:
-        """Delete the folders of checkpoints that the journal does not have any more. Call this
-        method after the journal recorded that training went back to an earlier checkpoint."""
+        """Delete the folders of checkpoints that are no longer in the journal (the server's SQLite
+        file). Call this method after the journal recorded that training went back to an earlier
+        checkpoint."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoint_folders)
         await asyncio.to_thread(self._folders.delete_except, known)
 
     async def prune(self) -> None:
-        """Delete old checkpoints. Also delete the captured calls in the journal that were kept only
-        because training could go back to one of these checkpoints. Call this method after a new
-        checkpoint was recorded."""
+        """Delete old checkpoints. Also delete the captured calls (the recorded tokens of model
+        calls) of steps that will never be trained again. Call this method after a new checkpoint
+        was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         changes = [step for step, _ in self._journal.read(reads.reward_changes)]

@@ -60,8 +60,8 @@ class EngineLost(Exception):
 
 
 class TrainLoop:
-    """The training loop for one job. The loop collects groups, trains, publishes weights, and
-    restarts engines that die."""
+    """The training loop for one job. The loop collects groups (requests with their answers),
+    trains, publishes weights, and restarts engines that die."""
 
     def __init__(
         self,
@@ -210,8 +210,8 @@ class TrainLoop:
         """Slug (short name) of the reason why no more steps will be taken. None while training
         continues.
 
-        If the trainer refuses the job, the result is None, because the user may fix the cause. The
-        property `closed_reason` includes this case.
+        If the trainer refuses the job, the result is None, because the user may fix the cause. In
+        this case, `closed_reason` returns a slug.
         """
         if self._steps.stop_reason is not None:
             return "training_stopped"
@@ -265,8 +265,8 @@ class TrainLoop:
         also restarts the closed engines.
 
         After an unexpected error (`is_known` is false), all engines are closed. After an expected
-        error, only the trainer is closed, and only if its weights may differ from the weights that
-        the run log expects.
+        error, the rollout engine stays open. The trainer is closed only if its weights may differ
+        from the weights that the run log expects.
         """
         if not is_known:
             await self._backend.close()
@@ -357,8 +357,8 @@ class TrainLoop:
     async def _act(
         self, action: Action[Any], done: asyncio.Future[Any], control: TrainLoop | None
     ) -> BaseException | None:
-        """Run an action, and pass the result or the error to the caller of `between_steps`. Return
-        the error. Return None if the action succeeded."""
+        """Run an action (such as a decision about a version), and pass the result or the error to
+        the caller of `between_steps`. Return the error. Return None if the action succeeded."""
         failure: BaseException | None = None
         try:
             result = await action(control)
@@ -430,7 +430,7 @@ class TrainLoop:
     def _waits_at_limit(self) -> bool:
         """Return True if the next step would make a version beyond the training limit (the newest
         version that training may make). Steps that a crash has undone are trained again in any
-        case, because the limit allowed these steps when they were first trained.
+        case. The limit allowed these steps when they were first trained.
 
         When training begins to wait, this method logs a line.
         """
@@ -478,9 +478,9 @@ class TrainLoop:
         """Wait until `condition` is true or the loop is stopped. Raise EngineLost if an engine
         dies.
 
-        The condition is checked after each change of the pool or the episodes, and at least once a
-        second. Once a second, this method also removes expired claims of episodes, and groups whose
-        clients have disappeared.
+        The condition is checked after each change of the pool (the groups that wait to be trained)
+        or the episodes, and at least once a second. Once a second, this method also removes expired
+        claims of episodes, and groups whose clients have disappeared.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:

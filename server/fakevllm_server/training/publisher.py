@@ -92,9 +92,8 @@ class Publisher:
 
         The engine's weights are then compared with the trainer's. If they differ, the trainer's
         weights are loaded once more, as the next version. If the second attempt also fails, the
-        rollout engine is stopped, and BackendError is raised. The engine is not stopped if the
-        engine before it was stopped for the same reason. In this case, the engine keeps serving,
-        and training stops.
+        rollout engine is stopped, and BackendError is raised. If the previous engine was already
+        stopped for this reason, the new engine keeps serving, and training stops instead.
         """
         version = max(version, self._next_trusted)
         crash_point("publish.before")
@@ -123,10 +122,10 @@ class Publisher:
     async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
         """Restore a checkpoint of an earlier step into the running trainer, and serve the
         checkpoint's weights. The steps after this earlier step are not trained again. `record` is
-        called to record the return in the journal.
+        called to write to the journal that training went back.
 
-        Raises ActionFailed if the checkpoint cannot be restored. In this case, nothing is recorded.
-        The trainer must be started again, because a part of its weights may have changed.
+        Raises ActionFailed if the checkpoint cannot be restored. In this case, nothing is recorded,
+        and the trainer must be started again, because a part of its weights may have changed.
         """
         self._steps.is_in_sync = False
         await self._backend.trainer.restore(folder)

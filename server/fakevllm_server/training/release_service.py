@@ -53,8 +53,8 @@ again after that, it gets the result of the decision."""
 
 
 class DecisionPending(Exception):
-    """Error for a request whose decision about a version is not carried out yet. If the client
-    sends the request again later, it gets the result."""
+    """Error for a request to make a decision about a version, if the decision has not been carried
+    out yet. If the client sends the request again later, it gets the result."""
 
 
 class ReleaseRefused(Exception):
@@ -74,8 +74,8 @@ class ReturnTarget:
 
 
 class TrainingControl(Protocol):
-    """What a decision about a version may do to training: save a checkpoint, or go back to an
-    earlier version. Both are done between two training steps."""
+    """The operations of training that a decision about a version may need: save a checkpoint, and
+    go back to an earlier version. Both run between two training steps."""
 
     async def save_newest(self) -> None:
         """Save a checkpoint of the newest weights, if these weights have no checkpoint yet. Raise
@@ -193,8 +193,8 @@ class ReleaseService:
         self, request: ReleaseRequest | RollbackRequest
     ) -> AsyncGenerator[ReleaseRow | None]:
         """Make sure that no other decision is made during the `with` block. Yield the decision on
-        `request` if it has already been made, else None. It may have been made before, because the
-        whole attempt is repeated if the training loop ends during an attempt."""
+        `request` if it has already been made, else None. The decision may already exist, because
+        the whole attempt is repeated if the training loop ends during an attempt."""
         async with self._lock:
             await self._journal.wait_written(self._journal.put())
             yield self._releases.find(request.id)
@@ -407,7 +407,7 @@ class ReleaseService:
         return row
 
     def _return_to(self, target: ReturnTarget, row: ReleaseRow) -> TrainingReturn:
-        """Build the journal's record of the return of training to `target`. The record lists the
+        """Build the journal's record that training returns to `target`. The record lists the
         versions whose checkpoints are kept.
 
         A version is pinned if its checkpoint must be kept. The list has all versions that are
@@ -484,8 +484,8 @@ class ReleaseService:
 
 
 def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:
-    """Return a copy of a decision that also lets training go back to `version`. The evidence in the
-    copy names `version`, so that clients can read it."""
+    """Return a copy of the decision `row`, with a return of training to `version` added. Clients
+    can read `version` in the evidence of the copy."""
     evidence = row.record.evidence | {"restored": version}
     record = row.record.model_copy(update={"evidence": evidence})
     return ReleaseRow(record, row.request_hash, row.newest, version, is_rollback, row.pinned)

@@ -18,8 +18,8 @@ from fakevllm_server.types.number_arrays import FloatArray, float_array
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
 ) -> list[FloatArray] | None:
-    """Return the KL penalties for the rewards of a step. The list has one row for each call that
-    `trainable_calls` returns, and a row has one penalty for each trained token of the call.
+    """Return the KL penalties for the rewards of a step, with one array for each call that
+    `trainable_calls` returns. An array has one penalty for each trained token of the call.
 
     Return None if the job has no KL in its reward. Also return None if the job's setting `control`
     is `frozen`, because nothing is trained then. Errors of the trainer are raised unchanged.

@@ -28,8 +28,8 @@ would delay the record of the step."""
 def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
-    """Return metrics about the calls that branch, which means that they do not continue an earlier
-    call of their session (a sequence of model calls).
+    """Return metrics about the calls that branch. A call branches if it does not continue an
+    earlier call of its session (a sequence of model calls).
 
     `branch_<cause>` is the number of calls with this cause. `branch_rate` is the share of branching
     calls among all calls except the first call of each session. `branch_rate` is absent if no
@@ -60,8 +60,8 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """For each group whose previous turn of the conversation is known, return a pair: the call of
-    the previous turn, and the first call of the group."""
+    """Return a pair of calls for each group whose previous turn (of the conversation) is known: the
+    call of the previous turn, and the first call of the group."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

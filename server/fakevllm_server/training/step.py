@@ -241,8 +241,8 @@ class StepRunner:
     def _plan(
         self, batch: PlannedBatch, penalties: list[FloatArray] | None
     ) -> tuple[PlannedStep, StepMetrics]:
-        """Return two results: the batch as a planned step, with the advantage of each call, and
-        metrics about the share of the batch's tokens that is trained.
+        """Return the batch as a planned step, with the advantage of each call. Also return metrics
+        about the share of the batch's tokens that is trained.
 
         This method runs in a worker thread, because a large step takes seconds.
         """
@@ -356,8 +356,8 @@ def _why_no_update(metrics: Mapping[str, float]) -> str:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Return metrics about the share of the groups' sampled tokens that is trained. Other metrics
-    count the tokens that are not trained, by reason.
+    """Return metrics about the share of the groups' sampled tokens that is trained. Further
+    returned metrics count the tokens that are not trained, for each reason.
 
     Feedback samples are answers that are trained again after later feedback. Their trained tokens
     are counted separately, as `feedback_tokens`.

@@ -1,5 +1,5 @@
-"""Convert finished groups to the calls that a training step uses. Each call gets its advantage, and
-its weight in the loss.
+"""Convert finished groups (requests with their answers) to the calls that a training step uses.
+Each call gets its advantage, and its weight in the loss.
 
 The functions do no I/O. In a control run, the job may shuffle the rewards. The job's seed
 determines the shuffled order.
@@ -46,7 +46,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An episode or sibling of a step, with its reward and its calls. It has no advantage yet."""
+    """An episode or sampled answer of a step, with its reward and calls, and without advantages."""
 
     index: int
     outcome: Outcome
@@ -140,7 +140,7 @@ def with_excluded_counts(
     metrics: Mapping[str, float], excluded: Mapping[str, int]
 ) -> dict[str, float]:
     """Return the metrics of a training step with further counts: the numbers of groups and calls
-    that the pool left out of training.
+    that the pool (the groups that wait to be trained) left out of training.
 
     The metric `tie_rate` includes tied groups that the pool dropped. The rewards of a tied group
     are all equal.
@@ -164,17 +164,18 @@ def _advantages(
 
 
 def _edit_in_loss(group: FinishedGroup, job: TrainJob, loss: LossSpec) -> list[Demonstration]:
-    """Return the demonstrations of a group that was made from a user's edit. Return [] if they do
-    not belong in the loss: in a control run, or after a restart with a job of another loss."""
+    """Return the demonstrations of a group that was made from a user's edit. Return [] if these
+    demonstrations do not belong in the loss. This is the case in a control run, or if the job had
+    another loss when the group was made."""
     is_trained = loss.of_demonstrations == group.demonstrates and _is_in_loss(group, job)
     return edit_demonstrations(group) if is_trained else []
 
 
 def _scores(group: FinishedGroup, entries: Sequence[_Entry]) -> dict[int, float]:
-    """Return the score of each episode for demonstrations, by the episode's index. The score is the
-    reward with all penalties, minus the mean of the group. If all rewards of the group are equal,
-    the scores are 0, whatever the KL penalties are. If the group has an advantage of its own (a
-    feedback sample), the scores are this advantage."""
+    """Return a dict from each episode's index to its score. The scores decide which episodes become
+    demonstrations. The score is the reward with all penalties, minus the mean of the group. If all
+    rewards of the group are equal, the scores are 0 even if the penalties differ. If the group has
+    an advantage of its own (a feedback sample), the scores are this advantage."""
     if group.advantage is not None:
         return dict.fromkeys((entry.index for entry in entries), group.advantage)
     if is_tied([entry.outcome.reward for entry in entries]):
@@ -252,8 +253,8 @@ def _is_trainable(call: RecordedCall) -> bool:
 
 
 def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
-    """Yield each call of an episode with its own advantages. `advantages` has the advantages of all
-    trained tokens of the episode, in order.
+    """Yield each call of an episode with the call's own advantages. `advantages` has the advantages
+    of all trained tokens of the episode, in order.
 
     A call with advantage 0 is kept, because it counts in the mean of the loss.
     """
@@ -331,9 +332,9 @@ def _advantage_spread(calls: Sequence[Call]) -> dict[str, float]:
     """Return mean, maximum and minimum of the advantages of all trained tokens, by metric name.
     Return {} if there are no trained tokens.
 
-    The tokens are summed call by call. One sum over all tokens of a large step would take 100 ms.
-    Such a sum would hold the interpreter's lock (GIL) for this time, and the server's event loop
-    would stand still.
+    The advantages are summed call by call. One sum over all tokens of a large step would take 100
+    ms. Such a sum would hold the interpreter's lock (GIL) for this time, and the server's event
+    loop would stand still.
     """
     calls = [call for call in calls if call.num_trained]
     if not calls:

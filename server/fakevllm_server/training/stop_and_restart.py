@@ -31,10 +31,10 @@ class MismatchStop:
         """Count a step if the log-probabilities of trainer and rollout engine differed too much in
         this step. `limit` is the job's `max_mismatch_k3`. If `limit` is None, no step is counted.
 
-        A step that trained tokens without problems resets the count to 0. All other steps do not
-        change the count. Examples are a step without a measurement, and a step that has only
-        feedback samples, because their tokens were sampled by older weights. A step that is trained
-        again after a rollback counts once.
+        A step within the limit resets the count to 0 if it trained tokens and made all its updates.
+        All other steps do not change the count. An example is a step of only feedback samples,
+        whose tokens were sampled by older weights. A step that is trained again after a rollback
+        counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")

@@ -369,8 +369,8 @@ class Intake:
         """Add the demonstrations of a user's edit to the groups that wait for training. `loss` is
         their demonstration loss, and `calls` has one call for each demonstration.
 
-        Raises IdempotencyConflict if a different request has used the id before. Raises
-        JournalError if the demonstrations cannot be written to the journal.
+        Raises IdempotencyConflict if a different request has used the same `sample_id` before.
+        Raises JournalError if the demonstrations cannot be written to the journal.
         """
         name = request.sample_id
 

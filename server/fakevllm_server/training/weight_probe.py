@@ -1,4 +1,4 @@
-"""Check after each publish that the rollout engine samples with the trainer's weights.
+"""Check after each publish of new weights that the rollout engine samples with them.
 
 The engine and the trainer compute the log-probabilities of one known prompt. With equal weights,
 the two results differ only by rounding. A larger difference means that the engine has old weights,
@@ -68,8 +68,8 @@ class ProbeResult:
 def limit_of(dtype: str, num_layers: int) -> float:
     """Return the largest mean difference that rounding explains, in nats per token.
 
-    Let u be the unit roundoff of the type. One operation has a relative error of about u. A sum of
-    n products adds √n times the unit roundoff of float32 to this error. Errors of different
+    Let u be the unit roundoff of `dtype`. One operation has a relative error of about u. A sum of n
+    products adds √n times the unit roundoff of float32 to this error. Errors of different
     operations have different signs, so the error of N operations is √N times the error of one
     operation. The limit also contains the factor √2 twice: once because engine and trainer round
     independently, and once because a log-probability is the difference of two rounded numbers (a
@@ -103,8 +103,8 @@ def compare(reply: ProbeReply, expected: Sequence[float]) -> ProbeResult | None:
 
 class WeightProbe:
     """Compares the rollout engine's weights with the trainer's weights, for one backend. Engine and
-    trainer compute the log-probabilities of the known prompt (one fixed text). If one of the two
-    cannot do so, one log line gives the reason, and no more probes are run."""
+    trainer compute the log-probabilities of the known prompt (one fixed text). If the engine or the
+    trainer cannot compute them, one log line gives the reason, and no more probes are run."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -160,7 +160,7 @@ class WeightProbe:
     async def _answers(self, version: int) -> tuple[ProbeReply, Sequence[float]] | None:
         """Return the engine's log-probabilities of the known prompt (one fixed text), and the
         trainer's log-probabilities of the same tokens. Return None if the engine does not report
-        any."""
+        log-probabilities."""
         reply = await self._backend.probe()
         if reply is None:
             return None

@@ -177,7 +177,7 @@ class BackendError(Exception):
 
 
 class ActionFailed(BackendError):
-    """Error for a failed action, such as a training step, of a running engine. The engine continues
+    """Error for a failed action of a running engine, such as a training step. The engine continues
     to run and to answer calls."""
 
 
@@ -218,7 +218,7 @@ class Rollout(Protocol):
         ...
 
     async def policies(self) -> dict[str, int]:
-        """Return the name and the version of each policy that `load_policy` has loaded."""
+        """Return the name and the version of each policy (weights loaded by `load_policy`)."""
         ...
 
     async def probe(self) -> ProbeReply | None:
@@ -264,8 +264,8 @@ class Trainer(Protocol):
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the trainer's weights to a folder in Hugging Face format, which the server's flag
-        `--model` accepts."""
+        """Write the trainer's weights to a folder in Hugging Face format. The server's flag
+        `--model` accepts this folder."""
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
@@ -450,17 +450,17 @@ class TrainEngine(Protocol):
         ...
 
     async def publish(self, version: int) -> None:
-        """Sample with the trainer's current weights from now on. `version` is their number."""
+        """From now on, sample with the trainer's current weights, whose number is `version`."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Load the weights in a Hugging Face folder, and sample with them from now on. `version` is
-        their version number."""
+        the version number of these weights."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the trainer's weights to a folder in Hugging Face format, which the server's flag
-        `--model` accepts."""
+        """Write the trainer's weights to a folder in Hugging Face format. The server's flag
+        `--model` accepts this folder."""
         ...
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:

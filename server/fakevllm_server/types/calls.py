@@ -170,7 +170,7 @@ class RecordedCall:
 
     @staticmethod
     def from_log(call: CapturedCall) -> RecordedCall:
-        """Return a call of an earlier run, as a ledger has it. The call gets the version
+        """Return a call of an earlier run from its fields in a ledger. The call gets the version
         LOGGED_VERSION. If its tokens were sampled from restricted sets, it is not trainable,
         because a ledger does not have the sets.
 
@@ -262,8 +262,9 @@ class FinishedGroup:
 
     @property
     def is_sample(self) -> bool:
-        """True if the group was made from a user's feedback on an answer of an earlier group: if it
-        is a feedback sample (the answer is trained once more), or if it was made from an edit."""
+        """True if the group was made from a user's feedback on an earlier answer. Such a group is
+        either a feedback sample (the answer is trained once more), or was made from the user's edit
+        of the answer."""
         return self.advantage is not None or self.demonstrates is not None
 
     @property

@@ -2,7 +2,7 @@
 
 The group of an edit has one episode for each demonstration, in the order of `KINDS_OF_EDITS`. Each
 episode has one call, which holds the token ids. No engine has sampled these calls, so they have no
-log-probabilities, and the version LOGGED_VERSION: an edit does not become stale.
+log-probabilities. Their version is LOGGED_VERSION, so they never become stale.
 """
 
 from __future__ import annotations

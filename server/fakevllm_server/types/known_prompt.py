@@ -24,7 +24,7 @@ MAX_TOKENS = 33
 
 @dataclass(frozen=True, slots=True)
 class ProbeReply:
-    """The log-probabilities of the known prompt under the weights with which an engine samples."""
+    """The log-probabilities of the known prompt, under the weights with which an engine samples."""
 
     ids: Sequence[int]
     """Token ids of the prompt."""

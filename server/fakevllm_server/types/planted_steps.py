@@ -16,7 +16,7 @@ VARIABLE = "FAKEVLLM_INVERT_REWARDS"
 
 
 def planted_versions(spec: str) -> range:
-    """Return the versions that `spec` names: "FIRST:LAST", both included, or "" for no version.
+    """Return the versions in `spec`: "FIRST:LAST" with both ends included, or "" for no versions.
 
     >>> planted_versions("39:48"), len(planted_versions(""))
     (range(39, 49), 0)

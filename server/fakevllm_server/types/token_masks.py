@@ -159,10 +159,9 @@ class TokenMasks:
 
 
 def _size_bytes(bits: bytes) -> bytes:
-    """Return the number of tokens in a bitmap, as the first `SIZE_BYTES` bytes of a packed set."""
+    """Return the number of tokens in a bitmap, encoded for the beginning of a packed set."""
     return int.from_bytes(bits).bit_count().to_bytes(SIZE_BYTES, "little")
 
 
 def _contains_token(bits: bytes, id: int) -> bool:
-    """Return True if the bit of token `id` is set in a bitmap."""
     return id >> 3 < len(bits) and bool(bits[id >> 3] >> (id & 7) & 1)

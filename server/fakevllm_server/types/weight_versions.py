@@ -105,8 +105,8 @@ class WeightGate:
 
         Three things happen in order. First, wait until no call is running, but at most `bound_s`
         seconds. Then await the function `prepare`. Then run the block. If the wait or `prepare`
-        fails, the weights are unchanged, and calls wait only if they had to wait before. If the
-        block fails, new calls continue to wait, because the engine's weights are unknown.
+        fails, the weights are unchanged, and the gate for new calls is open or closed as before. If
+        the block fails, new calls continue to wait, because the engine's weights are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()

@@ -83,7 +83,7 @@ prefix."""
 
 class FastPaths:
     """ASGI middleware that passes a POST request for a model call directly to its endpoint, also
-    below `/e/UUID`. All other requests go to `app`.
+    below `/e/UUID` (the base URL of an episode). All other requests go to `app`.
 
     The direct call saves the cost of the framework's own middlewares and of its router. For these
     paths, the router's own routes are needed only to refuse other HTTP methods with 405.

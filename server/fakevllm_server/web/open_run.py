@@ -86,13 +86,13 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Return the names of the settings in which a new job differs from the job with which the
-        run's engine was started last. Only the settings that identify a job are compared.
-        `identity` contains these settings of the new job. Call this method only when no change of
-        the journal is queued.
+        """Return the names of the settings in which a new job differs from the previous job. The
+        previous job is the one with which the run's engine was last started. Only the settings that
+        identify a job are compared. `identity` contains these settings of the new job. Call this
+        method only when no change of the journal is queued.
 
         The journal of an older server does not contain the identity of its job. In this case, the
-        old job is assumed to have the model and the experiment name of the new job.
+        previous job is assumed to have the model and the experiment name of the new job.
         """
         previous = self._read_identity()
         job_yaml = self.journal.read(reads.meta, JOB)

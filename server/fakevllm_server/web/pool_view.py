@@ -57,9 +57,8 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return a dict from the id of each task in the pool (the episodes and groups that wait to be
-    trained) to the task's waiting episodes. Each group of answers to an app's request counts as a
-    task."""
+    """Return the waiting episodes of each task, by task id. The pool has the episodes and groups
+    that wait to be trained. Each group of answers to an app's request counts as a task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes

@@ -150,8 +150,8 @@ class ServerState:
 
     @property
     def redactor(self) -> Redactor:
-        """The redactor in use. Its settings are those from the server's flags, combined with those
-        of the server's training job."""
+        """The redactor in use. Its settings combine the server's flags with the server's training
+        job."""
         return self._redaction_in_use.redactor
 
     @property
@@ -437,8 +437,8 @@ class ServerState:
         self._pruning = asyncio.create_task(retention.run())
 
     def follow_curves(self) -> None:
-        """Write the TensorBoard curves of the current run until `close`. If another run becomes
-        current, write its curves from then on."""
+        """Write the TensorBoard curves of the current run until `close` is called. If another run
+        becomes current, write its curves from then on."""
         self._follows_curves = True
         self.run.follow_curves()
 
@@ -462,10 +462,9 @@ class ServerState:
     def closed_reason(self) -> str | None:
         """Reason why no more groups and episodes will be trained; None while training may continue.
 
-        While the engine is off, two jobs may be known: the job of the current run, and the job that
-        a client has sent for the next start of the engine. The client's job may be meant for
-        another run. Therefore training has ended only if the current run has reached the step limit
-        of both jobs.
+        While the engine is off, a client may have sent a job for the engine's next start. This job
+        may be meant for another run. Therefore training has ended only if the current run has
+        reached the step limit of both its own job and the client's job.
         """
         if self._loop is not None:
             return self._loop.closed_reason

@@ -35,7 +35,7 @@ class StoredResponses:
         self._responses: OrderedDict[tuple[str, str], bytes | None] = OrderedDict()
 
     def store(self, key: str, response_id: str, body: bytes | None) -> None:
-        """Store a response, which clients may then retrieve.
+        """Store a response, so that clients can retrieve it.
 
         `key` is the fingerprint of the API key that made the response. It is "" if the request had
         no API key. `body` is the response object in JSON, or None if only the engine has the

@@ -1,6 +1,6 @@
 """Training code that a client uploads as a zip file: check it, and unpack it into a new folder.
 
-The code is only kept. The server never imports or runs it.
+The code is only stored. The server never imports or runs it.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class MessagesExchange:
 
 
 class CountTokensAdapter(ChatAdapter):
-    """The adapter of /v1/messages/count_tokens, which returns the number of tokens of a request."""
+    """The adapter of /v1/messages/count_tokens, the route that counts the tokens of a request."""
 
     name = "count_tokens"
     path = COUNT_PATH

@@ -33,7 +33,7 @@ _ERROR_TYPES = {
 def new_signature() -> str:
     """Return a new signature for a thinking block.
 
-    Clients send the signature back with the block. No signature is ever checked.
+    Clients send the signature back with the block. Signatures are never checked.
     """
     return secrets.token_hex(16)
 

@@ -31,8 +31,8 @@ def chat_body(request: MessagesBody) -> Json:
     Raises NotTranslated if no exact translation exists.
 
     `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores `metadata`.
-    The two transfer parameters are left out for safety. With them, an app could make the engine
-    exchange data with any server that the app chooses.
+    The two transfer parameters are left out for safety. With these parameters, an app could make
+    the engine exchange data with any server that the app chooses.
     """
     body: Json = {
         "model": request.model,
@@ -205,8 +205,8 @@ def _call(block: AnthropicContentBlock, index: int) -> Json:
 
 
 def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
-    """Translate a tool result to chat messages. The first is a tool message with the text of the
-    result.
+    """Translate a tool result to chat messages. The first message is a tool message with the text
+    of the result.
 
     Images of the result follow in a user message, because a tool message cannot hold images. Tool
     references of the result follow in a second tool message.

@@ -117,7 +117,7 @@ class ContentBlocks:
 
 
 class MessageStream:
-    """A translator of one stream of chat chunks to a stream of Anthropic's Messages events."""
+    """Translates one stream of chat chunks to a stream of Anthropic's Messages events."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

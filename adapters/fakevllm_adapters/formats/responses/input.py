@@ -83,8 +83,8 @@ class _MalformedItem(NotTranslated):
 def continues(request_input: Input) -> bool:
     """Return True if the model must continue the last message instead of answering it.
 
-    The last input item decides. The model must continue if the item is a message or reasoning, and
-    its status is `in_progress` or `incomplete`.
+    The model must continue if the last input item is a message or reasoning, and has the status
+    `in_progress` or `incomplete`.
     """
     last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):
@@ -120,9 +120,9 @@ def with_history(body: Json, earlier: History) -> Json:
     """Return `body` with the earlier conversation inserted at the start of its `input`.
 
     The field previous_response_id is removed. `earlier` has one pair for each earlier request,
-    oldest first. A pair is the request's body, and the assistant message that answered it, in the
-    chat format. The instructions of earlier requests are left out. Raises NotTranslated if the
-    `input` of a request is neither a text nor a list.
+    oldest first. A pair consists of the request's body and, in the chat format, the assistant
+    message that answered the request. The instructions of earlier requests are left out. Raises
+    NotTranslated if the `input` of a request is neither a text nor a list.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'

@@ -35,19 +35,19 @@ def reasoning_part(text: str) -> Json:
 
 
 def message_item(item_id: str, parts: list[Json], status: str) -> Json:
-    """Build the output item of a response that has a message of the model."""
+    """Build the output item that contains a message of the model."""
     item: Json = {"id": item_id, "content": parts, "role": "assistant", "status": status}
     return item | {"type": "message", "phase": None}
 
 
 def reasoning_item(item_id: str, parts: list[Json] | None, status: str | None) -> Json:
-    """Build the output item of a response that has the model's reasoning."""
+    """Build the output item that contains the model's reasoning."""
     item: Json = {"id": item_id, "summary": [], "type": "reasoning", "content": parts}
     return item | {"encrypted_content": None, "status": status}
 
 
 def call_item(item_id: str, call_id: str, name: CallName, arguments: str, status: str) -> Json:
-    """Build the output item of a response that has a function call of the model."""
+    """Build the output item that contains a function call of the model."""
     item: Json = {"arguments": arguments, "call_id": call_id, "name": name.name}
     item |= {"type": "function_call", "id": item_id, "async": None, "caller": None}
     return item | {"namespace": name.namespace, "status": status}

@@ -132,8 +132,8 @@ class Tools:
         raise NotTranslated(reason, schema_error([problem]))
 
     def repeated_choice(self, tool_choice: object) -> object:
-        """Return the field `tool_choice` of the response, which repeats the field of the
-        request."""
+        """Return the response's field `tool_choice`: the choice in the request, or `none` if the
+        response has no tools."""
         if isinstance(tool_choice, dict):
             return {"name": cast(Json, tool_choice)["name"], "type": "function"}
         return tool_choice if self.repeated else "none"

@@ -355,8 +355,8 @@ class EmbeddedEngine:
     def _ready_trainer(self) -> PolicyTrainer:
         """Return the trainer. The first call creates the trainer.
 
-        The trainer has its own copy of the weights, which an engine that only samples does not
-        need. Call this method on the engine thread, because only this thread may use torch.
+        The trainer has its own copy of the weights. An engine that only samples does not need this
+        copy. Call this method on the engine thread, because only this thread may use torch.
         """
         if self._trainer is None:
             self._trainer = PolicyTrainer(

@@ -1,6 +1,6 @@
 """LoRA: training of small adapter layers, while the model's own weights stay unchanged.
 
-The adapters are layers of the peft library, which are inserted into the model itself. peft is
+The adapters are layers of the peft library. The layers are inserted into the model itself. peft is
 imported only for a job with adapters.
 """
 
@@ -27,7 +27,7 @@ FINGERPRINT_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """The LoRA settings of a job, which are also stored in checkpoints."""
+    """The LoRA settings of a job. The settings are also stored in checkpoints."""
 
     rank: int
     alpha: int

@@ -72,10 +72,10 @@ class ChatCompletion:
         separates_prompt: bool = False,
         separates_choices: bool = False,
     ) -> None:
-        """Check the request and tokenize its prompt. If `separates_prompt` is True, the caller must
-        send `separate_prompt` (the prompt's token ids) before the response, and `answer` and
-        `chunks` leave these ids out. If `separates_choices` is True, call `complete_choices` and no
-        other method."""
+        """Check the request and tokenize its prompt. If `separates_prompt` is True, `answer` and
+        `chunks` leave out the prompt's token ids. The caller must then send these ids
+        (`separate_prompt`) before the response. If `separates_choices` is True, call
+        `complete_choices` and no other method."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 class ControlRoutes:
-    """The handlers of an engine's control routes, which only the swarm server uses.
+    """The handlers of an engine's control routes. Only the swarm server uses these routes.
 
     GET `/control/info` describes the engine. POST `/control/{action}` runs one action of the
     trainer. If an action fails, the response has status 500 and the message in `error`.

@@ -116,8 +116,8 @@ class TextCompletion:
         separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
-        one prompt, the caller must send `separate_prompt` (the prompt's token ids) before the
-        response, and `answer` and `chunks` leave these ids out. If `separates_choices` is True,
+        only one prompt, the caller must send `separate_prompt` (the prompt's token ids) before the
+        response. `answer` and `chunks` then leave these ids out. If `separates_choices` is True,
         call `complete_choices` and no other method."""
         self._engine = engine
         self._request = request

@@ -60,7 +60,7 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """What a client has requested by headers: the id of the response, and which parts of the
+    """The options that a client has set by headers: the id of the response, and which parts of the
     response are sent separately."""
 
     request_id: str | None
@@ -245,8 +245,8 @@ def _separate_choices(sampled: SampledRequest) -> Response:
 
 
 async def _choice_parts(sampled: SampledRequest, encoder: PartEncoder) -> AsyncIterator[bytes]:
-    """Yield the bytes of a response: first the prompt's token ids, if they are sent separately, and
-    then one part for each choice, as soon as the choice is complete."""
+    """Yield the bytes of a response. If the prompt's token ids are sent separately, they come
+    first. Then comes one part for each choice, as soon as the choice is complete."""
     if sampled.separate_prompt is not None:
         yield sampled.separate_prompt
     try:

@@ -1,5 +1,5 @@
-"""Tables of the rollout engines and the trainers by name. A further table has the pair of engines
-for each value of the flag `--backend`.
+"""Tables of the rollout engines and the trainers by name. A further table has the pair (rollout
+engine, trainer) for each value of the flag `--backend`.
 
 To add an engine, add a folder in `backends/` and an entry in these tables.
 """

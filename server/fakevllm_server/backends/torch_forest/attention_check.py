@@ -1,9 +1,10 @@
 """Check at start-up that an attention method gives the same results as the unchanged model.
 
-A few random calls go through the model twice: as a forest with this method, and one by one through
-the unchanged model. Some calls have the same prompt. Two calls are equal. Some calls continue
-another call, as the next turn of a conversation does. The log-probabilities of the two passes must
-agree, and so must the gradients of a few weights.
+A few random calls go through the model twice. First, they go one by one through the unchanged
+model. Then they go through the model together, as a forest (trees of tokens) with this method. Some
+calls have the same prompt. Two calls are equal. Some calls continue another call, as the next turn
+of a conversation does. The log-probabilities of the two passes must agree, and so must the
+gradients of a few weights.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
 of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
@@ -58,7 +59,7 @@ Later blocks attend to these blocks without a mask."""
 
 @dataclass(frozen=True, slots=True)
 class AttentionCheck:
-    """Result of the check whether an attention method agrees with the unchanged model."""
+    """Result of comparing an attention method with the unchanged model."""
 
     log_prob: float = 0.0
     """Largest difference between a token's log-probability with the attention method and with the
@@ -174,8 +175,8 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
 def check_calls(config: Any, attention: str) -> list[CallTokens]:
     """Return random calls that are long enough to check the given attention method.
 
-    The method `flex` computes attention between blocks of tokens. Its calls span several query
-    blocks. They also have key blocks to which every query of the later blocks attends.
+    The method `flex` computes attention between blocks of tokens. The calls for `flex` span several
+    query blocks. They also have key blocks to which every query of the later blocks attends.
     """
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0

@@ -74,14 +74,14 @@ class Plan:
         return len(self.edge_head)
 
     def flat(self, edge_values: Tensor) -> Tensor:
-        """Convert values per edge (a predicted token that several calls may share), [edges], to
-        values per trained token, [trained tokens]. The result has the tokens of one call after
+        """Convert values of shape [edges] to values of shape [trained tokens]. An edge is a
+        predicted token that several calls may share. The result has the tokens of one call after
         another, in the order of the calls."""
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Convert values per edge (a predicted token that several calls may share), [edges], to one
-        tensor [trained tokens] for each call."""
+        """Convert values of shape [edges] to one tensor [trained tokens] for each call. An edge is
+        a predicted token that several calls may share."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 

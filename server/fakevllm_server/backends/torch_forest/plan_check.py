@@ -189,7 +189,7 @@ class _CallRows(NamedTuple):
 
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
-    """Return a mask, [tokens of all calls] of bool, that is True where the token's node correctly
+    """Return a mask, [tokens of all calls] of bool. It is True for each token whose node correctly
     continues the call. Two conditions must hold. First, the node is a child of the previous token's
     node, or a root if the token is the first one. Second, the node attends to exactly its ancestors
     and itself."""
@@ -204,9 +204,9 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
     to exactly its ancestors and itself.
 
     Two conditions are checked for each node. First, the mask of `_has_consistent_segment` must be
-    True for the node. Second, the number of ancestors must be equal to the node's position. Each
-    ancestor has a subtree that contains the node, and so does the node itself. Therefore the number
-    of subtrees that contain the node must be its position + 1.
+    True for the node. Second, the number of ancestors must be equal to the node's position. The
+    subtree of each ancestor contains the node, and so does the node's own subtree. Therefore the
+    number of subtrees that contain the node must be its position + 1.
     """
     forest = plan.forest
     num = forest.num_nodes
@@ -217,8 +217,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask, [nodes] of bool. It is True for each node of a segment that meets two
-    conditions. A segment is a range of consecutive nodes (tokens of the forest) without a branch.
+    """Return a mask, [nodes] of bool. It is True for each node whose segment meets two conditions.
+    A segment is a range of consecutive nodes (tokens of the forest) without a branch.
 
     * All nodes of the segment have the same subtree end (`tout`). Otherwise, the segment would have
       a branch.

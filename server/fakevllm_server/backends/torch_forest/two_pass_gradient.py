@@ -1,9 +1,9 @@
 """The gradient of a loss that couples tokens of different pieces (sets of calls that go through the
 model together). The pieces of a training step do not all fit into memory at the same time.
 
-The loss depends on the weights only through the log-probabilities l_e of the edges e, which are
-predicted tokens. If the loss uses entropies, it also depends on the weights through the entropies
-of the edges. Without entropies, the gradient of the loss is
+An edge e is a predicted token, and l_e is its log-probability. A loss without entropies depends on
+the weights only through all l_e. A loss with entropies also uses the entropies of the edges.
+Without entropies, the gradient of the loss is
 
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 

@@ -102,8 +102,9 @@ class DemonstrationRows:
         )
 
     def sums(self, log_prob: Tensor) -> Tensor:
-        """Return the log-probability of the response of each row (demonstration): the sum over its
-        tokens. `log_prob` has one value for each trained token of the micro-batch."""
+        """Return the log-probability of each row's response: the sum over the response's tokens. A
+        row is a demonstration. `log_prob` has one value for each trained token of the
+        micro-batch."""
         num_rows = len(self.signs)
         sums = log_prob.new_zeros(num_rows + 1).index_add(0, self.row_of_token, log_prob)
         return sums[:num_rows]

@@ -84,9 +84,9 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Sums over some tokens of a step, from which the mismatch metrics are computed. These metrics
-    compare the log-probabilities of trainer and rollout engine. One set of sums has all these
-    tokens. The other set has only the tokens of calls that were sampled entirely with the current
+    """Two sets of sums, from which the mismatch metrics are computed. These metrics compare the
+    log-probabilities of trainer and rollout engine. One set of sums covers all given tokens. The
+    other set covers only the tokens of calls that were sampled entirely with the current
     weights."""
 
     all_tokens: MismatchSums

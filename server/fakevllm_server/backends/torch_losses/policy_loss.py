@@ -25,8 +25,7 @@ class PolicyLoss(NamedTuple):
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
-    """Return a PolicyLoss with the given loss of each token, in which no token is marked as
-    clipped."""
+    """Return a PolicyLoss with the given loss of each token. No token is marked as clipped."""
     return PolicyLoss(per_token, torch.zeros_like(per_token), torch.zeros_like(per_token))
 
 
@@ -61,6 +60,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return the number of tokens, which is an upper bound of the number of units (the sequences in
-    the loss). Computing the exact number would require a device synchronization."""
+    """Return the number of tokens as an upper bound on the number of units (the sequences in the
+    loss). Computing the exact number would require a device synchronization."""
     return units.numel()

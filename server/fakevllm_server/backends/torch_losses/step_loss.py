@@ -11,7 +11,7 @@ the job trains demonstrations alone, the loss is D.
 
 The function `call_shares` computes scale_t from the whole step. Therefore the losses and gradients
 of the micro-batches add up to those of the step. A rejected token adds nothing to the loss, but
-still counts in the denominators of means, because these are computed before any forward pass.
+still counts in the denominators of means. The denominators are computed before any forward pass.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class TrainedTokens:
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
         """Return the trained tokens of `calls` as flat tensors. `shares` has one entry for each
-        call: the call's unit (the sequence in the loss to which the call belongs), and the factors
-        by which the call's tokens count in the loss and in the metrics."""
+        call. An entry has the call's unit, which is its sequence in the loss. It also has the
+        factors by which the call's tokens count in the loss and in the metrics."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 

@@ -20,9 +20,10 @@ TOO_FAR = {**NO_UPDATE, "too_far": 1.0}
 
 
 def is_too_far(metrics: Mapping[str, float], job: TrainJob) -> bool:
-    """Return True if the step's mismatch between rollout engine and trainer is above the job's
-    limit. The mismatch is measured before the step's first update. NaN counts as above the limit.
-    If the job has no limit or the mismatch was not measured, return False.
+    """Return True if a training step's mismatch between rollout engine and trainer is above the
+    job's limit. The mismatch is the difference of their log-probabilities before the step's first
+    update. NaN counts as above the limit. If the job has no limit or the mismatch was not measured,
+    return False.
 
     >>> is_too_far({"mismatch_k3": 3.0}, TrainJob()), is_too_far({}, TrainJob())
     (True, False)

@@ -125,8 +125,8 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        """Return the name of Ray's GPU resource. verl places workers by GPU even on a CPU.
-        Therefore the private cluster declares GPUs that do not exist."""
+        """Return the name of Ray's GPU resource. Even on a CPU, verl reserves a GPU for each
+        worker. Therefore the private Ray cluster declares GPUs that do not exist."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -28,9 +28,10 @@ ROUND_INTERVAL_S = 0.1
 
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start the cleanup process for the session of the calling process, and return it. Keep a
-    reference to the returned object. If the object is deleted, the standard input of the cleanup
-    process closes and the cleanup begins. `folder` is Ray's folder, which the cleanup removes.
+    """Start the cleanup process for the session of the calling process, and return the cleanup
+    process. `folder` is Ray's folder, which the cleanup removes. Keep a reference to the returned
+    object. If the object is deleted, the standard input of the cleanup process closes and the
+    cleanup begins.
 
     If the calling process is not the leader of its session, start nothing and return None. The
     session then also contains processes that do not belong to the trainer, and the cleanup would
@@ -48,8 +49,9 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session. Processes may start new processes meanwhile. Therefore
-    repeat the kills until no process is left, for at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of an operating-system session. Processes may start new processes
+    meanwhile. Therefore repeat the kills until no process is left, for at most `MAX_ROUNDS`
+    rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

@@ -21,9 +21,9 @@ def first_pass_metrics(
     entropies: Sequence[Tensor],
     version: int | None = None,
 ) -> StepMetrics:
-    """Return the metrics of KL divergence, entropy and mismatch before the step's first update. The
-    metrics have the same names as in the embedded trainer. `log_probs` and `entropies` have one
-    tensor [response tokens] for each row.
+    """Return the metrics of KL divergence, entropy and mismatch (between rollout engine and
+    trainer) before the step's first update. The metrics have the same names as in the embedded
+    trainer. `log_probs` and `entropies` have one tensor [response tokens] for each row.
 
     `version` is the version of the trainer's weights. The metrics of KL divergence and entropy are
     means over response tokens, in which the weight of a token is the loss weight of its call.

@@ -140,10 +140,9 @@ class VerlTrainer:
     ) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        If the loss or the gradient norm is not finite, the step makes no more updates, and the
-        returned metrics contain the value that is not finite. If the mismatch between the
-        log-probabilities of rollout engine and trainer is above the job's limit, the step makes no
-        update.
+        If the loss or the gradient norm is not finite, the step makes no more updates. The returned
+        metrics then contain this value. If the mismatch between the log-probabilities of rollout
+        engine and trainer is above the job's limit, the step makes no update.
         """
         job = self._job
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
@@ -216,7 +215,7 @@ class VerlTrainer:
         """Load a checkpoint into the workers.
 
         If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
-        raised. Raises BackendRefused if the checkpoint was saved by another number of workers.
+        raised. Raises BackendRefused if the checkpoint was saved by a different number of workers.
         After a BackendRefused, the server does not try an older checkpoint, because that would undo
         training steps without the user's consent.
         """

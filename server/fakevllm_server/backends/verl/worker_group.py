@@ -20,8 +20,8 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Error that is raised if a worker has died. It is also raised if a method call has failed on
-    one of several ranks, because this rank is then out of step with the other ranks. All workers
+    """Error that is raised if a worker has died. The error is also raised if a method call has
+    failed on one of several ranks. This rank is then out of step with the other ranks. All workers
     must be started again before training can continue."""
 
 

@@ -171,8 +171,8 @@ def serve_environment(
     inherited: Mapping[str, str], install: Install, *, holds_adapters: bool = False
 ) -> dict[str, str]:
     """Return the environment variables for vLLM's process. Variables in `inherited` override the
-    defaults of this function, with two exceptions: VLLM_API_KEY is always removed, because the
-    server's requests carry no key, and redirects of media URLs are always disabled."""
+    defaults of this function. There are two exceptions. VLLM_API_KEY is always removed, because the
+    server's requests carry no key. Redirects of media URLs are always disabled."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",

@@ -1,5 +1,5 @@
-"""vLLM as the rollout engine. The server either starts vLLM as a child process on a Unix socket, or
-connects to an external vLLM at `--rollout-url`, which the user has started."""
+"""vLLM as the rollout engine. Either the server starts vLLM as a child process on a Unix socket, or
+the user starts vLLM and the server connects to it at `--rollout-url`."""
 
 from __future__ import annotations
 
@@ -136,8 +136,9 @@ class VllmRollout:
 
         * The model folder does not name the number of layers. The accepted difference from the
           trainer's log-probabilities depends on this number.
-        * vLLM serves LoRA adapters. It may then run other requests during the probe. The engine of
-          vLLM 0.27 dies if a request for prompt log-probabilities arrives while other requests run.
+        * vLLM serves LoRA adapters. vLLM may then run other requests during the probe. The engine
+          of vLLM 0.27 dies if a request for prompt log-probabilities arrives while other requests
+          run.
         """
         num_layers = read_num_layers(self._spec.model)
         if num_layers is None or self._adapters is not None:

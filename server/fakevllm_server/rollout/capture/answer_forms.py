@@ -79,7 +79,7 @@ class AnswerForms:
     def __init__(self, version: str | None = None) -> None:
         """Start with the known forms: those of a bundled engine, or none for any other engine. A
         form has the names and the order of an answer's fields. `version` is the version that the
-        engine reports, which shows whether the engine is bundled."""
+        engine reports. It shows whether the engine is bundled."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
         self.parses_reasoning = False

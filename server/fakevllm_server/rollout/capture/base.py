@@ -151,8 +151,7 @@ class CallCapture(ABC):
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
         """Return True if a plain vLLM would not have sent this choice of a stream chunk. vLLM has
-        sent the choice only because fields were added to the app's request so that the call can be
-        recorded for training."""
+        sent the choice only because this capture added fields to the app's request."""
 
     # --- from the request to the record
 
@@ -213,9 +212,9 @@ class CallCapture(ABC):
 
     @property
     def takes_long(self) -> bool:
-        """Whether `record` may take long, so that another thread should call it. It may take long
-        if it reads the sets of allowed tokens, or if it searches a long answer for texts to redact.
-        """
+        """Whether `record` may take long, so that another thread should call it. `record` may take
+        long if it reads the sets of allowed tokens, or if it searches a long answer for texts to
+        redact."""
         return self._requests_allowed or (self._texts is not None and self._texts.is_long)
 
     @property
@@ -428,8 +427,8 @@ class CallCapture(ABC):
             self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
-        """Remove or reset, in one choice of the answer, the fields that were requested only to
-        record the call's tokens, and not by the app."""
+        """In one choice of the answer, remove or reset the fields that only this capture requested,
+        and not the app."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:

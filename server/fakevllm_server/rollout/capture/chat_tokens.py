@@ -1,5 +1,5 @@
 """Record the tokens of chat completions for training. If the app does not want to see the model's
-reasoning, the reasoning is removed from the answer after it was recorded.
+reasoning, the reasoning is removed from the answer after the tokens were recorded.
 
 The module does no I/O.
 """

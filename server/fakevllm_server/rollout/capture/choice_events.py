@@ -64,7 +64,7 @@ class ChoiceEvents:
 
 
 class ChoiceSplitter:
-    """The reader of one stream with `num` choices, which splits the stream's events by choice.
+    """The reader of one stream with `num` choices. It splits the stream's events by choice.
 
     The prompt's ids come with the first event of each choice. If `removes_prompt_ids` is True, the
     ids are removed from these events, and are parsed only once.
@@ -150,7 +150,7 @@ def _check_without_choices(data: bytes | None) -> None:
 
 
 def usage_of(chunks: Sequence[Json]) -> Json:
-    """Return the token counts of a choice, which the engine sends in the choice's last chunk.
+    """Return the token counts of a choice. The engine sends them in the choice's last chunk.
 
     Raises ValueError if the engine did not count the tokens of the choice.
     """

@@ -76,10 +76,10 @@ class SharedCapture:
     ) -> None:
         """Prepare the capture of a call with `num` choices.
 
-        `path` is the API path at the engine. `body` is the app's request, which asks for one
-        choice. `create_capture` creates the recorder of a call with one choice. Raises CannotShare
-        if the choices cannot be answered in the same way as separate calls. This is the case, for
-        example, if the form (the fields) of the engine's answers is not known yet.
+        `path` is the API path at the engine. `body` is the request without its parameter `n`.
+        `create_capture` creates the recorder of a call with one choice. Raises CannotShare if the
+        choices cannot be answered in the same way as separate calls. This is the case, for example,
+        if the form (the fields) of the engine's answers is not known yet.
         """
         self._path = path
         self._num = num

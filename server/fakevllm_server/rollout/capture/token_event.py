@@ -3,7 +3,7 @@ with its logprob.
 
 A stream has one such event per token. A usual event differs from the previous event only in the
 token, so a comparison with the previous event is enough. The other way is to parse the event, hide
-two of its fields, and serialise the event again, which costs several times as much. The patterns
+two of its fields, and serialise the event again. This costs several times as much. The patterns
 match only events for which both ways give the same bytes. All other events must be parsed. The
 module does no I/O.
 """

@@ -55,7 +55,8 @@ def is_admin(state: ServerState, scope: Scope) -> bool:
 def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
     """Return True if `key` is the key of a claimed episode and `path` calls the model.
 
-    An episode's key stops working when the API key that claimed the episode is revoked.
+    An episode's key stops working when the owner who claimed the episode has no valid API key any
+    more.
     """
     episode = state.episodes.find_by_key(key)
     return (

@@ -1,4 +1,4 @@
-"""Routes that control the engine: status, job, start, stop, pause of claims, and the run log."""
+"""Routes that control the engine: status, job, start, stop, episode claims, and run log."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class SyncReply(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for the engine's status, its job, its start and stop, the pause of claims,
-    and the run log."""
+    """Return the routes for the engine's status, its job, its start and stop, the pause of episode
+    claims, and the run log."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/health")

@@ -5,7 +5,7 @@ The proxy ends a group with one request that has the rewards of all siblings. Al
 proxy aborts the group.
 
 A feedback sample is an answer that is trained again because of later feedback from a user. A logged
-group is a group of an earlier run, which `fakevllm retrain` reads from a ledger.
+group is a group of an earlier run that `fakevllm retrain` reads from a ledger.
 """
 
 from __future__ import annotations

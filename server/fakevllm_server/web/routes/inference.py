@@ -320,8 +320,8 @@ def _policy_version(state: ServerState, body: Json | None) -> int | None:
 
 
 def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> None:
-    """Raise WireError (404) if a call must not be answered by the policy (weights that the engine
-    holds beside the served weights) of this version. There are two such cases:
+    """Raise WireError (404) if the policy `version` must not answer a call. A policy is a version
+    that the engine holds beside the served weights. The call is refused in two cases:
 
     * The call is captured for training. Its answer would be trained as if the served weights had
       sampled it.
@@ -332,7 +332,6 @@ def _check_policy(state: ServerState, version: int, *, is_captured: bool) -> Non
 
 
 def _is_of_proxy(headers: dict[bytes, bytes]) -> bool:
-    """Return True if a proxy has sent this request."""
     return PROXY_HEADERS["Via"] in headers.get(b"via", b"").decode("latin-1")
 
 
@@ -410,8 +409,8 @@ async def _enter_gate(
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`. If the client disconnects first, cancel `work`, which also cancels the request
-    to the engine."""
+    """Await `work`. If the client disconnects first, cancel `work`. The request to the engine is
+    then cancelled too."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:

@@ -1,10 +1,10 @@
 """Send one call of a client to the engine. The call arrives in the client's API format.
 
-The call is usually translated to a chat completions or completions request for the engine. If the
-call cannot be translated, or if the engine refuses the translated request, the client's original
-request is sent to the engine's own route for the client's format. The engine's error messages quote
-the request. An error of the engine's own route therefore quotes what the client wrote, and not the
-translation.
+The call is usually translated to a chat completions or completions request for the engine. In two
+cases, the client's original request is sent to the engine's own route for the client's format.
+Either the call cannot be translated, or the engine refuses the translated request. The engine's
+error messages quote the request. An error of the engine's own route therefore quotes the client's
+own request, and not the translation.
 """
 
 from __future__ import annotations
@@ -326,8 +326,8 @@ class ClientCall:
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:
-        """Return the request body for the engine. If the body was not changed, these are the
-        client's own bytes."""
+        """Return the request body for the engine. If the body was not changed, return the client's
+        own bytes."""
         return self.raw if exchange.body is self.parsed else write_body(exchange.body)
 
     async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
@@ -375,10 +375,10 @@ def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
 
 
 async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
-    """Return the model call that `capture` has recorded, with its tokens. If this takes long, it is
-    done in a worker thread, because it would block the event loop. It takes long for an answer with
-    thousands of sets of allowed tokens, and for a long answer that is searched for texts to
-    redact."""
+    """Return the model call that `capture` has recorded, with its tokens. This takes long for an
+    answer with thousands of sets of allowed tokens, and for a long answer that is searched for
+    texts to redact. In these cases, a worker thread does the work, so that the event loop is not
+    blocked."""
     if capture.takes_long:
         return await asyncio.to_thread(capture.record, stamp)
     return capture.record(stamp)

@@ -1,5 +1,5 @@
-"""The routes GET, DELETE and cancel for a stored response. A client may use them only with the API
-key that made the response."""
+"""The routes GET, DELETE and cancel for a stored response. A client may use these routes only with
+the API key that made the response."""
 
 from __future__ import annotations
 

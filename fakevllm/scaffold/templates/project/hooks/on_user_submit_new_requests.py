@@ -1,5 +1,5 @@
-"""Number of answers that are sampled for a request: fewer for a long question, which takes more
-compute, else the configured number (`num_repeat`)."""
+"""Choose how many answers are sampled for a request. A long question takes more compute, so it gets
+fewer answers. Other questions get the configured number (`num_repeat`)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ recorded again at its next use. Each number of rows has a graph of its own."""
 
 
 class Graph(Protocol):
-    """A recording of operations on tensors, which can be replayed."""
+    """A replayable recording of operations on tensors."""
 
     def record(self, run: Callable[[], Tensor]) -> Tensor:
         """Call `run`, and record its operations on tensors. Return the result of `run`. A later
@@ -74,8 +74,8 @@ class _Recorded(NamedTuple):
 
 
 class GraphedForward:
-    """A fused forward pass of one token per row (running request), which runs as a CUDA graph. No
-    two rows may share the cache of a prompt."""
+    """A fused forward pass that runs as a CUDA graph. It computes one token per row (running
+    request). No two rows may share the cache of a prompt."""
 
     def __init__(self, fused: FusedForward, max_length: int, new_graph: GraphMaker) -> None:
         self._fused = fused

@@ -66,8 +66,8 @@ class Decoder:
         self.use_model(model)
 
     def use_model(self, model: PreTrainedModel) -> None:
-        """Decode with another model object. The new object's keys and values must have the same
-        shapes as those of the old object."""
+        """From now on, decode with another model object. The new object's keys and values must have
+        the same shapes as those of the old object."""
         self._model: Any = model
         self._fused = fused_forward(model) if self._forward.is_fused else None
         self._step: FusedForward | GraphedForward | None = self._fused
@@ -90,7 +90,7 @@ class Decoder:
 
         The prefix of a request is all its ids (prompt and sampled tokens) except the last id.
         `parts` has the keys and values of the prefix, divided into parts. Rows with the same prefix
-        share these keys and values if the forward pass supports it and the prefix has at least
+        share these keys and values if the forward pass supports sharing and the prefix has at least
         MIN_SHARED_TOKENS tokens.
         """
         num_tokens = sum(part.num_tokens for part in parts)
@@ -117,8 +117,8 @@ class Decoder:
         return rows
 
     def sample_first(self, requests: Sequence[DecodeRequest], logits: Tensor, version: int) -> None:
-        """Sample the first token of requests with equal prompts, which are not in the batch yet.
-        `logits` are the logits after the prompt's last token, [1, vocabulary]."""
+        """Sample the first token of each request. The requests have equal prompts, and are not in
+        the batch yet. `logits` are the logits after the prompt's last token, [1, vocabulary]."""
         settings = self._settings_of(requests)
         self._take(requests, logits.expand(len(requests), -1), settings, version)
 
@@ -205,10 +205,10 @@ class Decoder:
 
 
 class Prefill:
-    """The prefill of several prompts, which computes the keys and values of the prompts. It runs in
-    parts, so that running requests get tokens in between. If the keys and values of the first
-    tokens are known already, `known` contains them for each prompt, divided into parts. The number
-    of these tokens must be the same for all prompts.
+    """The computation of the keys and values of several prompts (prefill). It runs in parts, so
+    that running requests get tokens in between. If the keys and values of the first tokens are
+    known already, `known` contains them for each prompt, divided into parts. The number of these
+    tokens must be the same for all prompts.
 
     In this class, a prompt does not include the last token of its request. To sample a token, the
     request needs the logits after this last token. If there is only one prompt, pass its last token

@@ -1,5 +1,4 @@
-"""The choice of how decoding computes the next tokens: with which forward pass, and with or without
-a CUDA graph."""
+"""The choice of the forward pass for decoding, and whether decoding uses CUDA graphs."""
 
 from __future__ import annotations
 

@@ -85,9 +85,10 @@ class FusedForward:
         self._cos = self._sin = torch.empty(0)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Compute the logits of the next token of each row (running request), [rows, vocabulary],
-        and store the keys and values of the given tokens in the cache. `ids` and `positions` are
-        [rows]: the latest token of each row, and its position. Call `begin` of the cache first."""
+        """Compute the logits of each row's next token, [rows, vocabulary]. A row is a running
+        request. Store the keys and values of the given tokens in the cache. `ids` and `positions`
+        are [rows]: the latest token of each row, and its position. Call `begin` of the cache first.
+        """
         angles = self._angles(positions, cache.length)
         mask = cache.mask()
         hidden = functional.embedding(ids, self._embedding)
@@ -212,8 +213,9 @@ class FusedForward:
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def _angles(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length`
-        must be larger than the largest position."""
+        """Return the cosines and sines for rotary embeddings at the positions, [tokens, 1, head
+        dim] each. In the first half of the head dimension, the sines are negated. `length` must be
+        larger than the largest position."""
         self.reserve_angles(length)
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
@@ -274,8 +276,8 @@ def is_fusible(model: PreTrainedModel) -> bool:
 def _join(parts: list[Tensor]) -> Tensor:
     """Join tensors along their first dimension. Each part becomes a view of the joined tensor.
 
-    If the parts are already adjacent views of one tensor, they are not copied, because another
-    fused forward pass of the same model uses this tensor.
+    If the parts are already adjacent views of one tensor, they are not copied. Another fused
+    forward pass of the same model uses this tensor.
     """
     first, size = parts[0], sum(map(len, parts))
     if _are_joined(parts):

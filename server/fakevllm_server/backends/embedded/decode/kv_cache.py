@@ -303,7 +303,7 @@ class KvCache(Cache):
 
 
 class _KvCacheLayer(CacheLayerMixin):
-    """The KV cache of one layer of the model, which is a part of the tensors of a KvCache."""
+    """The KV cache of one layer of the model. It uses a part of the tensors of a KvCache."""
 
     is_sliding = False
 

@@ -32,8 +32,8 @@ class PrefillCache(Cache):
         )
 
     def fill(self, row: int, parts: Sequence[CachedPrefix]) -> None:
-        """Copy the keys and values of the first tokens of a prompt, which are given in `parts`,
-        into this cache."""
+        """Copy the keys and values of a prompt's first tokens into this cache. `parts` contains
+        these keys and values, in the order of the tokens."""
         begin = 0
         for part in parts:
             end = begin + part.num_tokens

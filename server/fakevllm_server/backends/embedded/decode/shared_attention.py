@@ -2,11 +2,11 @@
 to the row's own tokens.
 
 The requests of a group have the same prompt. If the prompt is long, ordinary decoding spends most
-of its time on reading the keys and values of the prompt, once for each row. Here, they are read
-only once for all rows that share the prefix: one matrix product multiplies the queries of these
-rows with the keys of the prefix. The result for the prefix and the result for the row's own tokens
-are then combined, weighted by the sums of their exponentiated scores. The combined result equals
-the result of ordinary attention, up to rounding.
+of its time on reading the keys and values of the prompt, once for each row. Here, the keys and
+values are read only once for all rows that share the prefix. One matrix product multiplies the
+queries of these rows with the keys of the prefix. The result for the prefix and the result for the
+row's own tokens are then combined, weighted by the sums of their exponentiated scores. The combined
+result equals the result of ordinary attention, up to rounding.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def attend(
 
 
 def _weighted(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two things: the mean of the values, weighted by the softmax of the scores, and the
-    logarithm of the sum of the exponentiated scores."""
+    """Return a pair: the mean of the values with the softmax of the scores as weights, and the
+    log-sum-exp of the scores."""
     largest = scores.amax(-1, keepdim=True)
     weights = (scores - largest).exp_()
     total = weights.sum(-1, keepdim=True)

@@ -106,10 +106,9 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train and return a byte-level BPE tokenizer for strings like `texts`. If any UTF-8 text is
-    encoded and decoded, the result is the same text. `readable` is a subset of the special tokens
-    (SPECIALS). A decoder that skips special tokens keeps those in `readable`, and removes all
-    others."""
+    """Train and return a byte-level BPE tokenizer for strings like `texts`. Encoding and decoding a
+    UTF-8 text gives the same text. `readable` is a subset of the special tokens (SPECIALS). A
+    decoder that skips special tokens keeps those in `readable`, and removes all others."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

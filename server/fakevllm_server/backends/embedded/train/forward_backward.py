@@ -112,8 +112,8 @@ class Passes:
         """Add the gradient of the step's loss to the model's gradients, and return the step's
         metrics. Use this method if the loss of a token depends on tokens of other pieces. A piece
         is a set of calls that go through the model together. The first pass computes the
-        log-probabilities of all pieces, from which the derivatives of the loss follow. The second
-        pass adds the gradient piece by piece."""
+        log-probabilities of all pieces. The derivatives of the loss follow from these
+        log-probabilities. The second pass adds the gradient piece by piece."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():

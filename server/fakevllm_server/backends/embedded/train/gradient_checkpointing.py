@@ -1,9 +1,9 @@
 """Gradient checkpointing: a layer keeps only its input, and computes its activations again in the
 backward pass. This saves memory.
 
-The gradient checkpointing of transformers works only in training mode, which also enables dropout.
-The trainer keeps its model in evaluation mode. Therefore this module has its own implementation,
-which works in both modes.
+The library `transformers` supports gradient checkpointing only in training mode, which also enables
+dropout. The trainer keeps its model in evaluation mode. Therefore this module has its own
+implementation, which works in both modes.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def cut_into_pieces(
 
     Some losses couple the tokens of a unit (calls that the loss treats as one sequence). For such a
     loss, the calls of a unit stay in one piece unless they are too many for one piece. For any
-    other loss, this rule applies to the calls of a group instead. `version` is the version of the
-    trainer's weights, or None if it is unknown. Raises ValueError for calls with temperature 0,
+    other loss, the calls of a group are kept together in the same way. `version` is the version of
+    the trainer's weights, or None if it is unknown. Raises ValueError for calls with temperature 0,
     because greedy sampling has no log-probability to train on.
 
     `demonstrations` are the demonstrations of the step. The last elements of `calls` must be the
@@ -163,8 +163,8 @@ def cut_into_pieces(
 
 
 def demonstration_calls(demonstrations: Sequence[Demonstration]) -> list[Call]:
-    """Return the demonstrations as calls, which go through the model together with the sampled
-    calls. The calls have the weight 0, because they do not count in the policy loss."""
+    """Return the demonstrations as calls. These calls go through the model together with the
+    sampled calls. They have the weight 0, because they do not count in the policy loss."""
     return [
         Call(
             group_id=one.group_id,

@@ -47,7 +47,7 @@ SHORT = 32
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
     """Chains that are computed in one kernel launch. A chain is a range of consecutive nodes
-    (tokens), of which each is the parent of the next."""
+    (tokens). Each node of the chain is the parent of the next node."""
 
     nodes: Tensor
     """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Under

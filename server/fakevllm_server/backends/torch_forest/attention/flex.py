@@ -1,11 +1,11 @@
-"""FlexAttention over a forest (calls as trees of tokens), which is the attention method for GPUs. A
+"""FlexAttention over a forest (calls as trees of tokens). This is the attention method for GPUs. A
 node is a token of a tree. In depth-first order, the nodes of each subtree are consecutive.
 Therefore the ends of all subtrees determine the attention mask.
 
 FlexAttention needs a mask of whole blocks of nodes. This module computes the block mask from the
 subtree ends in each block. For a hundred thousand nodes, this takes about ten milliseconds and
-almost no memory. Torch's own function would evaluate every pair of nodes. The kernel is compiled
-once for all lengths. A compilation for each length would take longer than a training step.
+almost no memory. Torch's own function would evaluate every pair of nodes. The attention kernel is
+compiled once for all lengths. A compilation for each length would take longer than a training step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Attention without shared prefixes: each call is a row of its own, padded on the right. A prefix
 that several calls share is computed once for each call. This method works with every causal model.
 
-The LM head is the only part that does not repeat this work. For a token that several calls share,
-it runs only once.
+The LM head is an exception: for a token that several calls share, the LM head runs only once.
 """
 
 from __future__ import annotations

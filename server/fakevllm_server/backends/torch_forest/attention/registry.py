@@ -36,17 +36,17 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the attention method that is fastest on `device`, among the methods that
-    share prefixes (compute a common prefix of several calls only once)."""
+    """Return the name of the fastest prefix-sharing attention method on `device`. Such a method
+    computes a common prefix of several calls only once."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of the attention methods that share prefixes (compute a common prefix of
-    several calls only once), in the order in which to try them. The first method is the fastest on
-    `device`. The last method is `segments`, which needs no special kernel."""
+    """Return the names of the prefix-sharing attention methods, in the order in which to try them.
+    Such a method computes a common prefix of several calls only once. The first method is the
+    fastest on `device`. The last method is `segments`, which needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 

@@ -73,7 +73,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 def causal_model(model: Any) -> Any:
     """Return the causal language model (body and LM head). If `model` is a wrapper of the peft
-    library, return the model inside the wrapper, which still has the adapter layers."""
+    library, return the model inside the wrapper. This model still has the adapter layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
