@@ -19,6 +19,7 @@ problems.py          what is wrong, and what to do about it
 curve_points.py      keep the points of a learning curve for all open pages
 feedback_sentences.py  what became of feedback, in sentences
 hook_dry_run.py      run the hook files on disk over logged groups
+curve_summary.py     averages of a learning curve, and a sentence about both of its ends
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 pages/               one module for the routes of each page

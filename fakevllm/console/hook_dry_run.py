@@ -7,9 +7,11 @@ The hooks run in a process of their own, which is killed when a hook exceeds its
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from fakevllm.admission.dataset import tasks_by_id
 from fakevllm.config.hook_reload import ReloadSection
@@ -99,12 +101,30 @@ class DryRun:
     """Why the proxy would refuse the hooks, or why they could not be tried. Empty if neither."""
     groups: list[TriedGroup] = field(default_factory=list[TriedGroup])
     """The groups that are shown, when the dry run has ended."""
+    means: tuple[float, float] | None = None
+    """The mean of the old and of the new rewards, over the answers that have both. None before the
+    dry run has ended, and if no answer has both."""
     changes: list[str] = field(default_factory=list[str])
     """Lines that compare the new rewards with the old ones, when the dry run has ended."""
 
     @property
     def num_tried(self) -> int:
         return self.trial.comparison.num_groups
+
+
+def mean_rewards(results: Iterable[RescoredGroup]) -> tuple[float, float] | None:
+    """Return the mean of the old and of the new rewards, over the answers that have both. Return
+    None if there is no such answer."""
+    pairs = [
+        (old, new)
+        for one in results
+        for old, new in TriedGroup("", one).pairs
+        if old is not None and new is not None
+    ]
+    if not pairs:
+        return None
+    olds, news = zip(*pairs, strict=True)
+    return fmean(olds), fmean(news)
 
 
 class HookDryRuns:
@@ -128,6 +148,7 @@ class HookDryRuns:
         try:
             problem = await self._try(settings, run)
             run.groups = await asyncio.to_thread(self._shown, run.trial.results)
+            run.means = mean_rewards(run.trial.results)
         except UserError as error:  # translates: the page shows the sentence
             problem = str(error)
         except Exception as error:  # isolates: whatever fails in a dry run is shown

@@ -3,6 +3,7 @@ also formats the numbers and times on the pages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from fakevllm.console.own_path import path_of
@@ -24,6 +26,7 @@ FRAGMENT_HEADER = "hx-request"
 TEXTS = "texts"
 """Name of the value of a template that cuts its texts."""
 _LIVE_BLOCK = "live"
+_COMMAND = re.compile(r"`([^`]+)`")
 
 
 class PageRenderer:
@@ -44,6 +47,7 @@ class PageRenderer:
             "json": _json,
             "cut": _cut,
             "first_line": first_line,
+            "prose": prose,
             "urlencode_path": path_part,
         }
         self._environment.filters.update(filters)
@@ -79,6 +83,16 @@ def time_text(seconds: float | None) -> str:
         return "–" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):  # translates: not a time of this calendar
         return "–"
+
+
+def prose(text: str) -> Markup:
+    """Return a message as HTML. Messages are also written to terminals, and mark commands with
+    backticks.
+
+    >>> prose("run `fakevllm up` <now>")
+    Markup('run <code>fakevllm up</code> &lt;now&gt;')
+    """
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def number_text(value: float | None) -> str:

@@ -50,6 +50,8 @@ class UpSettings:
     config: Config
     """The proxy's settings."""
     server: ServerSettings
+    run_dir_flag: Path | None = None
+    """The run directory on the command line. It wins over the one in the file."""
 
     @property
     def run_dir(self) -> Path:
@@ -63,7 +65,14 @@ class UpSettings:
     @property
     def proxy_flags(self) -> list[str]:
         """The flags of `fakevllm serve`, without the flags that set addresses."""
-        return ["--config", str(self.file), "--run-dir", str(self.run_dir)]
+        return self.own_flags
+
+    @property
+    def own_flags(self) -> list[str]:
+        """The flags of `fakevllm up`, without `--detach`. A flag that was not given is not passed
+        on, because the console shows where each setting came from."""
+        flags = ["--config", str(self.file)]
+        return flags if self.run_dir_flag is None else [*flags, "--run-dir", str(self.run_dir_flag)]
 
 
 def read_settings(
@@ -103,7 +112,7 @@ def read_settings(
     _check_same_server(file, config, server)
     _check_ports(file, config, server)
     _check_console(file, config)
-    return UpSettings(file, config, server)
+    return UpSettings(file, config, server, run_dir)
 
 
 def _server_flags(file: Path, config: Config) -> list[str]:

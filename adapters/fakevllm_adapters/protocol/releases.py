@@ -160,3 +160,7 @@ class ReleasesReply(BaseModel):
     them."""
     newest_copies: list[int] = []
     """Versions that have exactly the newest weights, ascending."""
+    with_weights: list[int] = []
+    """Versions whose weights the server has, ascending: 0, the model before any training, and the
+    versions with a checkpoint. Only these can be released, or be the target of a rollback. Empty if
+    the server is too old to list them."""

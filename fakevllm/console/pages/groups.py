@@ -88,8 +88,9 @@ def router(parts: ConsoleParts) -> APIRouter:
             request,
             "group.html",
             group=record,
-            answers=list(
-                zip(record.siblings, mark_differences(answers, reference_text), strict=True)
+            answers=sorted(
+                zip(record.siblings, mark_differences(answers, reference_text), strict=True),
+                key=lambda pair: not pair[0].served,  # the served answer comes first
             ),
             request_json=request_json,
             texts=texts,

@@ -49,9 +49,12 @@ def router(parts: ConsoleParts) -> APIRouter:
         view = parts.releases.view()
         history = view.history
         records = [] if history is None else history.records
+        newest = (parts.proxy.view().engine or {}).get("weight_version")
         return parts.page(
             request,
             "releases.html",
+            newest=newest,
+            choices=_choices(history, newest),
             history=history,
             problem=view.problem,
             is_gated=parts.proxy.view().is_gated,
@@ -112,6 +115,15 @@ def router(parts: ConsoleParts) -> APIRouter:
         )
 
     return routes
+
+
+def _choices(history: ReleasesReply | None, newest: int | None) -> list[int]:
+    """Return the versions that can be chosen, newest first. The server saves the newest version
+    when it is chosen. Return an empty list if the server is too old to list its versions."""
+    if history is None or not history.with_weights:
+        return []
+    newest_only = set[int]() if newest is None else {newest}
+    return sorted({*history.with_weights, *newest_only}, reverse=True)
 
 
 def _row(record: ReleaseRecord) -> RecordRow:

@@ -33,11 +33,11 @@
       grid: { stroke: colour("--line"), width: 1 },
       ticks: { stroke: colour("--line"), width: 1 },
     };
-    const line = (label, name, dash) => ({
+    const line = (label, name, style) => ({
       label,
       stroke: colour(name),
       width: 2,
-      dash,
+      ...style,
       spanGaps: true,
       value: (_, value) => (value == null ? "–" : value.toFixed(3)),
     });
@@ -49,8 +49,9 @@
       axes: [{ ...axis, incrs: STEP_INCREMENTS }, axis],
       series: [
         { label: "step", value: (_, value) => value ?? "–" },
-        line("policy", "--accent"),
-        line("served best", "--second", [8, 4]),
+        line("policy", "--accent", { width: 1, alpha: 0.5 }),
+        line("policy, average of ten", "--accent", { points: { show: false } }),
+        line("served best", "--second", { dash: [8, 4] }),
       ],
     };
   }
@@ -60,7 +61,8 @@
     if (!reply.ok) return;
     const points = await reply.json();
     const column = (name) => points.map((point) => point[name]);
-    const data = [column("first_step"), column("policy_mean"), column("returned_best")];
+    const names = ["first_step", "policy_mean", "policy_average", "returned_best"];
+    const data = names.map(column);
     if (chart) chart.destroy();
     chart = null;
     // A box that is hidden has no width, so it is shown before the chart is made.

@@ -103,6 +103,12 @@ def m009_demonstrates(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN demonstrates VARCHAR")
 
 
+def m010_logged(db: Connection) -> None:
+    """Add whether a group is a logged group, which `fakevllm retrain` has sent. No earlier group
+    counts as one."""
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN is_logged BOOLEAN NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
@@ -113,6 +119,7 @@ MIGRATIONS: list[Migration] = [
     m007_releases,
     m008_loose_pieces,
     m009_demonstrates,
+    m010_logged,
 ]
 
 

@@ -51,18 +51,19 @@ class Retention:
     def _delete_groups(self, db: Connection) -> None:
         newest = db.exec_driver_sql("SELECT COALESCE(MAX(seq), 0) FROM groups").scalar_one()
         query = (
-            "SELECT seq, group_id, state, step, advantage IS NOT NULL OR demonstrates IS NOT NULL "
+            "SELECT seq, group_id, state, step, "
+            "advantage IS NOT NULL OR demonstrates IS NOT NULL OR is_logged "
             "FROM groups WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
         )
         bounds = (self._examined_seq, newest - KEEP_NEWEST, ROWS_PER_ROUND)
         rows = db.exec_driver_sql(query, bounds).all()
         pruned = reads.last_pruned(db) if rows else 0
-        for _, group_id, state, step, is_from_feedback in rows:
+        for _, group_id, state, step, has_own_calls in rows:
             is_trained = state == GroupState.CONSUMED and step <= pruned
             is_finished = is_trained or state in (GroupState.DROPPED, GroupState.EVAL)
-            # Feedback samples and users' edits carry their own calls: only their ids show that they
-            # were trained.
-            if is_finished and not is_from_feedback:
+            # Requests for feedback samples, users' edits and logged groups have the calls: only
+            # the ids show that they were trained.
+            if is_finished and not has_own_calls:
                 _delete_group(db, group_id)
         is_end = len(rows) < ROWS_PER_ROUND
         self._examined_seq = 0 if is_end else rows[-1].seq

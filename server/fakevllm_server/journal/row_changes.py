@@ -441,12 +441,13 @@ def put_group(db: Connection, group: PooledGroup) -> None:
     """Insert a row for a group. If the group already has a row, change only the row's state and
     reason."""
     put = (
-        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash, demonstrates) "
-        "VALUES (?, ?, ?, ?, ?, ?) "
+        "INSERT INTO groups "
+        "(group_id, state, reason, advantage, hook_hash, demonstrates, is_logged) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
     )
     values = (group.group_id, group.state, group.reason, group.advantage)
-    execute(db, put, (*values, group.hook_hash, group.demonstrates))
+    execute(db, put, (*values, group.hook_hash, group.demonstrates, group.is_logged))
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:

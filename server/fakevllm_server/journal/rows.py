@@ -179,6 +179,8 @@ class PooledGroup:
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
     demonstrates: str | None = None
     """Demonstration loss of a group that was made from a user's edit; None for other groups."""
+    is_logged: bool = False
+    """Whether this is a logged group, which is a group of an earlier run."""
 
 
 def pooled_or_dropped(
@@ -187,11 +189,15 @@ def pooled_or_dropped(
     advantage: float | None = None,
     hook_hash: str = "",
     demonstrates: str | None = None,
+    *,
+    is_logged: bool = False,
 ) -> PooledGroup:
     """Return the row of a group that has ended. The state of the group is `dropped` if `reason` is
     not empty, and otherwise `pooled`."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
-    return PooledGroup(group_id, state, reason or None, advantage, hook_hash, demonstrates)
+    return PooledGroup(
+        group_id, state, reason or None, advantage, hook_hash, demonstrates, is_logged
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,8 @@ class Groups(_Row, table=True):
     demonstrates: str | None = None
     """Demonstration loss of a group that was made from a user's edit of an answer; NULL for other
     groups. The samples of such a group have no rewards, and their calls no log-probabilities."""
+    is_logged: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})
+    """Whether this is a logged group: a group of an earlier run, which `fakevllm retrain` sends."""
 
 
 class Drops(_Row, table=True):

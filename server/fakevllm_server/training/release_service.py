@@ -455,10 +455,15 @@ class ReleaseService:
         known = self._journal.read(reads.checkpoints) + self._journal.read(reads.side_checkpoints)
         return {saved.version: saved for saved in sorted(known, key=lambda one: one.version)}
 
+    def versions_with_weights(self) -> list[int]:
+        """Return the versions whose weights the server has, ascending: the model itself, and the
+        versions with a checkpoint."""
+        return sorted({MODEL, *self._saved()})
+
     def _choices(self) -> str:
         """Return a text for an error message. The text lists the versions whose weights are
         available."""
-        return ", ".join(map(str, [MODEL, *self._saved()]))
+        return ", ".join(map(str, self.versions_with_weights()))
 
     def _row(
         self,

@@ -420,7 +420,9 @@ class Intake:
                 ScoredSample(SiblingRef(group_id, index).episode_id, index, reward)
                 for index, reward in enumerate(request.rewards)
             ]
-            group = pooled_or_dropped(group_id, reply.failure_reason, hook_hash=hook_hash)
+            group = pooled_or_dropped(
+                group_id, reply.failure_reason, hook_hash=hook_hash, is_logged=True
+            )
             change = partial(row_changes.group_ended, group, samples, calls=calls)
             return reply, change if reply.success else None
 

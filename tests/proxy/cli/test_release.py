@@ -88,6 +88,7 @@ def test_status_and_history_print_json() -> None:
         "training_limit": None,
         "released_copies": [],
         "newest_copies": [],
+        "with_weights": [],
     }
     assert json.loads(history) == [REJECTION.model_dump(mode="json")]
 

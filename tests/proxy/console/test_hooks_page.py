@@ -181,6 +181,7 @@ async def test_a_dry_run_shows_old_and_new_rewards_and_stores_nothing(path: Path
         assert "3 groups were tried" in html and "question 2" in html
         assert '<span class="reward">1.000</span>' in html
         assert '<mark class="reward">0.500</mark>' in html
+        assert "The mean reward was 0.500, and is 0.250 with the files on disk." in html
         assert "correlation of old and new rewards: 1.00" in html
         assert 'href="/hooks/dry-run"' in await console.get("/hooks")
     assert path.read_bytes() == before

@@ -334,6 +334,33 @@ async def test_the_learning_page_shows_the_steps_of_a_run(path: Path, ledger: Le
         assert (await rig.browser.get("/learning?run=none")).status_code == 404
 
 
+def steps_of(html: str) -> list[int]:
+    """Return the first column of the page's table."""
+    return [int(step) for step in re.findall(r'<td class="main">(\d+)</td>', html)]
+
+
+async def test_the_learning_page_says_how_the_reward_has_changed_and_can_show_all_steps(
+    path: Path, ledger: Ledger
+) -> None:
+    rewards = [0.0] * 20 + [1.0] * 20
+    put(
+        ledger,
+        *(
+            replace(group(f"g{step}", (reward, reward), step=step), run_id="run")
+            for step, reward in enumerate(rewards, 1)
+        ),
+    )
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+        assert "was 0.000 in steps 1 to 20, and 1.000 in steps 21 to 40." in html
+        assert steps_of(html) == list(range(40, 20, -1))
+        curve = (await rig.browser.get("/learning/curve")).json()
+        assert curve[24]["policy_average"] == pytest.approx(0.5)
+        (link,) = re.findall(r'href="([^"]+)">Show all steps', html)
+        whole = await rig.get(link.replace("&amp;", "&"))
+        assert steps_of(whole) == list(range(40, 0, -1)) and "Show all steps" not in whole
+
+
 async def test_a_learning_page_without_steps_has_a_place_for_a_later_chart(
     path: Path, ledger: Ledger
 ) -> None:

@@ -288,6 +288,16 @@ async def test_a_rollback_is_sent_and_its_result_is_shown(path: Path, ledger: Le
     assert "Training goes on from version 10 (decision 2)" in html
 
 
+async def test_the_versions_whose_weights_the_server_has_can_be_chosen(path: Path) -> None:
+    history = HISTORY.model_copy(update={"with_weights": [0, 10, 15]})
+    async with (
+        open_swarm(releases=history) as swarm,
+        open_console(path, server_url=swarm.url) as rig,
+    ):
+        html = await rig.get("/releases")
+    assert re.findall(r"<option>(\d+)</option>", html) == ["15", "10", "0"]
+
+
 @pytest.mark.parametrize("action", ["promote", "rollback"])
 async def test_a_decision_without_the_form_token_or_a_login_is_not_sent(
     action: str, path: Path, ledger: Ledger

@@ -35,6 +35,8 @@ def test_server_and_proxy_share_the_run_directory_unless_the_server_has_its_own(
     shared = read_settings(written(tmp_path, FAKE), folder)
     assert shared.run_dir == folder
     assert shared.server_flags[-2:] == ["--run-dir", str(folder)] == shared.proxy_flags[-2:]
+    of_file = read_settings(written(tmp_path, f'{FAKE}[proxy]\nrun_dir = "{folder}"\n'), None)
+    assert of_file.server_flags == shared.server_flags and "--run-dir" not in of_file.proxy_flags
     for key in ("run-dir", "run_dir"):
         own = read_settings(written(tmp_path, f'{FAKE}{key} = "other"\n'), folder)
         assert "--run-dir" not in own.server_flags and own.proxy_flags[-1] == str(folder)

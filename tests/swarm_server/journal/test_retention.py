@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from swarm_server.samples import call
 from swarm_server.training.intake_server import CLIENT, IntakeServer, end_request
 
-from fakevllm_adapters.protocol.swarm import EndGroupReply
+from fakevllm_adapters.protocol.swarm import AddLoggedGroupReply, EndGroupReply
 from fakevllm_server.episodes.episode_registry import EpisodeRefused
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads, retention
@@ -50,7 +50,9 @@ async def restart(server: IntakeServer) -> None:
 
 
 async def check_trained_once(
-    server: IntakeServer, prefix: str, add: Callable[[str], Awaitable[EndGroupReply]]
+    server: IntakeServer,
+    prefix: str,
+    add: Callable[[str], Awaitable[EndGroupReply | AddLoggedGroupReply]],
 ) -> None:
     """Check that what `add` sends is refused after it was trained and its contents were deleted.
     `prefix` is the prefix of its key in the journal."""
@@ -173,6 +175,12 @@ async def test_an_edit_is_never_trained_twice(server: IntakeServer) -> None:
     server.restart(demonstration_loss="sft", save_freq=1)
     await server.process.boot_trainer()
     await check_trained_once(server, "demonstration:", server.add_demonstration)
+
+
+async def test_a_logged_group_is_never_trained_twice(server: IntakeServer) -> None:
+    """A request for a logged group contains the calls, so that only its id shows that it was
+    trained."""
+    await check_trained_once(server, "logged:", server.add_logged_group)
 
 
 async def test_waiting_work_is_never_deleted(server: IntakeServer) -> None:

@@ -11,6 +11,8 @@ from swarm_server.samples import call
 from fakevllm_adapters.protocol.packed_numbers import pack_ids
 from fakevllm_adapters.protocol.swarm import (
     AddDemonstrationRequest,
+    AddLoggedGroupReply,
+    AddLoggedGroupRequest,
     AddSampleRequest,
     DemonstrationIds,
     EndEpisodeRequest,
@@ -105,6 +107,14 @@ class IntakeServer:
         request = AddDemonstrationRequest(sample_id=name, run_id="r", demonstrations=[edit])
         loss, calls = parse_demonstrations(request)
         return await self.process.intake.add_demonstration(request, loss, calls, None)
+
+    async def add_logged_group(self, name: str) -> AddLoggedGroupReply:
+        """Add a group of an earlier run. Its calls have a version of this run, because the trainer
+        of these tests computes no log-probabilities for importance weights."""
+        calls = [[call()], [call()]]
+        wire = [[one.to_wire() for one in own] for own in calls]
+        request = AddLoggedGroupRequest(group_id=name, rewards=[1.0, 0.0], calls=wire)
+        return await self.process.intake.add_logged_group(request, calls, None)
 
 
 def end_request(uuid: str, reward: float = 1.0, task: str = "t") -> EndEpisodeRequest:

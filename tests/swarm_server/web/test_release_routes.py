@@ -154,6 +154,7 @@ async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenS
             "training_limit": None,
             "released_copies": [0],
             "newest_copies": [0],
+            "with_weights": [0],
         }
         await server.start()
         await server.train("a")
@@ -164,7 +165,7 @@ async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenS
         assert first == again and first["record"]["decided_by"] == "operator"
         history = await server.history()
         assert [record.decided_by for record in history.records] == ["gate", "operator"]
-        assert (history.released, history.candidate) == (1, None)
+        assert (history.released, history.candidate, history.with_weights) == (1, None, [0, 1])
         status = (await server.http.get("/get_engine_status")).json()
         assert (status["released"], status["num_releases"]) == (1, 2)
         other = await server.http.post("/release", json=body | {"decision": "rejected"})

@@ -193,7 +193,9 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/releases")
     async def get_releases() -> ReleasesReply:
-        releases = state.run.releases.reply().model_copy(update={"run_id": state.run_id})
+        saved = state.release_service.versions_with_weights()
+        releases = state.run.releases.reply()
+        releases = releases.model_copy(update={"run_id": state.run_id, "with_weights": saved})
         await state.journal.wait_written(state.journal.put())
         return releases
 
