@@ -111,7 +111,7 @@ async def test_a_database_of_another_program_is_explained(path: Path) -> None:
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE t (x)")
-    await expect_sentence(path, "is not a ledger", "no table `migrations`")
+    await expect_sentence(path, "is not a ledger", "no table <code>migrations</code>")
 
 
 def test_a_ledger_that_needs_write_access_is_not_called_damaged(path: Path) -> None:

@@ -402,7 +402,7 @@ async def test_a_run_without_decisions_says_which_version_is_released(
         open_console(path, server_url=swarm.url) as rig,
     ):
         html = await rig.get("/releases")
-    assert "version 0, the model before any training, is released" in html
+    assert "version 0, the model before any training, counts as released" in html
     assert "fakevllm release resume" in html
 
 
