@@ -294,7 +294,7 @@ def test_old_groups_are_pruned_and_the_status_says_so(
     counts = rows(proxy, "SELECT SUM(reward), COUNT(*) FROM siblings")[0]
     proxy.stop()
 
-    settings.write_text("[job]\nbatch_size = 1\n[privacy]\nretention_days = 0.00001\n")
+    settings.write_text("[job]\nbatch_size = 1\n[privacy]\nretention_days = 0.0000001\n")
     proxy = processes.proxy(server, *flags)
 
     def privacy() -> dict[str, Any]:
