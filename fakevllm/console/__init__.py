@@ -11,6 +11,7 @@ own_path.py          decide which paths a page may link to
 login.py             the login page, and the check that each other page begins with
 page_renderer.py     templates, and the formats of numbers and times in them
 page_texts.py        cut the long texts of a page
+shared_reply.py      a reply of another program that all pages share
 proxy_status.py      the status of the proxy, fetched once for all pages
 proxy_settings.py    the settings of the proxy, and the job of the server
 server_releases.py   the history of releases, and decisions about them

@@ -6,24 +6,19 @@ are open.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fakevllm.console.problems import Problem, find_problems
+from fakevllm.console.shared_reply import SharedReply
 from fakevllm.errors import ConfigError
 from fakevllm.runtime.admin_client import Json, fetch_json, no_proxy, proxy_root
 from fakevllm.runtime.status_rows import arm_rows, status_rows
 
-MAX_AGE_S = 4.0
-"""Seconds for which a reply of the proxy is shown before the proxy is asked again."""
 TIMEOUT_S = 5.0
 """Maximum seconds that a page waits for the proxy."""
-MAX_OLD_AGE_S = 60.0
-"""Maximum age in seconds of a reply that is shown while the proxy is asked again. Without a reply
-of this age, a page waits."""
 _FOREIGN_JSON = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """Errors of code that expects the statistics of a proxy and gets other JSON."""
 _PATH = "/fakevllm/stats?curve=ends"
@@ -52,45 +47,24 @@ class ProxyView:
 
 
 class ProxyStatus:
-    """The status of one proxy. It is fetched on demand, and cached for MAX_AGE_S seconds."""
+    """The status of one proxy, which all pages share."""
 
     def __init__(
         self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._url = url
         self._key = key
-        self._clock = clock
-        self._fetching = threading.Lock()
-        self._latest: tuple[float, ProxyView] | None = None
-        """The latest status, and the time at which it was fetched."""
+        self._reply = SharedReply(self._fetch, clock)
 
     def view(self) -> ProxyView:
-        """Return the status. While one thread fetches a new status, other threads get the previous
-        one, if it is not too old. The method blocks the thread. Problems with the proxy are part of
-        the status, and raise no error."""
-        old_view = self._kept_view(MAX_OLD_AGE_S)
-        if (view := self._kept_view(MAX_AGE_S)) is not None:
-            return view
-        if not self._fetching.acquire(timeout=TIMEOUT_S if old_view is None else 0.0):
-            return old_view or self._not_reached(no_proxy(self._url, "timed out"))
-        try:
-            if (view := self._kept_view(MAX_AGE_S)) is None:  # no other thread has fetched it
-                view = self._fetch()
-                self._latest = self._clock(), view
-            return view
-        finally:
-            self._fetching.release()
-
-    def _kept_view(self, max_age_s: float) -> ProxyView | None:
-        """Return the latest status, or None if it is older than `max_age_s` seconds."""
-        if self._latest is None:
-            return None
-        fetched_at, view = self._latest
-        return view if self._clock() - fetched_at <= max_age_s else None
+        """Return the status. The method blocks the thread. Problems with the proxy are part of the
+        status, and raise no error."""
+        view = self._reply.get(TIMEOUT_S)
+        return view or self._not_reached(no_proxy(self._url, "timed out"))
 
     def forget(self) -> None:
         """Discard the cached status, so that the next call of `view` fetches it again."""
-        self._latest = None
+        self._reply.forget()
 
     def _fetch(self) -> ProxyView:
         try:

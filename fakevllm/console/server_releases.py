@@ -5,17 +5,15 @@ All browser pages share one cached history. The methods block the calling thread
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fakevllm.console.shared_reply import SharedReply
 from fakevllm.errors import UserError
 from fakevllm.sdk.release_requests import DecisionTarget, ReleaseRequests
 from fakevllm_adapters.protocol.releases import ReleaseRecord, ReleasesReply
 
-MAX_AGE_S = 4.0
-"""Seconds for which a reply of the server is shown before the server is asked again."""
 MAX_WAIT_S = 20.0
 """Seconds for which a decision is repeated while the server is busy or away. A browser waits for
 the page meanwhile."""
@@ -39,24 +37,18 @@ class ServerReleases:
     ) -> None:
         self.url = url
         self._key = key
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._view: ReleasesView | None = None
-        self._fetched_at = 0.0
+        self._reply = SharedReply(self._fetch, clock)
 
     def view(self) -> ReleasesView:
         """Return the history of releases, or the reason why there is none."""
-        with self._lock:
-            if self._view is None or self._clock() - self._fetched_at > MAX_AGE_S:
-                self._view = self._fetch()
-                self._fetched_at = self._clock()
-            return self._view
+        view = self._reply.get(MAX_WAIT_S)
+        return view or ReleasesView(None, f"The server at {self.url} has not answered yet.")
 
     def promote(self, version: int, target: DecisionTarget, *, force: bool) -> ReleaseRecord:
         """Release a version of the weights. Raises UserError if the server refuses."""
         with self._requests() as requests:
             record = requests.promote(version, force=force, target=target)
-        self._forget_view()
+        self._reply.forget()
         return record
 
     def roll_back(self, version: int, target: DecisionTarget) -> ReleaseRecord:
@@ -64,7 +56,7 @@ class ServerReleases:
         refuses."""
         with self._requests() as requests:
             record = requests.roll_back(version, target=target)
-        self._forget_view()
+        self._reply.forget()
         return record
 
     def _requests(self) -> ReleaseRequests:
@@ -76,7 +68,3 @@ class ServerReleases:
                 return ReleasesView(requests.history())
         except UserError as error:  # translates: the page shows the sentence
             return ReleasesView(None, str(error))
-
-    def _forget_view(self) -> None:
-        with self._lock:
-            self._view = None

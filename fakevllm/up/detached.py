@@ -34,7 +34,7 @@ def start_detached(settings: UpSettings) -> None:
     log_file = settings.run_dir / LOG_NAME
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "fakevllm", "up", "--ready-fd", str(write_end)]
-    command += settings.own_flags
+    command += settings.proxy_flags
     with os.fdopen(read_end, "rb") as pipe:
         try:
             with _opened(log_file) as log:

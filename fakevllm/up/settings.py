@@ -64,13 +64,9 @@ class UpSettings:
 
     @property
     def proxy_flags(self) -> list[str]:
-        """The flags of `fakevllm serve`, without the flags that set addresses."""
-        return self.own_flags
-
-    @property
-    def own_flags(self) -> list[str]:
-        """The flags of `fakevllm up`, without `--detach`. A flag that was not given is not passed
-        on, because the console shows where each setting came from."""
+        """The flags that say where the proxy's settings are, for `fakevllm serve`, `console` and
+        `up`. A flag that was not given is not passed on, because the console shows where each
+        setting came from."""
         flags = ["--config", str(self.file)]
         return flags if self.run_dir_flag is None else [*flags, "--run-dir", str(self.run_dir_flag)]
 
