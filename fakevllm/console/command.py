@@ -10,12 +10,12 @@ import sys
 from typing import NoReturn
 
 from fakevllm.config.http_address import http_url
+from fakevllm.console.access.link_output import LinkOutput
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.link_output import LinkOutput
-from fakevllm.console.proxy_status import ProxyStatus
-from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
+from fakevllm.console.sources.proxy_status import ProxyStatus
+from fakevllm.console.sources.server_releases import ServerReleases
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging

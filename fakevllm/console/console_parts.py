@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from fastapi import Request, Response
 
 from fakevllm.config.key_file import KeyFile
-from fakevllm.console.browser_sessions import BrowserSessions
-from fakevllm.console.login_link import LoginLink
+from fakevllm.console.access.browser_sessions import BrowserSessions
+from fakevllm.console.access.login_link import LoginLink
 from fakevllm.console.page_renderer import PageRenderer
-from fakevllm.console.proxy_status import ProxyStatus
-from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
+from fakevllm.console.sources.proxy_status import ProxyStatus
+from fakevllm.console.sources.server_releases import ServerReleases
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm_adapters.protocol.keys import KeyRing

@@ -15,7 +15,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
-from fakevllm.console.own_path import path_of
+from fakevllm.console.access.own_path import path_of
 from fakevllm.console.page_texts import PageTexts
 
 FOLDER = Path(__file__).parent

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
-from fakevllm.console import login as login_module
+from fakevllm.console.access import login as login_module
+from fakevllm.console.access.login import Login
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import STATIC
 from fakevllm.console.pages import (
     configuration,

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from fakevllm.config.key_file import KeyFile
-from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
+from fakevllm.console.access.login_link import NEW_LINK_INTERVAL_S
 from fakevllm.tokens.colours import ColourBy
 from fakevllm.tokens.html import render_html
 from fakevllm_adapters.protocol.keys import named_key

@@ -6,7 +6,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.proxy_settings import read_settings, server_rows
+from fakevllm.console.sources.proxy_settings import read_settings, server_rows
 
 
 def router(parts: ConsoleParts) -> APIRouter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.evaluation_results import EvaluationResult, results_of
+from fakevllm.console.sources.evaluation_results import EvaluationResult, results_of
 from fakevllm.statistics.confidence_sequence import RewardRange
 
 MAX_LATEST = 4_000

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from fakevllm.console.access.login import Login
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.feedback_sentences import edit_sentence, value_sentence
-from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import FRAGMENT_HEADER, path_part
 from fakevllm.console.pages.groups import SearchError, parse_search, reference_answer
 from fakevllm.errors import ConfigError

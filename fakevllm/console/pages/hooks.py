@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from fakevllm.console.access.login import Login
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.hook_dry_run import HookDryRuns
-from fakevllm.console.login import Login
 from fakevllm.console.page_renderer import time_text
-from fakevllm.console.proxy_status import ProxyView
+from fakevllm.console.sources.proxy_status import ProxyView
 from fakevllm.errors import ConfigError, HookError
 from fakevllm.hooks.loader import HookFiles
 from fakevllm.runtime.admin_client import reload_hooks

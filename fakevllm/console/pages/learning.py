@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.curve_points import SharedCurve
 from fakevllm.console.curve_summary import averages, both_ends, finished_points
+from fakevllm.console.sources.curve_points import SharedCurve
 from fakevllm.ledger.curve_reads import CurvePoint
 
 NUM_TABLE_ROWS = 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.proxy_status import ProxyView
+from fakevllm.console.sources.proxy_status import ProxyView
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.group_reads import GroupRow, GroupSearch
 from fakevllm.ledger.records import FeedbackState, State

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from fakevllm.console.access.login import Login
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.login import Login
 from fakevllm.errors import UserError
 from fakevllm.release.evidence_text import difference, ranges
 from fakevllm.sdk.release_requests import DecisionTarget

@@ -13,9 +13,9 @@ import httpx
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.hook_dry_run import DryRunSettings
-from fakevllm.console.proxy_status import ProxyStatus
-from fakevllm.console.server_releases import ServerReleases
 from fakevllm.console.settings import ConsoleSettings
+from fakevllm.console.sources.proxy_status import ProxyStatus
+from fakevllm.console.sources.server_releases import ServerReleases
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 

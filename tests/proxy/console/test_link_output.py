@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 
-from fakevllm.console.link_output import MAX_WAITING, LinkOutput
+from fakevllm.console.access.link_output import MAX_WAITING, LinkOutput
 
 LINE = "console: open http://127.0.0.1:8010/login?code=x"
 MAX_WAIT_S = 10.0

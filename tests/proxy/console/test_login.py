@@ -10,8 +10,13 @@ import httpx
 import pytest
 
 from fakevllm.config.key_file import KeyFile
-from fakevllm.console.browser_sessions import LIFETIME_S, MAX_SESSIONS, BrowserSessions
-from fakevllm.console.login_link import LINK_LIFETIME_S, MAX_LINKS, NEW_LINK_INTERVAL_S, LoginLink
+from fakevllm.console.access.browser_sessions import LIFETIME_S, MAX_SESSIONS, BrowserSessions
+from fakevllm.console.access.login_link import (
+    LINK_LIFETIME_S,
+    MAX_LINKS,
+    NEW_LINK_INTERVAL_S,
+    LoginLink,
+)
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.store import Ledger

@@ -13,10 +13,10 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.curve_points import SharedCurve
 from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
-from fakevllm.console.proxy_status import ProxyStatus
-from fakevllm.console.server_releases import ServerReleases
+from fakevllm.console.sources.curve_points import SharedCurve
+from fakevllm.console.sources.proxy_status import ProxyStatus
+from fakevllm.console.sources.server_releases import ServerReleases
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from fakevllm.console.pages import evaluations
-from fakevllm.console.proxy_settings import SettingRow, sections_of
+from fakevllm.console.sources.proxy_settings import SettingRow, sections_of
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.releases import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from fakevllm.console.shared_reply import MAX_AGE_S, SharedReply
+from fakevllm.console.sources.shared_reply import MAX_AGE_S, SharedReply
 
 
 def test_a_reply_is_fetched_again_when_it_is_old_or_forgotten() -> None:

@@ -16,7 +16,7 @@ MAX_WAITING = 8
 """Maximum number of lines that wait for the output. Further lines are lost: their links are as good
 as those that wait."""
 
-log = logging.getLogger("fakevllm.console.link_output")
+log = logging.getLogger("fakevllm.console.access.link_output")
 
 
 class LinkOutput:

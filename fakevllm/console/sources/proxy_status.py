@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fakevllm.console.problems import Problem, find_problems
-from fakevllm.console.shared_reply import SharedReply
+from fakevllm.console.sources.shared_reply import SharedReply
 from fakevllm.errors import ConfigError
 from fakevllm.runtime.admin_client import Json, fetch_json, no_proxy, proxy_root
 from fakevllm.runtime.status_rows import arm_rows, status_rows

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from fakevllm.console.browser_sessions import LIFETIME_S, BrowserSession, new_cookie
+from fakevllm.console.access.browser_sessions import LIFETIME_S, BrowserSession, new_cookie
+from fakevllm.console.access.login_link import NEW_LINK_INTERVAL_S
+from fakevllm.console.access.own_path import own_path, path_of
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.login_link import NEW_LINK_INTERVAL_S
-from fakevllm.console.own_path import own_path, path_of
 from fakevllm_adapters.protocol.keys import Role, fingerprint
 
 MAX_FIELDS = 100

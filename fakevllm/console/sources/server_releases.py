@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm.console.shared_reply import SharedReply
+from fakevllm.console.sources.shared_reply import SharedReply
 from fakevllm.errors import UserError
 from fakevllm.sdk.release_requests import DecisionTarget, ReleaseRequests
 from fakevllm_adapters.protocol.releases import ReleaseRecord, ReleasesReply
