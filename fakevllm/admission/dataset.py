@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,6 +16,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 _MAX_SHOWN_CHARS = 300
 """Maximum length, in characters, of the list of field names in an error message."""
+_INDEX = re.compile("[0-9]{1,12}")
 
 
 class DatasetRow(NamedTuple):
@@ -70,22 +72,48 @@ def tasks_by_id(file: Path | None, field: str) -> dict[str, Task]:
     return {task.task_id: task for task in tasks}
 
 
+def find_row(file: Path, row_id: str) -> dict[str, Any] | None:
+    """Return the fields of the row with this id. Return None if the file does not have the row,
+    for example because the file has changed since.
+
+    Raises ConfigError if the file cannot be read or the row is not JSON.
+    """
+    file_hash, _, index = row_id.rpartition("-")
+    if not _INDEX.fullmatch(index):
+        return None
+    raw = _read(file)
+    if _hash(raw) != file_hash:
+        return None
+    lines = raw.splitlines()
+    number = int(index)
+    return _fields(lines[number], number + 1, file) if number < len(lines) else None
+
+
 def read_rows(file: Path) -> list[DatasetRow]:
     """Return the rows of a JSON Lines file. Blank lines are left out.
 
     Raises ConfigError if the file cannot be read or a line is not JSON.
     """
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"The dataset {file} cannot be read: {error.strerror}.") from None
-    file_hash = hashlib.sha256(raw).hexdigest()[:8]
+    raw = _read(file)
+    file_hash = _hash(raw)
     lines = raw.splitlines()
     return [
         DatasetRow(f"{file_hash}-{index}", index + 1, _fields(line, index + 1, file))
         for index, line in enumerate(lines)
         if line.strip()
     ]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The dataset {file} cannot be read: {error.strerror}.") from None
+
+
+def _hash(raw: bytes) -> str:
+    """Return the hash of a file's content that is part of the ids of its rows."""
+    return hashlib.sha256(raw).hexdigest()[:8]
 
 
 def _task(row: DatasetRow, file: Path, field: str) -> Task:

@@ -69,6 +69,13 @@ def console(
             server_url=loaded.swarm.url,
             server_key=loaded.swarm.key,
             reward_range=loaded.release.reward_range,
+            datasets=[
+                file
+                for file in (loaded.dataset.file, loaded.release.eval_dataset)
+                if file is not None
+            ],
+            dataset_field=loaded.dataset.field,
+            num_for_baseline=loaded.feedback.num_for_baseline,
             host=loaded.console.host,
             port=loaded.console.port,
             allowed_hosts=loaded.console.allowed_hosts,

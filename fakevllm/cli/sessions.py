@@ -19,6 +19,7 @@ from rich.tree import Tree
 
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord
+from fakevllm.ledger.session_outline import OutlineItem, outline
 from fakevllm.ledger.session_reads import SessionGroup, SessionRow
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.plurals import counted
@@ -109,10 +110,8 @@ def render_tree(
 ) -> RenderableType:
     """Return a session drawn as a tree. Each node is a group (one request with its answers).
 
-    A conversation without branches is drawn as a flat list. A branch begins where several groups
-    continue the same answer. All of these groups are drawn at the same level. The groups that
-    follow the latest of them stay at this level. The groups that follow an earlier one of them are
-    drawn below it. Feedback on an answer is drawn below the group of the answer.
+    Groups of other branches are drawn below the group with which their branch begins, as in
+    `ledger/session_outline`. Feedback on an answer is drawn below the group of the answer.
 
     `children` has one pair for each sub-agent that this session started. The pair is (id of the
     sub-agent's session, id of the group that started the sub-agent).
@@ -122,57 +121,29 @@ def render_tree(
     if first.parent_session_id is not None:
         head.append(f"  started by {first.parent_session_id[:ID_CHARS]}", "cyan")
     tree = Tree(head, guide_style="dim")
-    known = {group.group_id for group in groups}
-    after: defaultdict[str | None, list[SessionGroup]] = defaultdict(list)
-    latest: str | None = None
-    for group in groups:
-        parent_id = group.parent_id if group.parent_id in known else None
-        if group.kind == "side":
-            # A side call is drawn by its time, because it may quote any part of the session.
-            parent_id = latest
-        else:
-            latest = group.group_id
-        after[parent_id].append(group)
-    agents: defaultdict[str | None, list[str]] = defaultdict(list)
-    for child_id, parent_id in children:
-        agents[parent_id if parent_id in known else None].append(child_id)
     feedback_rows: defaultdict[str, list[FeedbackRecord]] = defaultdict(list)
     for row in feedback:
         feedback_rows[row.group_id].append(row)
-    _add_branches(tree, after, agents, feedback_rows)
+    _add_items(tree, outline(groups, children), feedback_rows)
     return Lines(tree, Text(_summary(groups), "dim"))
 
 
-def _add_branches(
+def _add_items(
     tree: Tree,
-    after: Mapping[str | None, list[SessionGroup]],
-    agents: Mapping[str | None, list[str]],
+    items: Sequence[OutlineItem],
     feedback_rows: Mapping[str, list[FeedbackRecord]],
 ) -> None:
-    """Add all groups, sub-agents and feedback to the tree. A loop is used, because recursion would
-    exceed Python's limit in a long conversation."""
-    work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
-    while work:
-        node, last_id, turn = work.pop()
-        has_next = True
-        while has_next:
-            next_groups = after.get(last_id, [])
-            mains = [group for group in next_groups if group.kind != "side"]
-            for session_id in agents.get(last_id, []):
-                node.add(Text(f"sub-agent {session_id[:ID_CHARS]}", "cyan"))
-            for group in next_groups:
-                branch = node.add(_group_line(group, turn))
-                for row in feedback_rows.get(group.group_id, []):
-                    branch.add(_feedback_line(row))
-                if group is not (mains[-1] if mains else None):
-                    work.append((branch, group.group_id, group.turn))
-            has_next = bool(mains)
-            if has_next:
-                last_id, turn = mains[-1].group_id, mains[-1].turn
+    for item in items:
+        if item.group is None:
+            tree.add(Text(f"sub-agent {(item.agent_session_id or '')[:ID_CHARS]}", "cyan"))
+            continue
+        branch = tree.add(_group_line(item.group, is_new_turn=item.is_new_turn))
+        for row in feedback_rows.get(item.group.group_id, []):
+            branch.add(_feedback_line(row))
+        _add_items(branch, item.below, feedback_rows)
 
 
-def _group_line(group: SessionGroup, turn_before: int) -> Text:
-    is_new_turn = group.turn != turn_before or group.kind not in ("continues", "parallel")
+def _group_line(group: SessionGroup, *, is_new_turn: bool) -> Text:
     text = Text(f"{group.turn:>3}  " if is_new_turn else "     ", no_wrap=True, overflow="ellipsis")
     text.append(f"{group.kind.replace('_', '-'):<11}", _STYLES.get(group.kind, ""))
     text.append(f" N={group.num_siblings:<2}{_number(group.reward):>6}  ")

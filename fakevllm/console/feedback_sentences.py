@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from fakevllm.ledger.feedback_reads import FeedbackOutcome
-from fakevllm.ledger.records import REPLACED, TAKEN_BACK, FeedbackRecord, FeedbackState, State
+from fakevllm.ledger.records import (
+    REPLACED,
+    TAKEN_BACK,
+    FeedbackRecord,
+    FeedbackState,
+    GroupRecord,
+    State,
+)
+from fakevllm.runtime.plurals import counted
 
 _KEPT = {
     TAKEN_BACK: "It was taken back.",
@@ -12,8 +23,9 @@ _KEPT = {
 }
 
 
-def value_sentence(outcome: FeedbackOutcome) -> str:
-    """Return what became of the thumb or the score of feedback.
+def value_sentence(outcome: FeedbackOutcome, num_needed: int = 0) -> str:
+    """Return what became of the thumb or the score of feedback. `num_needed` is the number of
+    values that an API key must have before its late feedback is trained.
 
     >>> row = FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up")
     >>> value_sentence(FeedbackOutcome(row))
@@ -34,16 +46,67 @@ def value_sentence(outcome: FeedbackOutcome) -> str:
         case FeedbackState.JOINED:
             return f"It was added to the reward of its answer. {_group_sentence(outcome)}"
         case FeedbackState.WAITING:
-            return (
-                "It waits until its group has reached the server, and until this API key has "
-                "sent enough feedback."
-            )
+            num_missing = num_needed - (outcome.num_values or 0)
+            if num_missing > 0:
+                answers = counted(num_missing, "more answer")
+                return (
+                    f"It waits until its API key has sent feedback about {answers}, and until its "
+                    "group has reached the server."
+                )
+            return "It waits until its group has reached the server."
         case FeedbackState.POOLED:
             return "It waits for the next training step."
         case FeedbackState.LOST:
             return f"Its training was lost: {row.reason}."
         case _:
             return f"It is not trained: {row.reason}."
+
+
+def baseline_sentence(num_values: int, num_needed: int) -> str:
+    """Return how many thumbs are missing until those of the console's API key are trained.
+    `num_values` is the number of values that the key has sent.
+
+    >>> baseline_sentence(5, 8)
+    'Thumbs of this console are trained when there are 8 of them: 3 more are missing.'
+    """
+    num_missing = num_needed - num_values
+    if num_missing <= 0:
+        return "This console has sent enough thumbs: each further one is trained."
+    are = "1 more is" if num_missing == 1 else f"{num_missing} more are"
+    return f"Thumbs of this console are trained when there are {num_needed} of them: {are} missing."
+
+
+def step_sentence(engine: Mapping[str, Any] | None) -> str:
+    """Return how much of the next training step has arrived. The text is empty if the server has
+    not said so. `engine` is the server's status, or None.
+
+    >>> step_sentence({"engine_status": "ENGINE.ROLLING", "global_step": 4, "backlog": 0.25})
+    'Step 4 has 25 % of its groups. A thumb or a correction that is trained counts as one group.'
+    """
+    step, backlog = (engine or {}).get("global_step"), (engine or {}).get("backlog")
+    if not isinstance(step, int) or not isinstance(backlog, int | float):
+        return ""
+    if (engine or {}).get("closed"):
+        return ""
+    share = f"{min(backlog, 1.0):.0%}".replace("%", " %")
+    return (
+        f"Step {step} has {share} of its groups. A thumb or a correction that is trained counts as "
+        "one group."
+    )
+
+
+def tokens_sentence(group: GroupRecord, untrainable: Sequence[str | None]) -> str:
+    """Return why feedback about an answer will not be trained, as far as its tokens show this. The
+    text is empty if they can be trained, or if they have not arrived yet.
+
+    `untrainable` has one item for each model call of the answer: the reason why the call cannot be
+    trained, or None.
+    """
+    if group.state == State.SCORED or None in untrainable:
+        return ""
+    if not untrainable:
+        return "Feedback about this answer is stored, and is not trained: its tokens are not kept."
+    return f"Feedback about this answer is stored, and is not trained: {untrainable[0]}."
 
 
 def _group_sentence(outcome: FeedbackOutcome) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
-from fakevllm.config.model import DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
+from fakevllm.config.model import DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT, DatasetSection
+from fakevllm.config.reward import FeedbackSection
 from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
@@ -32,6 +33,12 @@ class ConsoleSettings:
     """API key for the swarm server."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest reward that the hook can return, for confidence intervals."""
+    datasets: Sequence[Path] = ()
+    """Dataset files, for the right answers to requests that belong to a row."""
+    dataset_field: str = DatasetSection().field
+    """Name of the field that has the text of a row."""
+    num_for_baseline: int = FeedbackSection().num_for_baseline
+    """Number of feedback values that an API key must have before its late feedback is trained."""
     host: str = "127.0.0.1"
     port: int = 0
     allowed_hosts: Sequence[str] = ()

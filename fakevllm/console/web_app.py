@@ -30,6 +30,7 @@ from fakevllm.console.pages import (
     now,
     releases,
     sessions,
+    tokens,
 )
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
@@ -40,7 +41,7 @@ from fakevllm_adapters.protocol.errors import WireError
 MAX_BODY_BYTES = 1024 * 1024
 """Maximum size of a form. The largest form has a corrected answer."""
 PAGES = (
-    *(now, learning, groups, sessions, feedback, hooks),
+    *(now, learning, groups, tokens, sessions, feedback, hooks),
     *(evaluations, releases, configuration),
 )
 """The modules of the pages. Each has a function `router`. All of them need a login."""

@@ -3,11 +3,12 @@ them on the event loop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine, Select, select, text
+from sqlalchemy import Connection, Engine, Select, select, text
 
+from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.group_reads import QUESTION_CHARS
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState, State
 from fakevllm.ledger.tables import FEEDBACK
@@ -15,6 +16,14 @@ from fakevllm.ledger.tables import FEEDBACK
 _GROUP = f"""
     SELECT substr(question, 1, {QUESTION_CHARS}), state, reason, trained_step
     FROM group_rows WHERE group_id = ?
+"""
+
+
+_NUM_VALUES = """
+    SELECT COUNT(*) FROM (
+        SELECT 1 FROM feedback WHERE app_key IS ? AND value IS NOT NULL
+        AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced', 'other_arm') LIMIT ?
+    )
 """
 
 
@@ -30,6 +39,9 @@ class FeedbackOutcome:
     group_reason: str | None = None
     group_step: int | None = None
     """Step that trained the group."""
+    num_values: int | None = None
+    """Number of values that the API key has sent, counted up to BASELINE_WINDOW. None if the
+    feedback is not in the state `waiting`."""
 
     @property
     def trained_step(self) -> int | None:
@@ -59,6 +71,12 @@ class FeedbackReads:
         query = select(FEEDBACK).where(FEEDBACK.c.group_id == group_id)
         return self._outcomes(query.order_by(FEEDBACK.c.received_at.desc()).limit(limit))
 
+    def num_values(self, app_key: str | None) -> int:
+        """Return the number of feedback values that an API key has sent and that count in its
+        baseline. The number is at most BASELINE_WINDOW, so that the query is fast."""
+        with self._read_engine.connect() as db:
+            return _num_values(db, app_key)
+
     def _outcomes(self, query: Select[Any]) -> list[FeedbackOutcome]:
         with self._read_engine.connect() as db:
             rows = [FeedbackRecord(**row) for row in db.execute(query).mappings()]
@@ -66,4 +84,16 @@ class FeedbackReads:
                 row.group_id: db.exec_driver_sql(_GROUP, (row.group_id,)).one_or_none()
                 for row in rows
             }
-        return [FeedbackOutcome(row, *(groups[row.group_id] or ())) for row in rows]
+            waiting = {row.app_key for row in rows if row.state == FeedbackState.WAITING}
+            nums = {app_key: _num_values(db, app_key) for app_key in waiting}
+        outcomes = [FeedbackOutcome(row, *(groups[row.group_id] or ())) for row in rows]
+        return [
+            replace(outcome, num_values=nums[outcome.feedback.app_key])
+            if outcome.feedback.state == FeedbackState.WAITING
+            else outcome
+            for outcome in outcomes
+        ]
+
+
+def _num_values(db: Connection, app_key: str | None) -> int:
+    return db.exec_driver_sql(_NUM_VALUES, (app_key, BASELINE_WINDOW)).scalar_one()

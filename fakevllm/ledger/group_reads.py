@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
+from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.ledger.records import EVAL_KIND, FeedbackRecord, GroupRecord, SiblingRecord
 from fakevllm.ledger.tables import FEEDBACK, GROUPS, SIBLINGS
 
@@ -56,6 +57,7 @@ _UNRATED = """
                     WHERE f.group_id = g.group_id AND f.kind = 'feedback')
     AND NOT EXISTS (SELECT 1 FROM forgotten_groups AS o WHERE o.group_id = g.group_id)
 """
+_DELETION_CAUSE = "SELECT cause FROM forgotten_groups WHERE group_id = ?"
 _NUM_SINCE = """
     SELECT COUNT(*) FROM (
         SELECT 1 FROM group_rows INDEXED BY ix_groups_place WHERE received_at >= ? LIMIT ?
@@ -181,6 +183,13 @@ class GroupReads:
         query = query.order_by(FEEDBACK.c.received_at).limit(MAX_FEEDBACK)
         with self._read_engine.connect() as db:
             return [FeedbackRecord(**row) for row in db.execute(query).mappings()]
+
+    def deletion_cause(self, group_id: str) -> Cause | None:
+        """Return the reason why the contents of a group were deleted. Return None if they were not
+        deleted."""
+        with self._read_engine.connect() as db:
+            cause = db.exec_driver_sql(_DELETION_CAUSE, (group_id,)).scalar()
+        return None if cause is None else Cause(cause)
 
     def search(
         self, search: GroupSearch, limit: int, after: GroupKey = NEWEST, max_rows: int | None = None

@@ -22,6 +22,7 @@ from fakevllm.ledger.evaluation_reads import EvaluationReads
 from fakevllm.ledger.feedback_reads import FeedbackReads
 from fakevllm.ledger.group_reads import GroupReads
 from fakevllm.ledger.migrations import MIGRATIONS
+from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.recorded_groups import RecordedGroups
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.summary_reads import SummaryReads
@@ -54,6 +55,7 @@ class ReadOnlyLedger:
         self._deadlines = threading.local()
         engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         self._engine: Engine = engine
+        self.calls = CallReads(engine)
         self.evaluations = EvaluationReads(engine)
         self.groups = GroupReads(engine)
         self.feedback = FeedbackReads(engine)

@@ -168,7 +168,7 @@ class CallReads:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(
-        self, group_id: str, *, unknown_sets: str | None = None
+        self, group_id: str, *, unknown_sets: str | None = None, sibling: int | None = None
     ) -> dict[int, list[CapturedCall]]:
         """Return the model calls of a group (request) as a dict. The dict maps the index of a
         sibling (sampled answer) to the sibling's model calls, in the order in which they were made.
@@ -177,8 +177,12 @@ class CallReads:
         vocabulary or from restricted sets of tokens. If `unknown_sets` is a text, such a call
         cannot be trained, and the text is the reason. If `unknown_sets` is None, the call counts as
         unrestricted.
+
+        If `sibling` is not None, only the calls of the sibling with this index are returned.
         """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
+        if sibling is not None:
+            query = query.where(CALLS.c.sibling == sibling)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
         with self._read_engine.connect() as db:
             for row in db.execute(query.order_by(CALLS.c.sibling, CALLS.c.seq)):

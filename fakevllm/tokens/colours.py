@@ -3,6 +3,7 @@ does no I/O."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 from fakevllm.tokens.page import Token
@@ -14,6 +15,9 @@ token can be distinguished from a token that is not in the loss."""
 MAX_SURPRISE = 5.0
 """Minimum surprise (negative log-probability, in nats) that is shown with the full strength of the
 colour."""
+
+NUM_SHADES = 8
+"""Number of shades of each colour on a page that cannot give each token a colour of its own."""
 
 
 class ColourBy(StrEnum):
@@ -48,6 +52,16 @@ def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | Non
     share = min(abs(token.advantage) / largest_advantage, 1.0)
     strength = MIN_STRENGTH + (1 - MIN_STRENGTH) * share
     return (GOOD if token.advantage > 0 else BAD), strength
+
+
+def shade(strength: float) -> int:
+    """Return the shade for a colour's strength, from 0 (no colour) to NUM_SHADES (full strength). A
+    strength above 0 gets at least the shade 1.
+
+    >>> shade(0.0), shade(0.001), shade(0.5), shade(1.0)
+    (0, 1, 4, 8)
+    """
+    return math.ceil(strength * NUM_SHADES)
 
 
 def blend(colour: Colour, background: Rgb) -> Rgb:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -11,7 +12,13 @@ from starlette.responses import RedirectResponse
 
 from fakevllm.console.access.login import Login
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.feedback_sentences import edit_sentence, value_sentence
+from fakevllm.console.feedback_sentences import (
+    baseline_sentence,
+    edit_sentence,
+    step_sentence,
+    tokens_sentence,
+    value_sentence,
+)
 from fakevllm.console.page_renderer import FRAGMENT_HEADER, path_part
 from fakevllm.console.pages.groups import SearchError, parse_search, reference_answer
 from fakevllm.errors import ConfigError
@@ -19,6 +26,7 @@ from fakevllm.ledger.feedback_reads import FeedbackOutcome
 from fakevllm.ledger.group_reads import NEWEST, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.runtime.admin_client import send_feedback
+from fakevllm_adapters.protocol.keys import fingerprint
 
 ANSWERS_PER_PAGE = 10
 NUM_LATEST = 30
@@ -43,6 +51,10 @@ class RatedAnswer:
     comment: str = ""
     problem: str = ""
     """Why the form could not be sent. Empty if it was not sent yet."""
+    training_problem: str = ""
+    """Why feedback about the answer will not be trained. Empty if it can be trained."""
+    is_deleted: bool = False
+    """Whether the contents of the group were deleted. The answer can then not be rated."""
 
     @property
     def has_editor(self) -> bool:
@@ -53,6 +65,12 @@ def router(parts: ConsoleParts) -> APIRouter:
     """Return the routes of the page Feedback."""
     routes = APIRouter()
     login = Login(parts)
+    settings = parts.settings
+    own_key = fingerprint(settings.proxy_key) if settings.proxy_key else None
+    sentences = {
+        "value_sentence": partial(value_sentence, num_needed=settings.num_for_baseline),
+        "edit_sentence": edit_sentence,
+    }
 
     @routes.get("/feedback")
     def queue(request: Request, after: str = "") -> Response:
@@ -60,13 +78,14 @@ def router(parts: ConsoleParts) -> APIRouter:
         answers: list[RatedAnswer] = []
         with parts.ledger.reading():
             outcomes = parts.ledger.feedback.latest(NUM_LATEST)
+            num_values = parts.ledger.feedback.num_values(own_key)
             try:
                 key = parse_search({"after": after})[1]
                 if FRAGMENT_HEADER not in request.headers:
                     search = GroupSearch(is_unrated=True)
                     found = parts.ledger.groups.search(search, ANSWERS_PER_PAGE, key)
                     groups = (parts.ledger.groups.group(row.group_id) for row in found.rows)
-                    answers = [rated_answer(group) for group in groups if group is not None]
+                    answers = [_rated(group) for group in groups if group is not None]
             except SearchError as error:  # translates: the page shows the sentence
                 problem, status = str(error), 400
         return parts.page(
@@ -79,8 +98,12 @@ def router(parts: ConsoleParts) -> APIRouter:
             outcomes=outcomes,
             names=parts.app_names(),
             problem=problem,
-            value_sentence=value_sentence,
-            edit_sentence=edit_sentence,
+            progress=[
+                baseline_sentence(num_values, settings.num_for_baseline),
+                step_sentence(parts.proxy.view().engine),
+            ],
+            is_part=FRAGMENT_HEADER in request.headers,
+            **sentences,
         )
 
     @routes.get("/feedback/{group_id:path}")
@@ -88,9 +111,10 @@ def router(parts: ConsoleParts) -> APIRouter:
         with parts.ledger.reading():
             group = parts.ledger.groups.group(group_id)
             outcomes = parts.ledger.feedback.of_group(group_id, MAX_OF_GROUP)
-        if group is None or group.served_index is None:
-            return _no_answer(request)
-        return _answer_page(request, rated_answer(group), outcomes)
+            if group is None or group.served_index is None:
+                return _no_answer(request)
+            answer = _rated(group)
+        return _answer_page(request, answer, outcomes)
 
     @routes.post("/feedback/{group_id:path}")
     def send(
@@ -98,15 +122,15 @@ def router(parts: ConsoleParts) -> APIRouter:
     ) -> Response:
         with parts.ledger.reading():
             group = parts.ledger.groups.group(group_id)
-        if group is None or group.served_index is None:
-            return _no_answer(request)
-        answer = rated_answer(group, form)
+            if group is None or group.served_index is None:
+                return _no_answer(request)
+            answer = _rated(group, form)
         is_part = FRAGMENT_HEADER in request.headers
         try:
             body = feedback_body(answer, form)
             reply = send_feedback(parts.settings.proxy_url, parts.settings.proxy_key, body)
         except ConfigError as error:  # translates: the form is shown again with the sentence
-            answer = rated_answer(group, form, problem=str(error))
+            answer = replace(answer, problem=str(error))
             if is_part:
                 return parts.page(request, "feedback_form.html", status=409, answer=answer)
             with parts.ledger.reading():
@@ -122,8 +146,17 @@ def router(parts: ConsoleParts) -> APIRouter:
             answer=answer,
             outcomes=outcomes,
             reply=reply_sentence(reply),
-            value_sentence=value_sentence,
-            edit_sentence=edit_sentence,
+            **sentences,
+        )
+
+    def _rated(group: GroupRecord, form: Mapping[str, str] | None = None) -> RatedAnswer:
+        """Return the answer of a group with what the ledger knows about its tokens."""
+        calls = parts.ledger.calls.versions(group.group_id)
+        reasons = [call.untrainable for call in calls if call.sibling == group.served_index]
+        return replace(
+            rated_answer(group, form),
+            training_problem=tokens_sentence(group, reasons),
+            is_deleted=parts.ledger.groups.deletion_cause(group.group_id) is not None,
         )
 
     def _no_answer(request: Request) -> Response:
@@ -140,16 +173,13 @@ def router(parts: ConsoleParts) -> APIRouter:
             answer=answer,
             outcomes=outcomes,
             reply="",
-            value_sentence=value_sentence,
-            edit_sentence=edit_sentence,
+            **sentences,
         )
 
     return routes
 
 
-def rated_answer(
-    group: GroupRecord, form: Mapping[str, str] | None = None, problem: str = ""
-) -> RatedAnswer:
+def rated_answer(group: GroupRecord, form: Mapping[str, str] | None = None) -> RatedAnswer:
     """Return the answer that the app of a group received. `form` has the fields of the form that
     was sent, or is None if the form is shown for the first time."""
     served = reference_answer(group.siblings)
@@ -161,7 +191,6 @@ def rated_answer(
         None if served is None else served.tool_calls_json,
         form.get("edited", text).replace("\r\n", "\n"),
         form.get("comment", ""),
-        problem,
     )
 
 

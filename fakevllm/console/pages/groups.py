@@ -10,7 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.page_texts import MAX_CHARS, MAX_PAGE_CHARS, PageTexts
+from fakevllm.console.sources.dataset_rows import DatasetRows
 from fakevllm.console.text_differences import mark_differences
+from fakevllm.console.token_panel import missing_tokens
 from fakevllm.ledger.group_reads import NEWEST, GroupKey, GroupPage, GroupSearch
 from fakevllm.ledger.records import GroupRecord, SiblingRecord, State
 from fakevllm.sessions.types import Evidence
@@ -32,6 +34,8 @@ class SearchError(Exception):
 def router(parts: ConsoleParts) -> APIRouter:
     """Return the routes of the pages Groups and Group."""
     routes = APIRouter()
+    settings = parts.settings
+    rows = DatasetRows(parts.ledger, settings.datasets, settings.dataset_field)
 
     @routes.get("/groups")
     def groups(request: Request) -> Response:
@@ -67,6 +71,10 @@ def router(parts: ConsoleParts) -> APIRouter:
         with parts.ledger.reading():
             record = parts.ledger.groups.group(group_id)
             feedback = [] if record is None else parts.ledger.groups.feedback(group_id)
+            with_tokens = {one.sibling for one in parts.ledger.calls.versions(group_id)}
+            cause = parts.ledger.groups.deletion_cause(group_id)
+            task_id = None if record is None else record.task_id
+            row_fields = rows.fields(task_id) if task_id else []
         if record is None:
             message = "The ledger has no group with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
@@ -97,6 +105,9 @@ def router(parts: ConsoleParts) -> APIRouter:
             reference=reference,
             facts=group_facts(record, parts.app_name(record.app_key)),
             feedback=feedback,
+            with_tokens=with_tokens,
+            missing_tokens=missing_tokens(record, cause),
+            row_fields=row_fields,
         )
 
     return routes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.dataset import find_row, read_tasks
 from fakevllm.errors import ConfigError
 
 
@@ -17,6 +17,19 @@ def test_rows_become_tasks_with_the_whole_row_as_metadata(tmp_path: Path) -> Non
     assert [task.main_query for task in tasks] == ["q1", "q2"]
     assert tasks[1].metadata["answer"] == "a2"
     assert [task.task_id for task in read_tasks(file, "question")] == [t.task_id for t in tasks]
+
+
+def test_a_row_is_found_by_its_id_until_the_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q1"}\n\n{"question": "q2"}\n')
+    first, second = (task.task_id for task in read_tasks(file, "question"))
+    assert find_row(file, first) == {"question": "q1"}
+    assert find_row(file, second) == {"question": "q2"}
+    file_hash = first.rpartition("-")[0]
+    for bad in ("", "x", f"{file_hash}-9", f"{file_hash}--1", f"{file_hash}-{'9' * 5000}"):
+        assert find_row(file, bad) is None
+    file.write_text('{"question": "q3"}\n')
+    assert find_row(file, first) is None
 
 
 @pytest.mark.parametrize(

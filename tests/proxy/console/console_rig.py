@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,8 @@ async def open_console(
     server_url: str = ABSENT_PROXY,
     key_file: Path | None = None,
     app_keys: Path | None = None,
+    datasets: Sequence[Path] = (),
+    num_for_baseline: int = 8,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
     settings = ConsoleSettings(
@@ -90,6 +92,8 @@ async def open_console(
         key_file=key_file,
         app_keys=app_keys,
         hooks=hooks,
+        datasets=datasets,
+        num_for_baseline=num_for_baseline,
     )
     links: list[str] = []
     clock = Clock()

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from fakevllm.config.key_file import KeyFile
-from fakevllm.console.feedback_sentences import value_sentence
+from fakevllm.console.feedback_sentences import step_sentence, tokens_sentence, value_sentence
 from fakevllm.console.pages import feedback as feedback_page
 from fakevllm.ledger.feedback_reads import FeedbackOutcome
+from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.web.app import create_app
@@ -24,7 +25,8 @@ from fakevllm_adapters.protocol.keys import Role, fingerprint, named_key
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from tests.fuzz.in_process_stack import listening
 from tests.proxy.console.console_rig import ConsoleRig, open_console
-from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.ledger.ledger_cases import call, group
+from tests.proxy.scripted_swarm import ROLLING, until
 from tests.proxy.settlement.feedback_rig import (
     open_feedback_proxy,
     record_pooled,
@@ -57,7 +59,7 @@ async def open_rig(folder: Path, key: str | None = None, **settings: Any) -> Asy
     async with (
         open_feedback_proxy(folder, **settings) as (proxy, _, _),
         listening(create_app(proxy)) as url,
-        open_console(ledger, proxy_url=url, proxy_key=key) as console,
+        open_console(ledger, proxy_url=url, proxy_key=key, num_for_baseline=2) as console,
     ):
         yield Rig(proxy, console)
 
@@ -80,7 +82,8 @@ async def test_a_thumb_is_stored_by_the_proxy_and_its_training_is_shown(tmp_path
         assert 'href="/groups/g1"' in reply.text and "<html" not in reply.text
         await until_states(rig.proxy, "waiting")
         html = await rig.console.get("/feedback")
-        assert queued(html) == ["g2"] and "It waits until its group" in html
+        assert queued(html) == ["g2"] and "has sent feedback about 1 more answer," in html
+        assert "when there are 2 of them: 1 more is missing." in html
         await rig.send("g2", send="down")
         first, _ = await until_states(rig.proxy, "pooled", "pooled")
         assert "It waits for the next training step" in await rig.console.get("/feedback/g1")
@@ -92,6 +95,66 @@ async def test_a_thumb_is_stored_by_the_proxy_and_its_training_is_shown(tmp_path
             part = await rig.console.browser.get(page, headers=PART)
             assert "It was trained in step 4." in part.text
             assert "<textarea" not in part.text, "an update must not replace a text that is typed"
+
+
+async def test_the_page_says_how_much_is_missing_until_feedback_is_trained(
+    tmp_path: Path,
+) -> None:
+    quarter = ROLLING.model_copy(update={"backlog": 0.25, "global_step": 7})
+    async with open_rig(tmp_path, status=quarter) as rig:
+        record_pooled(rig.proxy, "g1", "g2")
+        assert rig.proxy.ledger.drain()
+        await until(lambda: rig.proxy.link.status is not None)
+        html = await rig.console.get("/feedback")
+        assert "when there are 2 of them: 2 more are missing." in html
+        assert "Step 7 has 25 % of its groups." in html
+        assert 'id="progress"' in html and "hx-swap-oob" not in html
+        await rig.send("g1", send="up")
+        await rig.send("g2", send="down")
+        await until_states(rig.proxy, "pooled", "pooled")
+        part = (await rig.console.browser.get("/feedback", headers=PART)).text
+        assert 'id="progress" class="soft" role="status" hx-swap-oob="true"' in part
+        assert "each further one is trained" in part
+
+
+async def test_an_answer_without_tokens_says_that_feedback_about_it_is_not_trained(
+    path: Path, ledger: Ledger
+) -> None:
+    ledger.record(replace(group("alone"), state="served"))
+    ledger.record(group("waits", state="scored"))
+    ledger.record(group("kept", state="scored"))
+    ledger.settle("kept", "pooled", None, 1, [[call()], [call()]], "r")
+    ledger.record(group("deleted", state="dropped"))
+    ledger.forgotten.forget(["deleted"], Cause.PRUNED, 1.0)
+    assert ledger.drain()
+    words = "Feedback about this answer is stored, and is not trained: its tokens are not kept."
+    async with open_console(path) as console:
+        html = await console.get("/feedback")
+        assert sorted(queued(html)) == ["alone", "kept", "waits"] and html.count(words) == 1
+        for name in ("alone", "waits", "kept"):
+            assert (words in await console.get(f"/feedback/{name}")) == (name == "alone")
+        deleted = await console.get("/feedback/deleted")
+        assert "it cannot be rated any more" in deleted and 'action="/feedback/' not in deleted
+
+
+def test_the_tokens_of_an_answer_decide_whether_its_feedback_can_be_trained() -> None:
+    pooled = group("g", state="pooled")
+    assert tokens_sentence(pooled, [None]) == tokens_sentence(pooled, ["why", None]) == ""
+    assert tokens_sentence(pooled, ["redacted", "why"]).endswith("not trained: redacted.")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [None, {}, {"global_step": None, "backlog": 0.5}, {"global_step": 3, "backlog": "x"}],
+)
+def test_without_a_known_step_nothing_is_said_about_it(engine: dict[str, Any] | None) -> None:
+    assert step_sentence(engine) == ""
+
+
+def test_a_run_that_takes_no_more_steps_has_no_next_step() -> None:
+    rolling = {"global_step": 3, "backlog": 2.5}
+    assert "100 %" in step_sentence(rolling)
+    assert step_sentence(rolling | {"closed": "training_finished"}) == ""
 
 
 async def test_a_corrected_text_is_sent_only_if_it_was_changed(tmp_path: Path) -> None:

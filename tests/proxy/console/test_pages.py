@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
@@ -23,6 +24,7 @@ from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.keys import fingerprint, named_key
+from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.console.console_rig import open_console
 from tests.proxy.ledger.ledger_cases import group, sibling
 from tests.proxy.ledger.test_session_reads import placed
@@ -111,10 +113,18 @@ async def test_markup_in_any_text_is_shown_as_text(
     )
     assert ledger.drain()
     quoted = quote(text, safe="")
-    urls = ["/", "/groups", "/groups/id%2F1", "/sessions", f"/sessions/{quoted}"]
+    urls = [
+        "/",
+        "/groups",
+        "/groups/id%2F1",
+        "/tokens/id%2F1?sibling=0",
+        "/sessions",
+        f"/sessions/{quoted}",
+    ]
     urls += [f"/groups?text={quoted}&hook={quoted}&session={quoted}"]
     urls += [f"/groups?{name}={quoted}" for name in ("min_reward", "state", "after")]
     urls += ["/learning", f"/learning?run={quoted}"]
+    urls += [f"/tokens/{quoted}?sibling={quoted}"]
     urls += ["/feedback", "/feedback/id%2F1", f"/feedback?after={quoted}", f"/feedback/{quoted}"]
     urls += [f"/{quoted}", f"/login?code={quoted}"]
     async with open_console(path) as rig:
@@ -270,7 +280,7 @@ async def test_deep_links_show_a_group_and_a_session(path: Path, ledger: Ledger)
         assert "second question" in shown and 'href="/groups/a"' in shown
         assert 'href="/sessions/s%2F1"' in shown
         session = await rig.get("/sessions/s%2F1")
-        assert links(session) == ["b", "a"]
+        assert links(session) == ["a", "b"]
         assert 'href="/sessions/s%2F1"' in await rig.get("/sessions")
         for url in ("/groups/none", "/sessions/none"):
             assert (await rig.browser.get(url)).status_code == 404
@@ -288,6 +298,33 @@ async def test_a_group_shows_its_answers_with_their_differences(path: Path, ledg
     assert "The sum is 42, of course." in html
     assert html.index("sibling 0") < html.index("served</span>") < html.index("sibling 1")
     assert "50%" in html and "raw request" in html
+
+
+async def test_a_group_shows_the_row_of_its_dataset_with_the_right_answer(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    file = tmp_path / "held_out.jsonl"
+    file.write_text('{"question": "1+1?", "level": 3, "answer": "<b>2</b>"}\n')
+    (row,) = read_tasks(file, "question")
+    registered = Task(task_id="t", main_query="1+2?", metadata={"sum": 3, "messages": ["left out"]})
+    ledger.put_tasks([registered])
+    put(
+        ledger,
+        group("file", task_id=row.task_id),
+        group("registered", task_id="t"),
+        group("other", task_id="x-0"),
+        group("none"),
+    )
+    async with open_console(path, datasets=[tmp_path / "missing.jsonl", file]) as rig:
+        html = await rig.get("/groups/file")
+        assert '<b class="row-text">&lt;b&gt;2&lt;/b&gt;</b>' in html
+        assert html.index('<th scope="row">answer') < html.index('<th scope="row">level')
+        shown = await rig.get("/groups/registered")
+        assert '<th scope="row">sum</th>' in shown and "left out" not in shown
+        for group_id in ("other", "none"):
+            assert "Row of the dataset" not in await rig.get(f"/groups/{group_id}")
+        file.write_text('{"question": "changed"}\n')
+        assert "Row of the dataset" not in await rig.get("/groups/file")
 
 
 def test_all_pages_share_a_curve_until_the_ledger_is_written(path: Path, ledger: Ledger) -> None:

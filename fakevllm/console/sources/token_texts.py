@@ -1,0 +1,51 @@
+"""The texts of token ids, which the running engine of the server decodes. The methods block the
+calling thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from fakevllm.tokens.detokenizer import TextsUnavailable, TokenTexts, texts_from_engine
+
+MAX_AGE_S = 60.0
+"""Seconds for which texts are kept. The answers of one group share most of their tokens. Later, the
+engine may have another model."""
+MAX_WAIT_S = 10.0
+"""Seconds after which no further texts are requested, because a browser waits for the page."""
+IDS_PER_ROUND = 64
+"""Number of ids that are requested before the time is checked."""
+
+
+class EngineTokenTexts:
+    """The texts of token ids of one server, which all pages share."""
+
+    def __init__(
+        self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = url
+        self._key = key
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._texts: dict[int, str] = {}
+        self._expires_at = 0.0
+
+    def texts(self, ids: Collection[int]) -> tuple[TokenTexts, str]:
+        """Return the texts of token ids, and a sentence that says why texts are missing. The
+        sentence is empty if all texts were found."""
+        begin = self._clock()
+        with self._lock:
+            if begin > self._expires_at:
+                self._texts, self._expires_at = {}, begin + MAX_AGE_S
+            known = self._texts
+        missing = sorted(id for id in set(ids) if id not in known)
+        for start in range(0, len(missing), IDS_PER_ROUND):
+            some = missing[start : start + IDS_PER_ROUND]
+            if self._clock() > begin + MAX_WAIT_S:
+                return known, f"Texts are missing: the engine at {self._url} is slow."
+            try:
+                known.update(texts_from_engine(self._url, self._key, some))
+            except TextsUnavailable:  # translates: its message is about an option of a command
+                return known, f"Texts are missing: no engine at {self._url} returned them."
+        return known, ""
