@@ -10,6 +10,7 @@ problems.py          what is wrong, and what to do about it
 feedback_sentences.py  what became of feedback, in sentences
 hook_dry_run.py      run the hook files on disk over logged groups
 curve_summary.py     averages of a learning curve, and a sentence about both of its ends
+token_panel.py       the tokens of an answer, with the classes of their colours
 text_differences.py  mark the words in which two answers differ
 change_events.py     server-sent events when the ledger has changed
 access/              who may open the pages: one-time links, cookies, form tokens

@@ -26,6 +26,39 @@ _NUM_VALUES = """
     )
 """
 
+_MARKS = """
+    SELECT group_id, thumbs, score, edited IS NOT NULL, comment IS NOT NULL FROM feedback
+    WHERE group_id IN (SELECT group_id FROM group_rows WHERE session_id = ?)
+    AND kind = 'feedback' AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced')
+    ORDER BY received_at, feedback_id LIMIT ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackMark:
+    """One item of feedback, without its texts.
+
+    >>> FeedbackMark("g", "up", None, False, True).text
+    'thumbs up, comment'
+    """
+
+    group_id: str
+    thumbs: str | None
+    score: float | None
+    is_edited: bool
+    has_comment: bool
+
+    @property
+    def text(self) -> str:
+        """The feedback in a few words."""
+        words = [
+            self.thumbs and f"thumbs {self.thumbs}",
+            None if self.score is None else f"score {self.score:g}",
+            "corrected" if self.is_edited else None,
+            "comment" if self.has_comment else None,
+        ]
+        return ", ".join(word for word in words if word)
+
 
 @dataclass(frozen=True, slots=True)
 class FeedbackOutcome:
@@ -70,6 +103,13 @@ class FeedbackReads:
         items."""
         query = select(FEEDBACK).where(FEEDBACK.c.group_id == group_id)
         return self._outcomes(query.order_by(FEEDBACK.c.received_at.desc()).limit(limit))
+
+    def marks_of_session(self, session_id: str, limit: int) -> list[FeedbackMark]:
+        """Return the feedback that users or apps have sent about the answers of a session, oldest
+        first, and at most `limit` items. Feedback that was taken back or replaced is left out."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_MARKS, (session_id, limit)).all()
+        return [FeedbackMark(row[0], row[1], row[2], bool(row[3]), bool(row[4])) for row in rows]
 
     def num_values(self, app_key: str | None) -> int:
         """Return the number of feedback values that an API key has sent and that count in its

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.access.login_link import NEW_LINK_INTERVAL_S
+from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.colours import ColourBy
 from fakevllm.tokens.html import render_html
 from fakevllm_adapters.protocol.keys import named_key
@@ -29,6 +31,8 @@ from tests.e2e.npm_package import install_axe_core
 from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, free_port
 from tests.e2e.stack import VALID, Stack, post
+from tests.proxy.ledger.ledger_cases import sibling, trained
+from tests.proxy.ledger.test_session_reads import placed
 from tests.proxy.tokens import pages as token_pages
 
 pytestmark = [pytest.mark.browser]
@@ -134,7 +138,7 @@ def pages_with_deep_links(stack: Stack) -> dict[str, str]:
     """Return the paths of all pages, also of one group and of one session."""
     row = rows(stack.three, FIRST_GROUP)[0]
     deep = {"group": f"/groups/{row['group_id']}", "session": f"/sessions/{row['session_id']}"}
-    return PAGES | deep
+    return PAGES | deep | {"tokens": f"/tokens/{row['group_id']}?sibling=0"}
 
 
 @BOTH_SCHEMES
@@ -205,6 +209,69 @@ def test_the_token_page_fits_its_window_and_axe_core_finds_no_violations(
         for choice in ColourBy:
             page.check(f"#{choice}")
             assert axe_violations(page, axe) == [], choice
+
+
+def write_ledger_with_branches(file: Path) -> None:
+    """Write a ledger with a trained group that has many tokens, and with a session whose branches
+    are nested as deeply as a page shows them."""
+    ledger = Ledger.open(file)
+    answers = [(0, 1.0), (1, 0.0)]
+    siblings = [sibling(index, reward, served=index == 0) for index, reward in answers]
+    for number in range(10):
+        parent_id = None if number == 0 else f"g{number - 1}"
+        turn, early, late = number + 1, 1000.0 + number, 2000.0 - number
+        text = "word" * 50
+        ledger.record(placed(f"g{number}", parent_id=parent_id, turn=turn, at=early, question=text))
+        # The later its request is, the earlier a branch begins. So each branch is in another one.
+        ledger.record(placed(f"b{number}", parent_id=parent_id, turn=turn, at=late, kind="edits"))
+    ledger.record(replace(placed("tokens", "other"), siblings=siblings))
+    logprobs = [-0.3 * number for number in range(20)]
+    calls = [[token_pages.call(range(3, 23), logprobs)] for _ in siblings]
+    ledger.settle("tokens", "pooled", None, 1, calls, "r")
+    ledger.apply_log("r", [trained(1, "tokens", advantages=[0.75, -0.75])])
+    assert ledger.drain()
+    ledger.close()
+
+
+@BOTH_SCHEMES
+@BOTH_SIZES
+def test_coloured_tokens_and_nested_branches_fit_the_window_and_axe_core_finds_no_violations(
+    size: str, scheme: str, processes: Processes, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    write_ledger_with_branches(tmp_path / "ledger.sqlite")
+    absent_proxy = f"http://127.0.0.1:{free_port()}"
+    console = start_console_of_run(
+        processes, tmp_path, absent_proxy, "--swarm", f"http://127.0.0.1:{free_port()}"
+    )
+    folder = Path(os.environ.get("FAKEVLLM_SCREENSHOTS", tmp_path))
+    width, height = SIZES[size]
+    viewport = {"width": width, "height": height}
+    with browser_context(viewport=viewport, color_scheme=scheme) as context:
+        problems: list[str] = []
+        page = watched_page(context, problems)
+        page.goto(login_url(console))
+        axe = install_axe_core(pytestconfig)
+        page.goto(f"{console.url}/groups/tokens")
+        for link in page.query_selector_all("text=Show the tokens"):
+            link.click()
+        page.wait_for_selector("#tokens-1 .bad-8")
+        backgrounds = set[str]()
+        for choice in ("logprob", "none", "advantage"):
+            for index in (0, 1):
+                page.check(f"#tokens-{index} input[value={choice}]")
+            token = page.query_selector("#tokens-1 .t:last-child")
+            backgrounds.add(token.evaluate("(one) => getComputedStyle(one).backgroundColor"))
+            page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+            assert axe_violations(page, axe) == [], choice
+            page.screenshot(path=folder / f"group-{choice}-{size}-{scheme}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, choice
+        assert len(backgrounds) == len(["logprob", "none", "advantage"])
+        page.goto(f"{console.url}/sessions/s1")
+        assert page.query_selector(".session ul ul")
+        page.screenshot(path=folder / f"branches-{size}-{scheme}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert axe_violations(page, axe) == []
+        assert problems == []
 
 
 def test_a_new_request_appears_without_a_click(

@@ -67,7 +67,7 @@ def router(parts: ConsoleParts) -> APIRouter:
     login = Login(parts)
     settings = parts.settings
     own_key = fingerprint(settings.proxy_key) if settings.proxy_key else None
-    sentences = {
+    sentences: dict[str, Any] = {
         "value_sentence": partial(value_sentence, num_needed=settings.num_for_baseline),
         "edit_sentence": edit_sentence,
     }

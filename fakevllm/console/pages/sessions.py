@@ -49,6 +49,7 @@ def router(parts: ConsoleParts) -> APIRouter:
         with parts.ledger.reading():
             groups = parts.ledger.sessions.latest_groups(session_id, MAX_GROUPS)[::-1]
             children = parts.ledger.sessions.children(session_id)
+            marks = parts.ledger.feedback.marks_of_session(session_id, MAX_GROUPS)
         if not groups:
             message = "The ledger has no session with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
@@ -65,6 +66,7 @@ def router(parts: ConsoleParts) -> APIRouter:
             parent_session_id=groups[0].parent_session_id,
             app=parts.app_name(groups[0].app_key),
             kind_names=KIND_NAMES,
+            marks={mark.group_id: mark.text for mark in marks if mark.text},
             is_cut=len(groups) == MAX_GROUPS,
             interval_s=0 if len(groups) <= NUM_FAST_GROUPS else SLOW_INTERVAL_S,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
+from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.store import Ledger
 from tests.proxy.console.console_rig import open_console
 from tests.proxy.console.test_pages import links, put
@@ -25,6 +27,16 @@ async def test_a_session_is_shown_as_a_tree_with_its_live_branch(
         placed("u", parent_id="r", turn=2, at=6.0, question="reworded"),
         placed("agent", "s2", kind="sub_agent", at=7.0, parent_id="r", parent_session_id="s1"),
     )
+    contents: dict[str, dict[str, Any]] = {
+        "f1": {"thumbs": "down", "reason": "replaced"},
+        "f2": {"thumbs": "up", "edited": "better"},
+        "f3": {"kind": "next_message", "score": 0.5},
+    }
+    for feedback_id, values in contents.items():
+        ledger.feedback.record(
+            FeedbackRecord(group_id="c", feedback_id=feedback_id, received_at=8.0, **values)
+        )
+    assert ledger.drain()
     async with open_console(path) as rig:
         html = await rig.get("/sessions/s1")
         assert links(html) == ["a", "t", "b", "c", "r", "u"]
@@ -35,6 +47,7 @@ async def test_a_session_is_shown_as_a_tree_with_its_live_branch(
         assert items.count("live branch") == 3
         assert "side call" in items and "edited message" in items and "a tool’s result" in items
         assert "reward 0.250" in items
+        assert nested.count("thumbs up, corrected") == items.count("thumbs") == 1
         assert items.index('href="/groups/r"') < items.index('href="/sessions/s2"')
         assert re.search(r'<li id="newest"><span class="turn"></span><a href="/groups/u"', items)
         assert "3 turns, 6 requests" in html and "The conversation has branches" in html
