@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from tests.e2e.hook_files import write_hooks
@@ -35,6 +36,9 @@ def test_the_log_reports_a_failing_hook_once_with_the_command_to_check_it(
         ask(proxy)
     wait_for_groups(proxy, 3)
     (line,) = (line for line in proxy.log.splitlines() if f"{hook} failed" in line)
+    counted = httpx.get(f"{proxy.url}/fakevllm/stats").json()["hook_failures"]
+    assert (counted["num_failed"], counted["num_groups"]) == (3, 3)
+    assert counted["reason"].startswith(reason.removesuffix(": "))
     assert "WARNING" in line and f"({reason}" in line
     assert proxy.log.count("Traceback") == num_tracebacks
     command = line.partition("to see why: ")[2].split()
