@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 
@@ -44,3 +46,16 @@ def test_the_log_reports_a_failing_hook_once_with_the_command_to_check_it(
     command = line.partition("to see why: ")[2].split()
     checked = PRELOADED_PYTHON.run(["-m", *command], processes.folder)
     assert checked.returncode == 1 and f"{hook} failed" in checked.stdout
+
+
+def test_a_replay_ends_with_what_a_failing_hook_kept_from_training(processes: Processes) -> None:
+    hooks = write_hooks(processes.folder / "hooks", f"{REWARD}raise KeyError(len(answers))")
+    proxy = processes.proxy(processes.server("--backend", "fake"), "--hooks", str(hooks))
+    dataset = processes.folder / "rows.jsonl"
+    dataset.write_text('{"question": "one"}\n{"question": "two"}\n{"question": "three"}\n')
+    replay = ["-m", "fakevllm", "replay", "--dataset", str(dataset), "--concurrency", "1"]
+    done = PRELOADED_PYTHON.run([*replay, "--url", f"{proxy.url}/v1"], processes.folder)
+    # The last group may end after the replay.
+    assert done.returncode == 0
+    assert re.search(r"because a hook failed: [23] of the latest [23] groups \(", done.stderr)
+    assert "hook_raised: KeyError" in done.stderr
