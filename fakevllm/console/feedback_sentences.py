@@ -62,18 +62,20 @@ def value_sentence(outcome: FeedbackOutcome, num_needed: int = 0) -> str:
             return f"It is not trained: {row.reason}."
 
 
-def baseline_sentence(num_values: int, num_needed: int) -> str:
+def baseline_sentence(num_values: int, num_needed: int, *, has_key: bool) -> str:
     """Return how many thumbs are missing until those of the console's API key are trained.
-    `num_values` is the number of values that the key has sent.
+    `num_values` is the number of values that the key has sent. If the console has no key, the
+    values of apps without a key count, too.
 
-    >>> baseline_sentence(5, 8)
-    'Thumbs of this console are trained when there are 8 of them: 3 more are missing.'
+    >>> baseline_sentence(5, 8, has_key=False)
+    'Thumbs are trained when 8 have been sent without an API key: 3 more are missing.'
     """
+    key = "with the API key of this console" if has_key else "without an API key"
     num_missing = num_needed - num_values
     if num_missing <= 0:
-        return "This console has sent enough thumbs: each further one is trained."
+        return f"Enough thumbs have been sent {key}: each further one is trained."
     are = "1 more is" if num_missing == 1 else f"{num_missing} more are"
-    return f"Thumbs of this console are trained when there are {num_needed} of them: {are} missing."
+    return f"Thumbs are trained when {num_needed} have been sent {key}: {are} missing."
 
 
 def step_sentence(engine: Mapping[str, Any] | None) -> str:

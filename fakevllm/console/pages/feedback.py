@@ -99,7 +99,9 @@ def router(parts: ConsoleParts) -> APIRouter:
             names=parts.app_names(),
             problem=problem,
             progress=[
-                baseline_sentence(num_values, settings.num_for_baseline),
+                baseline_sentence(
+                    num_values, settings.num_for_baseline, has_key=own_key is not None
+                ),
                 step_sentence(parts.proxy.view().engine),
             ],
             is_part=FRAGMENT_HEADER in request.headers,

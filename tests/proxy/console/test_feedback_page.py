@@ -83,7 +83,7 @@ async def test_a_thumb_is_stored_by_the_proxy_and_its_training_is_shown(tmp_path
         await until_states(rig.proxy, "waiting")
         html = await rig.console.get("/feedback")
         assert queued(html) == ["g2"] and "has sent feedback about 1 more answer," in html
-        assert "when there are 2 of them: 1 more is missing." in html
+        assert "when 2 have been sent without an API key: 1 more is missing." in html
         await rig.send("g2", send="down")
         first, _ = await until_states(rig.proxy, "pooled", "pooled")
         assert "It waits for the next training step" in await rig.console.get("/feedback/g1")
@@ -106,7 +106,7 @@ async def test_the_page_says_how_much_is_missing_until_feedback_is_trained(
         assert rig.proxy.ledger.drain()
         await until(lambda: rig.proxy.link.status is not None)
         html = await rig.console.get("/feedback")
-        assert "when there are 2 of them: 2 more are missing." in html
+        assert "when 2 have been sent without an API key: 2 more are missing." in html
         assert "Step 7 has 25 % of its groups." in html
         assert 'id="progress"' in html and "hx-swap-oob" not in html
         await rig.send("g1", send="up")
