@@ -41,9 +41,7 @@ def recent_start(view: ServerView, now: float) -> str:
     if status is None or status.started_at is None or now - status.started_at > RECENT_START_S:
         return ""
     age = format_duration(now - status.started_at)
-    step = status.global_step or 1
-    rest = f", and goes on with step {step}" if step > 1 else ""
-    return f"The server was started {age} ago, at {time_text(status.started_at)}{rest}."
+    return f"The server was started {age} ago, at {time_text(status.started_at)}."
 
 
 def server_rows(view: ServerView, now: float) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,9 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
     ReleasesReply,
 )
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.app import create_app as server_app
+from tests.fuzz.in_process_stack import listening
 from tests.proxy.console.console_rig import ConsoleRig, open_console
 from tests.proxy.console.test_pages import MARKUP, Elements, put
 from tests.proxy.evaluation.test_evaluation_routes import open_client
@@ -335,6 +338,25 @@ async def test_releases_are_held_and_resumed_after_a_confirmation(
     assert (body["run_id"], body["id"]) == ("run-a", form["decision_id"])
     sentence = "Versions may be released again" if is_held else "Releases are on hold"
     assert f"{sentence} (decision 3)." in html
+
+
+async def test_a_real_server_holds_releases_and_resumes_them(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    app = server_app(ServerConfig("fake", tmp_path / "server"))
+    try:
+        async with listening(app) as url, open_console(path, server_url=url) as rig:
+            for action, words in (
+                ("hold", "Releases are on hold (decision 1)."),
+                ("resume", "Versions may be released again (decision 2)."),
+            ):
+                form = await hold_form(rig, action)
+                reply = await rig.browser.post(f"/releases/{action}", data=form)
+                assert reply.status_code == 303, reply.text
+                html = await rig.get(reply.headers["location"])
+                assert words in html and len(table_rows(html)) == int(words[-3])
+    finally:
+        await app.state.server.close()
 
 
 async def test_a_hold_that_the_server_refuses_is_explained(path: Path, ledger: Ledger) -> None:
