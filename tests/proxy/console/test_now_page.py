@@ -152,7 +152,7 @@ async def test_clients_with_episodes_are_listed(
         open_console(path, server_url=swarm.url) as rig,
     ):
         text = text_of(await rig.get("/"))
-    assert "f383a582b2af9eea 1" in text and "1 more clients are not shown" in text
+    assert "f383a582b2af9eea 1" in text and "Clients that are not shown: 1." in text
     assert "batch of step 1 2 of 4 groups" in text
 
 
@@ -204,7 +204,7 @@ async def test_only_the_newest_requests_are_counted_by_app(
     put(ledger, *(replace(group(f"g{n}", received_at=at - n), app_key=f"k{n}") for n in range(3)))
     async with open_console(path) as rig:
         text = text_of(await rig.get("/"))
-    assert "1 more apps are not shown" in text
+    assert "Apps that are not shown: 1." in text
     assert "Only the newest 2 requests are counted by app" in text
 
 

@@ -346,15 +346,15 @@ async def test_a_real_server_holds_releases_and_resumes_them(
     app = server_app(ServerConfig("fake", tmp_path / "server"))
     try:
         async with listening(app) as url, open_console(path, server_url=url) as rig:
-            for action, words in (
-                ("hold", "Releases are on hold (decision 1)."),
-                ("resume", "Versions may be released again (decision 2)."),
+            for number, action, words in (
+                (1, "hold", "Releases are on hold (decision 1)."),
+                (2, "resume", "Versions may be released again (decision 2)."),
             ):
                 form = await hold_form(rig, action)
                 reply = await rig.browser.post(f"/releases/{action}", data=form)
                 assert reply.status_code == 303, reply.text
                 html = await rig.get(reply.headers["location"])
-                assert words in html and len(table_rows(html)) == int(words[-3])
+                assert words in html and len(table_rows(html)) == number
     finally:
         await app.state.server.close()
 
