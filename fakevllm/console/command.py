@@ -17,6 +17,7 @@ from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
+from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm_adapters.http.http_url import http_url
@@ -54,6 +55,7 @@ def run_console(
         ReadOnlyLedger(settings.ledger),
         ProxyStatus(settings.proxy_url, settings.proxy_key),
         ServerReleases(settings.server_url, settings.server_key),
+        ServerStatus(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
         show_link=LinkOutput(sys.stdout).write,

@@ -75,6 +75,8 @@ class ServerState:
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
     """ID of this server process. It changes with each restart."""
+    started_at: float = field(default_factory=time.time)
+    """Unix time at which this server process started."""
     engine_client: EngineClient | None = None
     """Client of the engine. None until the engine's first boot has ended, and after the engine was
     stopped."""
