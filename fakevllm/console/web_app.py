@@ -31,6 +31,7 @@ from fakevllm.console.pages import (
     releases,
     sessions,
     tokens,
+    training_switch,
 )
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
@@ -42,7 +43,7 @@ MAX_BODY_BYTES = 1024 * 1024
 """Maximum size of a form. The largest form has a corrected answer."""
 PAGES = (
     *(now, learning, groups, tokens, sessions, feedback, hooks),
-    *(evaluations, releases, configuration),
+    *(evaluations, releases, configuration, training_switch),
 )
 """The modules of the pages. Each has a function `router`. All of them need a login."""
 HEADERS = (
