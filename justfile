@@ -37,6 +37,10 @@ docs:
     pytest -q -n 0 tests/test_docs.py
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
+# write the pages of the docs that are generated from the code, docs/reference/*.md
+reference:
+    python -m docs.reference_pages
+
 # run the tests marked `live` and `long`, and the long benchmarks
 long:
     .ci/live -m live

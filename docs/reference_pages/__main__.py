@@ -1,0 +1,5 @@
+"""Write the generated pages: `python -m docs.reference_pages`, from the root of the repository."""
+
+from docs.reference_pages.pages import write_all
+
+write_all()
