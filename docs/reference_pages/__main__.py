@@ -2,4 +2,5 @@
 
 from docs.reference_pages.pages import write_all
 
-write_all()
+if __name__ == "__main__":  # the hook process imports this module again
+    write_all()

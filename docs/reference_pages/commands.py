@@ -83,7 +83,9 @@ def _value(parameter: Any, hints: Mapping[str, Any]) -> str:
     repeated = next((one for one in (hint, *get_args(hint)) if get_origin(one) is list), None)
     if repeated is not None:
         return f"{type_text(*get_args(repeated))}; may be repeated"
-    limits = [Ge(parameter.min)] if getattr(parameter, "min", None) is not None else []
+    limits: list[Ge | Le] = (
+        [Ge(parameter.min)] if getattr(parameter, "min", None) is not None else []
+    )
     if getattr(parameter, "max", None) is not None:
         limits.append(Le(parameter.max))
     plain = type_text(hint).replace('"', "")  # values of flags are written without quotes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.reference_pages import columns, commands, configuration, job
+from docs.reference_pages import columns, commands, configuration, job, metrics, routes
 from docs.reference_pages.markdown import Page
 
 FOLDER = Path(__file__).parent.parent / "reference"
@@ -14,6 +14,8 @@ GENERATORS: dict[str, Callable[[], Page]] = {
     "configuration": configuration.page,
     "commands": commands.page,
     "job": job.page,
+    "routes": routes.page,
+    "metrics": metrics.page,
     "ledger": columns.ledger_page,
     "journal": columns.journal_page,
 }
