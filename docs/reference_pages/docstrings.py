@@ -11,6 +11,11 @@ from functools import cache
 from types import ModuleType
 
 
+def cleaned(docstring: str | None) -> str:
+    """Return a docstring without its indentation."""
+    return inspect.cleandoc(docstring or "")
+
+
 def text_of(docstring: str | None) -> str:
     """Return a docstring as one line. A paragraph that begins with an example is left out.
     The items of a list begin with a bullet.
@@ -18,7 +23,7 @@ def text_of(docstring: str | None) -> str:
     >>> text_of("Seconds a hook\\n    may take.\\n\\n    >>> 1 + 1\\n    2")
     'Seconds a hook may take.'
     """
-    text = re.sub(r"^\* ", "• ", inspect.cleandoc(docstring or ""), flags=re.MULTILINE)
+    text = re.sub(r"^\* ", "• ", cleaned(docstring), flags=re.MULTILINE)
     paragraphs = text.split("\n\n")
     return " ".join(" ".join(part.split()) for part in paragraphs if not part.startswith(">>>"))
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.reference_pages import columns, commands, configuration, job, metrics, routes
+from docs.reference_pages import (
+    codes,
+    columns,
+    commands,
+    configuration,
+    hooks,
+    job,
+    metrics,
+    routes,
+)
 from docs.reference_pages.markdown import Page
 
 FOLDER = Path(__file__).parent.parent / "reference"
@@ -14,6 +23,8 @@ GENERATORS: dict[str, Callable[[], Page]] = {
     "configuration": configuration.page,
     "commands": commands.page,
     "job": job.page,
+    "hooks": hooks.page,
+    "codes": codes.page,
     "routes": routes.page,
     "metrics": metrics.page,
     "ledger": columns.ledger_page,

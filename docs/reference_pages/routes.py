@@ -20,8 +20,8 @@ from fakevllm_server.web.routes import authorization
 INTRODUCTION = """\
 This page lists the HTTP routes of the proxy and of the server, and who may call them. \
 [Configuration](../configuration.md#routes) explains the routes of the proxy, \
-[the server's page](../../server/README.md) those of the server, and [Who may do what](../access.md) \
-the keys and roles. The column *who* has these entries:
+[the server's page](../../server/README.md) those of the server, and \
+[Who may do what](../access.md) the keys and roles. The column *who* has these entries:
 
 | entry | who may call the route |
 | --- | --- |
@@ -31,7 +31,8 @@ the keys and roles. The column *who* has these entries:
 
 Without a key file, every client may call every route."""
 PROXY = """\
-A route below `/v1/` also accepts the keys that `POST /fakevllm/tasks` returns, one for each task."""
+A route below `/v1/` also accepts the keys that `POST /fakevllm/tasks` returns, one for each \
+task."""
 SERVER = f"""\
 A route below `/v1/` also accepts the key of a claimed episode. Each route that the engine answers \
 also exists below `{EPISODE_PREFIX}{{episode_uuid}}`, the base URL of an episode."""

@@ -112,9 +112,7 @@ IGNORED_KEYS = (
     IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps", (-1, 0), "there is no warm-up"),
     IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps_ratio", (0.0,), "there is no warm-up"),
     *(
-        IgnoredKey(
-            f"actor_rollout_ref.actor.{key}", silent, "only the section `ajet` is read"
-        )
+        IgnoredKey(f"actor_rollout_ref.actor.{key}", silent, "only the section `ajet` is read")
         for key, silent in (
             ("policy_loss.loss_mode", ("vanilla",)),
             ("loss_agg_mode", ("token-mean", "seq-mean-token-mean")),

@@ -20,22 +20,38 @@ from sqlmodel import Field, SQLModel
 
 
 class EpisodeState(StrEnum):
+    """The state of an episode."""
+
     OPEN = "open"
+    """The next client can claim the episode."""
     CLAIMED = "claimed"
+    """A client has claimed the episode."""
     ENDED = "ended"
+    """The episode has ended."""
 
 
 class GroupState(StrEnum):
+    """The state of a group."""
+
     POOLED = "pooled"
+    """The group waits to be trained."""
     PLANNED = "planned"
+    """The group is in the batch of a training step."""
     CONSUMED = "consumed"
+    """A training step used the group."""
     DROPPED = "dropped"
+    """The group is not trained. The column `reason` has the cause."""
     EVAL = "eval"
+    """The group belongs to an evaluation, which is never trained."""
 
 
 class BatchState(StrEnum):
+    """The state of the batch of a training step."""
+
     PLANNED = "planned"
+    """The batch is to be trained."""
     DONE = "done"
+    """The batch was trained."""
 
 
 class _Row(SQLModel):

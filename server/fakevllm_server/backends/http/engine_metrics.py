@@ -106,9 +106,7 @@ class _Series:
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
 
     def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", help, LABELS, buckets=buckets, registry=self.registry
-        )
+        histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self.registry)
         return histogram.labels(*self._labels)
 
     def page(self) -> bytes:
