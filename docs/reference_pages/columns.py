@@ -70,8 +70,8 @@ def journal_page() -> Page:
 def _journal_sections() -> Iterable[str]:
     for model in vars(journal).values():
         if isinstance(model, type) and issubclass(model, SQLModel):
-            written = getattr(model, "__table__", None)
-            if isinstance(written, Table):
+            written: Table | None = getattr(model, "__table__", None)
+            if written is not None:
                 meaning = docstrings.text_of(model.__doc__)
                 yield _section(written, meaning, docstrings.of_class(model))
 

@@ -7,7 +7,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable
-from functools import cache
 from types import ModuleType
 
 
@@ -28,7 +27,6 @@ def text_of(docstring: str | None) -> str:
     return " ".join(" ".join(part.split()) for part in paragraphs if not part.startswith(">>>"))
 
 
-@cache
 def of_class(owner: type) -> dict[str, str]:
     """Return the docstrings of the fields or enum members of a class, by name. Fields of its base
     classes are included."""

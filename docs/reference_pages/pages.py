@@ -14,6 +14,7 @@ from docs.reference_pages import (
     job,
     metrics,
     routes,
+    run_files,
 )
 from docs.reference_pages.markdown import Page
 
@@ -27,6 +28,7 @@ GENERATORS: dict[str, Callable[[], Page]] = {
     "codes": codes.page,
     "routes": routes.page,
     "metrics": metrics.page,
+    "run_files": run_files.page,
     "ledger": columns.ledger_page,
     "journal": columns.journal_page,
 }
