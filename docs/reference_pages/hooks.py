@@ -50,7 +50,7 @@ def _object(owner: type) -> str:
     rows = [
         [
             code(statement.target.id),
-            code(ast.unparse(statement.annotation)),
+            " or ".join(map(code, ast.unparse(statement.annotation).split(" | "))),
             "" if statement.value is None else "yes",
             prose(meanings[statement.target.id]),
         ]
