@@ -17,6 +17,9 @@ from tests.proxy.web.test_arm_views import record_sessions
 pytestmark = pytest.mark.slow
 
 
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
 def chat(proxy: Process, text: str, **fields: object) -> httpx.Response:
     body = {"model": "fake", "messages": [{"role": "user", "content": text}]} | fields
     return httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=30)
@@ -64,7 +67,7 @@ def test_each_query_names_metrics_and_labels_of_a_running_proxy(
     def all_are_known() -> bool:
         talk.ask()
         chat(proxy, f"[[say a tie]] {talk.number}")
-        chat(proxy, f"[[say too much]] {talk.number}", max_tokens=1)
+        chat(proxy, f"[[say <tool_call>]] {talk.number}", tools=TOOLS)  # a broken tool call
         seen.read()
         return seen.problems() == {}
 
