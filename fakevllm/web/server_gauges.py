@@ -1,5 +1,5 @@
-"""The gauges for `/metrics` about the swarm server: whether it answers, the state of its engine, and
-how far training is. The proxy's latest status of the server has the values."""
+"""The gauges for `/metrics` about the swarm server: whether it answers, the state of its engine,
+and how far training is. The proxy's latest status of the server has the values."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LEGEND_LABEL = re.compile(r"{{\s*(?:\$labels\.)?(\w+)\s*}}")
-"""A label in a legend of Grafana, `{{route}}`, or in a text of Prometheus, `{{ $labels.route }}`."""
+"""A label in a legend of Grafana, `{{route}}`, or in a Prometheus text, `{{ $labels.route }}`."""
 
 
 @dataclass(frozen=True, slots=True)

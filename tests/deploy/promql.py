@@ -1,7 +1,7 @@
 """Read the metrics and labels that a PromQL expression names, and those of a page of `/metrics`.
 
-    >>> named_series('sum by (route) (rate(requests_total{state="failed"}[5m]))')
-    Expression(metrics={'requests_total': frozenset({'state'})}, grouped=frozenset({'route'}))
+>>> named_series('sum by (route) (rate(requests_total{state="failed"}[5m]))')
+Expression(metrics={'requests_total': frozenset({'state'})}, grouped=frozenset({'route'}))
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def unknown_names(
     """Yield each name in the expression that the page does not have, as `metric` or
     `metric{label}`. `shown_labels` are labels that a legend shows."""
     named = named_series(expression)
-    known = page | FROM_PROMETHEUS
+    known = {**page, **FROM_PROMETHEUS}
     for metric, labels in named.metrics.items():
         if metric not in known:
             yield metric
