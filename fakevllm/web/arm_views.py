@@ -64,8 +64,8 @@ def arm_stats(arms: RequestArms) -> ArmStats:
 
 
 def add_arm_gauges(metrics: Metrics, arms: RequestArms) -> None:
-    """Add gauges to the metrics: the number of sessions in each arm, the gain by training, and the
-    gain by choosing the best sibling (sampled answer).
+    """Add gauges to the metrics: the number of sessions and the mean reward of each arm, the gain
+    by training, and the gain by choosing the best sibling (sampled answer).
 
     An arm is a set of sessions that one version of the weights answers. A gain is a difference of
     mean rewards.
@@ -75,6 +75,12 @@ def add_arm_gauges(metrics: Metrics, arms: RequestArms) -> None:
         "Sessions that were counted in the gains, by their arm.",
         "arm",
         lambda: {arm.value: num for arm, num in arms.summary().sessions.items()},
+    )
+    metrics.labelled_gauge(
+        "fakevllm_arm_reward",
+        "Mean reward of the counted sessions, by their arm.",
+        "arm",
+        lambda: {arm.value: mean for arm, mean in arms.summary().means.items()},
     )
     metrics.labelled_gauge(
         "fakevllm_policy_gain",

@@ -67,6 +67,7 @@ from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
 from fakevllm.web.release_gauges import add_release_gauges
+from fakevllm.web.server_gauges import add_server_gauges
 from fakevllm.web.trained_rows import trained_rows
 from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
@@ -285,6 +286,7 @@ async def open_proxy(
         )
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
+        add_server_gauges(metrics, lambda: link.status)
         conversations = SessionTree()
         with ledger.reading():
             conversations.restore(

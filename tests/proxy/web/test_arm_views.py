@@ -73,6 +73,7 @@ async def test_the_gains_of_earlier_processes_are_shown(tmp_path: Path) -> None:
         ("baseline arm", f"cannot be sampled: {stats['trouble']['baseline']}"),
     ]
     assert 'fakevllm_arm_sessions{arm="baseline"} 1.0' in text
+    assert 'fakevllm_arm_reward{arm="training"} 0.75' in text
     assert 'fakevllm_policy_gain{bound="mean"} 0.5' in text
     assert 'fakevllm_choice_gain{bound="low"} -1.0' in text
 
