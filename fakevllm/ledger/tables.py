@@ -249,8 +249,9 @@ META = Table(
 
 # The counters: see counters.py, which keeps them. `subject` is `state` (number of groups by state),
 # `untrained` (groups by the slug of their reason), `failure` (siblings by failure), `feedback`
-# (feedback by state), `forgotten` (groups without contents by the cause) or `tokens` (number of
-# sampled tokens).
+# (feedback by state), `forgotten` (groups without contents by the cause) or `tokens` (numbers of
+# tokens: `sampled`, `served` and `trained` of the apps' requests, and `evaluated`, which were
+# sampled for evaluations).
 COUNTERS = Table(
     "counters",
     METADATA,
@@ -273,6 +274,31 @@ STEP_COUNTERS = Table(
     Column("num_flat", Integer, nullable=False),
     Column("num_random", Integer, nullable=False),
     Column("random_sum", Float, nullable=False),
+)
+
+# Numbers of tokens of a step's answers: of all siblings, of those that apps got, and of those that
+# were trained. Unlike STEP_COUNTERS, groups without a reward count too.
+STEP_TOKENS = Table(
+    "step_tokens",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("num_sampled", Integer, nullable=False),
+    Column("num_served", Integer, nullable=False),
+    Column("num_trained", Integer, nullable=False),
+)
+
+# A version of the weights, and the training step that made it. `step_s` has the seconds since the
+# step before, and `update_s` the seconds that the trainer needed. Both are NULL if the server did
+# not measure them, or if the ledger read the step before it had this table.
+TRAINED_VERSIONS = Table(
+    "trained_versions",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, nullable=False),
+    Column("step_s", Float),
+    Column("update_s", Float),
 )
 
 # Number of groups of a step by the digest of their hooks (kind `hook`) or their job (kind `job`).
