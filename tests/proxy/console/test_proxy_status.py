@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from fakevllm.console import proxy_status
+from fakevllm.console.sources import proxy_status
 from fakevllm.console.sources.proxy_status import ProxyStatus, ProxyView
 from fakevllm.console.sources.shared_reply import MAX_AGE_S, MAX_OLD_AGE_S
 from fakevllm.errors import ConfigError
