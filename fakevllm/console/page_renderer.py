@@ -54,9 +54,9 @@ class PageRenderer:
             "prose": prose,
             "urlencode_path": path_part,
             "duration": duration_text,
+            "meaning": TERMS.__getitem__,
         }
         self._environment.filters.update(filters)
-        self._environment.globals["terms"] = TERMS
 
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: object
