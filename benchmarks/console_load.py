@@ -3,7 +3,8 @@
     python -m benchmarks.console_load [--groups 100000] [--consoles 10] [--rounds 5] [--write]
 
 In each round, the same requests are sent to a proxy twice: without consoles, and while browsers
-have pages of one `fakevllm console` open (`benchmarks.console_browsers`). The proxy's ledger has
+have pages of one `fakevllm console` open (`benchmarks.console_browsers`). Every second round begins
+with the consoles. The proxy's ledger has
 many groups from the beginning. CPU time is that of the process, from the clock that Linux keeps for
 it.
 """
@@ -109,10 +110,15 @@ class Measurement:
         connector = aiohttp.TCPConnector(limit=max(AT_ONCE), keepalive_timeout=30)
         async with aiohttp.ClientSession(connector=connector) as http:
             await self._send(http, NUM_WARM_UP, max(AT_ONCE))
-            for _ in range(num_rounds):
-                await self._measure(http, 0)
+            for index in range(num_rounds):
+                # The ledger grows with each measurement, so each of the two is first in turn.
+                is_first = index % 2 == 0
+                if is_first:
+                    await self._measure(http, 0)
                 with self._browsers():
                     await self._measure(http, self.num_consoles)
+                if not is_first:
+                    await self._measure(http, 0)
         self.target.check_ledger()
 
     async def _measure(self, http: aiohttp.ClientSession, num_consoles: int) -> None:

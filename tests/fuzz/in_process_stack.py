@@ -163,6 +163,15 @@ async def proxy_over(
         yield url
 
 
+def client_of_paused_loop(**more: Any) -> aiohttp.ClientSession:
+    """Return a client that opens a connection for each request.
+
+    The event loop of these tests stands still between two requests. After a long pause, a server
+    in the same loop would close a kept connection in the moment in which the client uses it.
+    """
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), **more)
+
+
 @contextlib.asynccontextmanager
 async def running(folder: Path, hooks: Path | None = None, **more: Any) -> AsyncGenerator[Stack]:
     """Run fake engine, server and proxy. `more` are sections of the proxy's configuration."""
@@ -171,6 +180,6 @@ async def running(folder: Path, hooks: Path | None = None, **more: Any) -> Async
         listening(engine) as engine_url,
         swarm_over(folder, engine_url) as (server_url, swarm),
         proxy_over(folder, server_url, hooks, **more) as proxy_url,
-        aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as http,
+        client_of_paused_loop(skip_auto_headers=["Content-Type"]) as http,
     ):
         yield Stack(http, engine_url, server_url, proxy_url, swarm)

@@ -21,7 +21,14 @@ from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.fuzz.bodies import CHAT_ANSWER, ERROR, TEXT_ANSWER, Json
 from tests.fuzz.garble import garbled
-from tests.fuzz.in_process_stack import TIMEOUT_S, Reply, no_traceback, proxy_over, swarm_over
+from tests.fuzz.in_process_stack import (
+    TIMEOUT_S,
+    Reply,
+    client_of_paused_loop,
+    no_traceback,
+    proxy_over,
+    swarm_over,
+)
 from tests.fuzz.odd_upstream import OddUpstream, http
 from tests.fuzz.test_answers import (
     CHUNKS,
@@ -100,7 +107,7 @@ def fronts(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Ge
     async def open_all() -> Fronts:
         folder = tmp_path_factory.mktemp("odd")
         upstream, urls = await stack.enter_async_context(_open_fronts(folder))
-        client = await stack.enter_async_context(aiohttp.ClientSession())
+        client = await stack.enter_async_context(client_of_paused_loop())
         return Fronts(loop, upstream, client, urls)
 
     yield loop.run(open_all())
