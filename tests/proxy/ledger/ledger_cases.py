@@ -128,4 +128,5 @@ def make_older(path: Path) -> None:
             db.execute(f"DROP INDEX {index}")
         for column in ("edit_state", "edit_reason", "edit_step", "edit_version"):
             db.execute(f"ALTER TABLE feedback DROP COLUMN {column}")
+        db.execute("DELETE FROM counters WHERE subject = 'tokens' AND name <> 'sampled'")
         db.execute("DELETE FROM migrations WHERE name >= 'm016'")
