@@ -47,6 +47,7 @@ def router(parts: ConsoleParts) -> APIRouter:
     evaluations = SharedEvaluations(parts.ledger, RewardRange(*parts.settings.reward_range))
 
     def read(run: str | None) -> RunView:
+        """Return the newest run whose id is `run` or begins with it, and its curve."""
         with parts.ledger.reading():
             runs = parts.ledger.summary.runs()
             run_id = chosen_run(runs, run)

@@ -3,10 +3,12 @@ I/O."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fakevllm.console.sources.evaluation_results import EvaluationResult, VersionResult
+from fakevllm.statistics.confidence_sequence import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +23,11 @@ class HeldOutResult:
 
     @property
     def mark(self) -> dict[str, float] | None:
-        """The mark in the chart, as a dict that JSON can show. None if the step or the mean reward
-        is unknown."""
+        """The mark in the chart, as a dict for JSON. None if the step or the mean reward is
+        unknown."""
         mean = self.version.summary.mean
-        if self.step is None or mean is None:
+        # Statistics of huge rewards may be infinite, which no chart and no JSON can show.
+        if self.step is None or mean is None or not _is_finite(mean):
             return None
         return {"step": self.step, "mean": mean.mean, "low": mean.low, "high": mean.high}
 
@@ -44,6 +47,10 @@ def held_out_results(
         if evaluation.run_ids <= own:
             for version in evaluation.versions:
                 yield HeldOutResult(evaluation, version, _step(version.newest, steps))
+
+
+def _is_finite(interval: Interval) -> bool:
+    return all(map(math.isfinite, (interval.low, interval.mean, interval.high)))
 
 
 def _step(version: int | None, steps: Mapping[int, int]) -> int | None:

@@ -26,6 +26,7 @@ from tests.proxy.console.test_run_pages import evaluated
 from tests.proxy.ledger.ledger_cases import group, trained
 from tests.proxy.markup import MARKUP
 
+HUGE = 1.7e308
 LEGEND_PAGES = ("learning", "evaluations", "evaluation", "releases")
 
 
@@ -130,6 +131,13 @@ async def test_results_with_several_hooks_show_their_hooks(path: Path, ledger: L
         put(ledger, *second)
         text = section(await rig.get("/learning"), "Held-out results")
     assert "aaaaaaaa" in text and "bbbbbbbb" in text and "only if their hooks are equal" in text
+
+
+async def test_a_result_of_huge_rewards_has_no_mark(path: Path, ledger: Ledger) -> None:
+    put(ledger, of_run(1), *measured(0, [HUGE, HUGE, -HUGE]))
+    async with open_console(path) as rig:
+        html = await rig.get("/learning")
+    assert "version 0" in section(html, "Held-out results") and marks(html) == []
 
 
 async def test_a_break_has_a_text_on_the_page_and_in_the_chart(path: Path, ledger: Ledger) -> None:
