@@ -80,6 +80,7 @@ def _problems(stats: Json) -> Iterator[Problem]:
         yield _PAUSED
     if not stats.get("has_hooks", True):
         yield _NO_HOOKS
+    yield from _hook_problems(stats.get("hook_failures") or {})
     if message := stats.get("hooks_changed"):
         yield Problem(str(message), "")  # the message ends with the remedy
     release: Json = stats.get("release") or {}
@@ -100,6 +101,17 @@ def _problems(stats: Json) -> Iterator[Problem]:
     for arm, trouble in troubles.items():
         yield Problem(
             f"The {arm} arm cannot be sampled: {trouble}.", "The newest weights answer meanwhile."
+        )
+
+
+def _hook_problems(failures: Json) -> Iterator[Problem]:
+    """Yield a problem if a hook failed for at least half of the latest groups."""
+    num, num_failed = int(failures.get("num_groups", 0)), int(failures.get("num_failed", 0))
+    if num_failed and num_failed >= num / 2:
+        yield Problem(
+            f"A hook failed for {num_failed} of {'the latest ' if num > 1 else ''}"
+            f"{counted(num, 'group')}, so nothing of them was trained: {failures['reason']}.",
+            "A dry run on the page Hooks shows the whole error; correct the hook, and reload it.",
         )
 
 

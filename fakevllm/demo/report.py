@@ -30,7 +30,8 @@ def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger
     console.print(_samples(before, after))
     # Lines are not wrapped, so that a copied path or command contains no line break.
     console.print(
-        f"Every group, with its siblings, rewards and tokens: {ledger}",
+        f"Every group, with its siblings, rewards and tokens: {ledger}\n"
+        f"The same as web pages: fakevllm console --run-dir {outcome.run_dir}",
         markup=False,
         soft_wrap=True,
     )

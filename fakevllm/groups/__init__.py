@@ -7,6 +7,7 @@ sibling 0. It is sampled with the app's own, unchanged request.
 * `group_executor` carries out the decisions of `sibling_scheduler`, a state machine without I/O.
 * `sampler` calls the engine, `scoring` calls the reward hook, and `sibling_selection` chooses the
   sibling to serve.
+* `hook_warnings` logs failures of hooks, and `hook_failures` counts them.
 * `group_record` builds the group's row for the ledger.
 * `resend_cache` answers retries of a request with the answer to the first attempt.
 * `evaluator` samples and scores a held-out row.

@@ -23,6 +23,7 @@ from fakevllm.config.serving import ServeRules
 from fakevllm.groups.group_context import GroupContext
 from fakevllm.groups.group_executor import LINGER_S, STOPPING, GroupExecutor, GroupServices
 from fakevllm.groups.group_record import GroupDraft
+from fakevllm.groups.hook_failures import LatestHookFailures
 from fakevllm.groups.hook_warnings import (
     OVERRIDES,
     SUBMIT,
@@ -97,6 +98,8 @@ class Pipeline:
         self._num_siblings = config.job.num_repeat
         self._hooks = hooks
         self._hook_warnings = HookWarnings(config.hooks.path or Path(), config.ledger_file)
+        self.hook_failures = LatestHookFailures()
+        """How many of the latest groups failed in a hook."""
         self._ledger = ledger
         self._delivery = delivery
         self._resends = resends
@@ -291,6 +294,7 @@ class Pipeline:
         if hooks.info.has_submit:
             submitted = await hooks.submit(request.id, task)
             if isinstance(submitted, HookFailure):
+                self.hook_failures.add(submitted.reason)
                 self._log_hook_failure(SUBMIT, submitted.reason, request.id)
                 return SiblingPlan(1), submitted.reason
             overrides = submitted.overrides or []
@@ -357,7 +361,9 @@ class Pipeline:
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
-        self._log_hook_failure(*reward_failure(group), group.group_id)
+        hook, reason = reward_failure(group)
+        self.hook_failures.add(reason)
+        self._log_hook_failure(hook, reason, group.group_id)
         if executor.has_overrides:
             self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
         assert self._hooks is not None, "without hooks, there are no groups"

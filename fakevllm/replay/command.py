@@ -19,6 +19,7 @@ from fakevllm.replay.progress import Progress as RowProgress
 from fakevllm.replay.proxy_queries import (
     checked_url,
     first_model,
+    hook_notice,
     register_tasks,
     require_lockstep,
     training_notice,
@@ -112,6 +113,8 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
                     bar.update(bar_task, advance=1, failed=failures.total())
     finally:
         progress.close()
+    if (text := await hook_notice(url, settings.key)) is not None:
+        Console(stderr=True).print(Text(text, "yellow"), soft_wrap=True)
     return failures
 
 

@@ -1,7 +1,8 @@
-"""Requests that a replay sends to the proxy before the first dataset row. Some requests register
-the dataset's tasks, and get an API key for each task. Other requests ask for the model's name,
-whether the proxy trains all rows, and whether the proxy runs in lockstep (the mode for reproducible
-runs)."""
+"""Requests that a replay sends to the proxy before the first dataset row and after the last one.
+
+Some requests register the dataset's tasks, and get an API key for each task. Other requests ask for
+the model's name, whether the proxy trains all rows, and whether the proxy runs in lockstep (the
+mode for reproducible runs). The last request asks whether hooks failed."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from fakevllm.runtime.admin_client import (
     not_a_proxy,
     proxy_root,
 )
+from fakevllm.runtime.plurals import counted
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
@@ -88,6 +90,20 @@ async def training_notice(url: str, key: str | None = None) -> TrainingNotice | 
     if release is not None and release.get("has_released_arm", True):
         return TrainingNotice(_SOME_TRAIN, _GATED)
     return None if stats.get("arms") is None else TrainingNotice(_SOME_TRAIN, _BASELINE)
+
+
+async def hook_notice(url: str, key: str | None = None) -> str | None:
+    """Return a sentence if a hook failed for some of the latest groups, so that they were not
+    trained. Return None if no hook failed, or if the proxy does not answer any more."""
+    try:
+        stats = await _get_json(url, "/fakevllm/stats", key)
+    except ConfigError:  # isolates: the rows are answered, and the proxy may have been stopped
+        return None
+    failed = stats.get("hook_failures")
+    if failed is None:
+        return None
+    latest = f"{failed['num_failed']} of the latest {counted(failed['num_groups'], 'group')}"
+    return f"Not trained, because a hook failed: {latest} ({failed['reason']})."
 
 
 async def first_model(url: str, key: str | None = None) -> str:

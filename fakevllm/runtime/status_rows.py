@@ -36,6 +36,9 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield from _hook_rows(hooks, is_edited=bool(stats.get("hooks_changed")))
     if message := stats.get("hooks_changed"):
         yield "hook files", str(message)
+    if failed := stats.get("hook_failures"):  # older proxies do not send it
+        text = f"{failed['num_failed']} of the latest {counted(failed['num_groups'], 'group')}"
+        yield "hook failed", f"{text}: {failed['reason']}"
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)

@@ -23,7 +23,7 @@ class Program:
     port: int
     """Port to listen on; 0 for any free port."""
     port_setting: str
-    """Name of the setting of the port, for messages."""
+    """Where the port is set, for messages."""
     arguments: Callable[[Urls], list[str]]
     """Returns the command line, when the addresses of all programs are known."""
     is_essential: bool = True
@@ -35,7 +35,7 @@ def _server(settings: UpSettings) -> Program:
         return [*settings.server_flags, "--port", urls["server"].rpartition(":")[2]]
 
     server = settings.server
-    return Program(SERVER_MODULE, server.host, server.port, "port in [server]", arguments)
+    return Program(SERVER_MODULE, server.host, server.port, _port_in("server", settings), arguments)
 
 
 def _proxy(settings: UpSettings) -> Program:
@@ -43,7 +43,7 @@ def _proxy(settings: UpSettings) -> Program:
         return ["serve", *settings.proxy_flags, "--swarm", urls["server"]]
 
     proxy = settings.config.proxy
-    return Program("fakevllm", proxy.host, proxy.port, "proxy.port", arguments)
+    return Program("fakevllm", proxy.host, proxy.port, _port_in("proxy", settings), arguments)
 
 
 def _console(settings: UpSettings) -> Program | None:
@@ -54,9 +54,12 @@ def _console(settings: UpSettings) -> Program | None:
     console = settings.config.console
     if not console.enabled:
         return None
-    return Program(
-        "fakevllm", console.host, console.port, "console.port", arguments, is_essential=False
-    )
+    setting = _port_in("console", settings)
+    return Program("fakevllm", console.host, console.port, setting, arguments, is_essential=False)
+
+
+def _port_in(section: str, settings: UpSettings) -> str:
+    return f"`port` under [{section}] of {settings.file}"
 
 
 PROGRAMS: Mapping[str, Callable[[UpSettings], Program | None]] = {

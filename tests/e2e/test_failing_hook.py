@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import httpx
 import pytest
 
 from tests.e2e.hook_files import write_hooks
@@ -35,8 +38,24 @@ def test_the_log_reports_a_failing_hook_once_with_the_command_to_check_it(
         ask(proxy)
     wait_for_groups(proxy, 3)
     (line,) = (line for line in proxy.log.splitlines() if f"{hook} failed" in line)
+    counted = httpx.get(f"{proxy.url}/fakevllm/stats").json()["hook_failures"]
+    assert (counted["num_failed"], counted["num_groups"]) == (3, 3)
+    assert counted["reason"].startswith(reason.removesuffix(": "))
     assert "WARNING" in line and f"({reason}" in line
     assert proxy.log.count("Traceback") == num_tracebacks
     command = line.partition("to see why: ")[2].split()
     checked = PRELOADED_PYTHON.run(["-m", *command], processes.folder)
     assert checked.returncode == 1 and f"{hook} failed" in checked.stdout
+
+
+def test_a_replay_ends_with_what_a_failing_hook_kept_from_training(processes: Processes) -> None:
+    hooks = write_hooks(processes.folder / "hooks", f"{REWARD}raise KeyError(len(answers))")
+    proxy = processes.proxy(processes.server("--backend", "fake"), "--hooks", str(hooks))
+    dataset = processes.folder / "rows.jsonl"
+    dataset.write_text('{"question": "one"}\n{"question": "two"}\n{"question": "three"}\n')
+    replay = ["-m", "fakevllm", "replay", "--dataset", str(dataset), "--concurrency", "1"]
+    done = PRELOADED_PYTHON.run([*replay, "--url", f"{proxy.url}/v1"], processes.folder)
+    # The last group may end after the replay.
+    assert done.returncode == 0
+    assert re.search(r"because a hook failed: [23] of the latest [23] groups \(", done.stderr)
+    assert "hook_raised: KeyError" in done.stderr

@@ -289,11 +289,10 @@ def test_a_port_in_use_is_refused_with_the_setting(
     tmp_path: Path, taken: str, flags: tuple[str, ...]
 ) -> None:
     ports = write_config(tmp_path)
-    setting = {"server": "port in [server]"}.get(taken, f"{taken}.port")
     with socket.create_server(("127.0.0.1", ports[taken])):
         done = run(tmp_path, *UP, *flags)
     assert_mistake(done, f"127.0.0.1:{ports[taken]} cannot be used (Address already in use)")
-    assert f"choose another {setting}." in done.stderr
+    assert f"choose another `port` under [{taken}] of fakevllm.toml." in done.stderr
     assert are_refused(ports.values())
 
 

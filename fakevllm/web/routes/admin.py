@@ -150,6 +150,16 @@ class PrivacyStats(BaseModel):
     """Reason why groups cannot be pruned, or why the ledger stays too large; None if neither."""
 
 
+class HookFailureStats(BaseModel):
+    """How many of the latest groups failed in a hook."""
+
+    num_failed: int
+    num_groups: int
+    """Number of groups that were counted."""
+    reason: str
+    """Reason of the latest failure, without the message of an exception."""
+
+
 class Stats(BaseModel):
     """Statistics of this proxy and its ledger."""
 
@@ -164,6 +174,8 @@ class Stats(BaseModel):
     were not edited."""
     hooks: HookStats | None = None
     """The hooks that score new groups; None without hooks."""
+    hook_failures: HookFailureStats | None = None
+    """How many of the latest groups failed in a hook. None if none did."""
     counts: dict[str, int]
     """Number of groups by state."""
     untrained: dict[str, int] = {}
@@ -313,6 +325,9 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         has_hooks=proxy.config.hooks.path is not None,
         hooks_changed=None if proxy.hooks is None else await proxy.hooks.files.check(),
         hooks=None if proxy.hooks is None else _hook_stats(proxy.hooks),
+        hook_failures=None
+        if (count := proxy.pipeline.hook_failures.count()) is None
+        else HookFailureStats.model_validate(count, from_attributes=True),
         counts=counts,
         untrained=untrained,
         failures=failures,

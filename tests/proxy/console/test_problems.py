@@ -17,6 +17,11 @@ def engine_with(**totals: float) -> dict[str, Any]:
     return {"engine": {"engine_status": "ENGINE.ROLLING", "totals": totals}}
 
 
+def failures(num_failed: int, num_groups: int) -> dict[str, Any]:
+    reason = "hook_raised: KeyError (mine.py:2)"
+    return {"num_failed": num_failed, "num_groups": num_groups, "reason": reason}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -32,6 +37,13 @@ def engine_with(**totals: float) -> dict[str, Any]:
         (engine_with(groups=49, groups_with_signal=0), []),
         ({"paused": True}, ["Training is paused"]),
         ({"has_hooks": False}, ["no hooks"]),
+        (
+            {"hook_failures": failures(25, 50)},
+            ["failed for 25 of the latest 50 groups", "KeyError"],
+        ),
+        ({"hook_failures": failures(1, 1)}, ["failed for 1 of 1 group,"]),
+        ({"hook_failures": failures(24, 50)}, []),
+        ({"hook_failures": None}, []),
         ({"hooks_changed": "The hook files changed on disk"}, ["changed on disk"]),
         (
             {"ledger_error": "disk full", "ledger_dropped": 3},

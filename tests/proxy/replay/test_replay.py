@@ -9,7 +9,12 @@ from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
 from fakevllm.replay.command import ReplaySettings, run_replay
 from fakevllm.replay.progress import Progress
-from fakevllm.replay.proxy_queries import first_model, register_tasks, training_notice
+from fakevllm.replay.proxy_queries import (
+    first_model,
+    hook_notice,
+    register_tasks,
+    training_notice,
+)
 from fakevllm.replay.retry_deadline import FIRST_PAUSE_S, MAX_PAUSE_S, RetryDeadline
 from fakevllm.replay.row_runner import RowResult, play
 from fakevllm.replay.row_senders import AppPlayer, RowFailed, RowInterrupted
@@ -234,6 +239,17 @@ async def test_a_notice_says_which_rows_are_not_trained(
         assert found is not None and re.match(notice, f"{found.text} {found.reason}")
         proxy.answers["/fakevllm/stats"] = {"has_hooks": True, "release": None, "arms": None}
         assert await training_notice(proxy.url) is None
+
+
+async def test_a_replay_ends_without_a_notice_if_no_hook_failed_or_the_proxy_is_gone() -> None:
+    async with ScriptedSwarm() as proxy:
+        for stats in ({}, {"hook_failures": None}):
+            proxy.answers["/fakevllm/stats"] = stats
+            assert await hook_notice(proxy.url) is None
+        failed = {"num_failed": 1, "num_groups": 1, "reason": "hook_nan: reward 1 is nan"}
+        proxy.answers["/fakevllm/stats"] = {"hook_failures": failed}
+        assert "1 of the latest 1 group (hook_nan" in (await hook_notice(proxy.url) or "")
+    assert await hook_notice(proxy.url) is None
 
 
 async def test_an_empty_list_of_models_is_reported_with_the_flag_to_set() -> None:
