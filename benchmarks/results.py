@@ -50,8 +50,10 @@ def print_table(
     Console(width=140).print(table)
 
 
-def replace_section(title: str, text: str, file: Path = RESULTS) -> None:
-    """Replace or append the section `## title` of the file, and keep the other sections."""
+def replace_section(title: str, text: str, file: Path | None = None) -> None:
+    """Replace or append the section `## title` of the file, by default RESULTS.md, and keep the
+    other sections."""
+    file = file or RESULTS
     old = file.read_text() if file.exists() else "# Results\n"
     section = f"## {title}\n\n{text.strip()}\n"
     pattern = rf"(?ms)^## {re.escape(title)}\n.*?(?=^## |\Z)"

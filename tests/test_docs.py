@@ -9,9 +9,10 @@ import sqlite3
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import typer
@@ -24,10 +25,12 @@ from fakevllm.cli import keys as keys_command
 from fakevllm.cli import main
 from fakevllm.config.model import Config, load
 from fakevllm.hooks.check import check
+from fakevllm.hooks.recorded_group import made_up_group
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.job.ajet_yaml import AJET_KEYS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.unused_settings import NEVER_USED
+from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.cli import main as server_cli
 from fakevllm_server.config.model import ServerConfig
@@ -139,13 +142,40 @@ def test_toml_in_the_docs_loads(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [README, QUICKSTART], ids=["readme", "quickstart"])
 async def test_the_shown_hooks_pass_check_hook(page: str, tmp_path: Path) -> None:
+    for folder in write_hooks(page, tmp_path):
+        report = await check(folder)
+        assert report.ok, report.outcome.reason
+        assert report.outcome.rewards is not None and len(set(report.outcome.rewards)) > 1
+
+
+def write_hooks(page: str, parent: Path) -> set[Path]:
+    """Write the hook files that a page shows, and return their folders."""
+    folders: set[Path] = set()
     for block in blocks(page, "python"):
-        name = re.match(r"# my_hooks/(\w+\.py)\n", block)
+        name = re.match(r"# (\w+_hooks)/(\w+\.py)\n", block)
         assert name is not None, block
-        (tmp_path / name[1]).write_text(block)
-    report = await check(tmp_path)
-    assert report.ok, report.outcome.reason
-    assert report.outcome.rewards is not None and len(set(report.outcome.rewards)) > 1
+        folders.add(folder := parent / name[1])
+        folder.mkdir(exist_ok=True)
+        (folder / name[2]).write_text(block)
+    return folders
+
+
+async def test_the_readme_shows_a_hook_that_compares_with_the_right_answer_of_a_row(
+    tmp_path: Path,
+) -> None:
+    write_hooks(README, tmp_path)
+    [row_text] = re.findall(r'`(\{"question": .*?\})`', README)
+    row = json.loads(row_text)
+    texts = ["6 times 7 is 42.", "It is 7.", "It is 142.", "No idea."]
+
+    async def rewards(metadata: dict[str, Any]) -> list[float | None] | None:
+        task = Task(main_query=row["question"], metadata=metadata)
+        answers = [{"content": text, "finish_reason": "stop"} for text in texts]
+        group = replace(made_up_group(), task=task, answers=answers)
+        return (await check(tmp_path / "answer_hooks", group=group)).outcome.rewards
+
+    assert await rewards(row) == [1.0, 0.0, 0.0, 0.0]
+    assert await rewards({}) == [None] * 4
 
 
 def test_the_shown_ledger_queries_run(tmp_path: Path) -> None:

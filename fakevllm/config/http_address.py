@@ -6,6 +6,8 @@ import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from fakevllm_adapters.http.http_url import http_url
+
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 _LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
 _HOST_NAME = re.compile(r"[\w.\-]+", re.ASCII)
@@ -49,12 +51,3 @@ def local_url(host: str, port: int) -> str:
     ('http://127.0.0.1:8000', 'http://[::1]:8000')
     """
     return http_url(_LOOPBACK_OF.get(host, host), port)
-
-
-def http_url(host: str, port: int) -> str:
-    """Return the URL for a host and a port. The host may be an IPv6 address.
-
-    >>> http_url("::", 8000), http_url("0.0.0.0", 8000)
-    ('http://[::]:8000', 'http://0.0.0.0:8000')
-    """
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -10,7 +10,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from fakevllm.errors import ConfigError
+from fakevllm_adapters.http.access_guard import is_loopback
 from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, revoke_key
+
+
+def console_lacks_key_file(key_file: Path | None, host: str) -> bool:
+    """Return True if a console that listens on `host` must not start without a key file, and has
+    none. Other machines can reach it, and its pages show all texts."""
+    return key_file is None and not is_loopback(host)
 
 
 class KeyFile:

@@ -73,13 +73,14 @@ def _checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked_host_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in lower case, as the check of the `Host` header compares them."""
     for name in names:
         if not is_host_name(name):
             raise ValueError(
                 f"{name!r} is not a host name: write it without http:// and without a port, such "
                 "as gpu-box"
             )
-    return names
+    return tuple(name.lower() for name in names)
 
 
 class ProxySection(Section):
@@ -93,7 +94,7 @@ class ProxySection(Section):
     """File with the API keys of apps, one per line. None means the file `keys` in the run
     directory, if that file exists. If `host` is not a loopback address, the proxy requires a key
     file."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""
     allowed_origins: Annotated[tuple[str, ...], AfterValidator(_checked_origins)] = ()
@@ -332,7 +333,7 @@ class Config(Section):
     @property
     def hosts(self) -> frozenset[str]:
         """The names that are accepted in a request's `Host` header."""
-        return LOOPBACK | {self.proxy.host} | set(self.proxy.allowed_hosts)
+        return LOOPBACK | {self.proxy.host.lower(), *self.proxy.allowed_hosts}
 
     @property
     def local_url(self) -> str:

@@ -7,17 +7,20 @@ import logging
 import os
 import socket
 import sys
+from functools import partial
 from typing import NoReturn
 
-from fakevllm.config.http_address import http_url
+from fakevllm.console.access.first_link import keep_first_link, proxy_is_starting
 from fakevllm.console.access.link_output import LinkOutput
 from fakevllm.console.change_events import ChangeEvents
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
+from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
+from fakevllm_adapters.http.http_url import http_url
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_runtime.http_server import (
     GracefulServer,
@@ -52,6 +55,7 @@ def run_console(
         ReadOnlyLedger(settings.ledger),
         ProxyStatus(settings.proxy_url, settings.proxy_key),
         ServerReleases(settings.server_url, settings.server_key),
+        ServerStatus(settings.server_url, settings.server_key),
         keys,
         port=listener.getsockname()[1],
         show_link=LinkOutput(sys.stdout).write,
@@ -72,7 +76,10 @@ async def _serve(parts: ConsoleParts, listener: socket.socket, num_connections: 
         parts.settings.proxy_url,
     )
     parts.show_new_link()
+    is_starting = partial(proxy_is_starting, parts.settings.proxy_url)
+    keeping = asyncio.create_task(keep_first_link(parts.link, is_starting, parts.clock))
     await server.serve(sockets=[listener])
+    keeping.cancel()
     log.info("stopped")
     # Threads that still compute a page would hold the process, and `fakevllm up` stops the console
     # before all others. A console has nothing to save.

@@ -16,6 +16,7 @@ from fakevllm.console.page_renderer import PageRenderer
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
+from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm_adapters.protocol.keys import KeyRing
@@ -31,6 +32,7 @@ class ConsoleParts:
     ledger: ReadOnlyLedger
     proxy: ProxyStatus
     releases: ServerReleases
+    server: ServerStatus
     login_keys: KeyRing | None
     """API keys whose admins may log in. None if only the one-time link logs in."""
     port: int

@@ -17,6 +17,10 @@ class Problem:
     """What is wrong, in one sentence."""
     remedy: str
     """What to do about it, in one sentence. Empty if the text already says it."""
+    page: str = ""
+    """Path of the console's page on which it can be done. Empty if there is none."""
+    page_name: str = ""
+    """Text of the link to this page."""
 
 
 MIN_GROUPS = 50
@@ -41,6 +45,8 @@ _NO_SERVER = Problem(
 _PAUSED = Problem(
     "Training is paused: each request is answered once, and nothing new is trained.",
     "Run `fakevllm resume` when training may go on.",
+    "/training",
+    "Resume training",
 )
 _NO_HOOKS = Problem(
     "The proxy has no hooks, so nothing is trained.",
@@ -82,17 +88,22 @@ def _problems(stats: Json) -> Iterator[Problem]:
         yield _NO_HOOKS
     yield from _hook_problems(stats.get("hook_failures") or {})
     if message := stats.get("hooks_changed"):
-        yield Problem(str(message), "")  # the message ends with the remedy
+        # The message ends with the remedy.
+        yield Problem(str(message), "", "/hooks", "Look at the hooks")
     release: Json = stats.get("release") or {}
     if trouble := release.get("trouble"):
         yield Problem(
             f"The release gate cannot decide: {trouble}.",
             "`fakevllm release status` shows the versions.",
+            "/releases",
+            "Look at the releases",
         )
     if release.get("is_held"):
         yield Problem(
             "Releases are on hold, so no newer version answers.",
             "Run `fakevllm release resume` when versions may be released again.",
+            "/releases/hold",
+            "Resume releases",
         )
     yield from _signal_problems((engine or {}).get("totals") or {})
     yield from _privacy_problems(stats.get("privacy") or {})
@@ -124,6 +135,8 @@ def _signal_problems(totals: Json) -> Iterator[Problem]:
             "answers, and taught the model nothing.",
             "Look at some on the page Groups: the requests may be too hard or too easy for the "
             "model, or the hook may not tell its answers apart.",
+            "/groups",
+            "Look at the groups",
         )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm.config.http_address import WILDCARD_HOSTS, local_url
+from fakevllm.config.key_file import console_lacks_key_file
 from fakevllm.config.model import DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
 from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
+from fakevllm_adapters.http.access_guard import LOOPBACK
 from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
 from fakevllm_runtime.key_file import follow_key_file
 
@@ -64,13 +65,13 @@ class ConsoleSettings:
         other machines and has no key file.
         """
         fix = "make one with `fakevllm keys add NAME --key-file FILE`"
-        if self.key_file is None:
-            if is_loopback(self.host):
-                return None
+        if console_lacks_key_file(self.key_file, self.host):
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: add --key-file FILE with a key of "
                 f"an admin ({fix})."
             )
+        if self.key_file is None:
+            return None
         ring = follow_key_file(self.key_file, log)
         if ring.num_valid == 0:
             raise ConfigError(f"The key file {self.key_file} has no valid key: {fix}.")

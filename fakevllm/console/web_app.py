@@ -30,6 +30,7 @@ from fakevllm.console.pages import (
     now,
     releases,
     sessions,
+    training_switch,
 )
 from fakevllm.errors import LedgerError
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
@@ -41,7 +42,7 @@ MAX_BODY_BYTES = 1024 * 1024
 """Maximum size of a form. The largest form has a corrected answer."""
 PAGES = (
     *(now, learning, groups, sessions, feedback, hooks),
-    *(evaluations, releases, configuration),
+    *(evaluations, releases, configuration, training_switch),
 )
 """The modules of the pages. Each has a function `router`. All of them need a login."""
 HEADERS = (

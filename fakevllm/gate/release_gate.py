@@ -265,7 +265,7 @@ class ReleaseGate:
             if self._history is None:
                 await self._read()
             return not isinstance(self._controller, BetweenStepsController) or (
-                await self._has_limited_training()
+                await self._try_to_limit_training()
             )
         except (*NETWORK_ERRORS, ValueError):
             return False
@@ -273,10 +273,10 @@ class ReleaseGate:
             log.exception("the gate could not be prepared")
             return True
 
-    async def _has_limited_training(self) -> bool:
-        """Return True if no new training limit (the newest version that training may make) is due.
-        If a new limit is due, send the limit to the server and return False. Also return False if
-        the server's status is not known yet."""
+    async def _try_to_limit_training(self) -> bool:
+        """Send a new training limit (the newest version that training may make) to the server, if
+        one is due. Return True if none was due. Return False if a limit was sent, or if the
+        server's status is not known yet."""
         status = self._server.status
         if status is None:
             return False

@@ -56,11 +56,29 @@ _UNRATED = """
                     WHERE f.group_id = g.group_id AND f.kind = 'feedback')
     AND NOT EXISTS (SELECT 1 FROM forgotten_groups AS o WHERE o.group_id = g.group_id)
 """
+_APPS_SINCE = f"""
+    SELECT app_key, COUNT(*), MAX(received_at) FROM (
+        SELECT app_key, received_at FROM group_rows INDEXED BY ix_groups_place
+        WHERE received_at >= ? AND kind IS NOT '{EVAL_KIND}'
+        ORDER BY received_at DESC LIMIT ?
+    ) GROUP BY app_key ORDER BY 2 DESC, 3 DESC
+"""
 _NUM_SINCE = """
     SELECT COUNT(*) FROM (
         SELECT 1 FROM group_rows INDEXED BY ix_groups_place WHERE received_at >= ? LIMIT ?
     )
 """
+
+
+@dataclass(frozen=True, slots=True)
+class AppTraffic:
+    """The latest requests of one app."""
+
+    app_key: str | None
+    """Fingerprint of the app's API key; None or empty for requests without a key."""
+    num_requests: int
+    latest_at: float
+    """Time of the latest request, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +233,14 @@ class GroupReads:
         at most `limit`, so that the query is fast."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_NUM_SINCE, (received_at, limit)).scalar_one()
+
+    def apps_since(self, received_at: float, limit: int) -> list[AppTraffic]:
+        """Return the requests since `received_at`, in Unix seconds, counted by app. The app with
+        the most requests comes first. Only the newest `limit` requests are counted, so that the
+        query is fast. Requests of evaluations are not counted."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_APPS_SINCE, (received_at, limit)).all()
+        return [AppTraffic(key, num, float(latest_at)) for key, num, latest_at in rows]
 
 
 def _end_of_scan(db: Connection, after: GroupKey, num_rows: int) -> GroupKey | None:

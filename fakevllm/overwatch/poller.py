@@ -91,10 +91,10 @@ class ServerPoller:
 
     def _read_snapshot(self) -> ServerCall[Snapshot]:
         status = yield from engine_control.status()
-        pool = yield from _none_if_not_found(engine_control.pool_information())
+        pool = yield from none_if_not_found(engine_control.pool_information())
         yield from self._read_run_log(status.run_id)
         request = ServerRequest("/get_verbose_logs", timeout_s=QUICK_TIMEOUT_S)
-        reply = yield from _none_if_not_found(fetch(request, NoticesReply))
+        reply = yield from none_if_not_found(fetch(request, NoticesReply))
         entries = [] if reply is None else reply.entries
         notices = [Notice(entry.timestamp, entry.tag, entry.message) for entry in entries]
         return build_snapshot(self._url, time.time(), status, pool, self._history, notices)
@@ -108,7 +108,7 @@ class ServerPoller:
         self._history = self._history.for_run(run_id)
         while True:
             request = ServerRequest(f"/get_run_log?after={self._history.last_seq}")
-            reply = yield from _none_if_not_found(fetch(request, LogReply))
+            reply = yield from none_if_not_found(fetch(request, LogReply))
             if reply is None or not reply.entries:
                 return
             last_seq = self._history.last_seq
@@ -117,7 +117,7 @@ class ServerPoller:
                 return
 
 
-def _none_if_not_found(call: ServerCall[T]) -> ServerCall[T | None]:
+def none_if_not_found(call: ServerCall[T]) -> ServerCall[T | None]:
     """Run a request to the server and return its result, or None if the server has no such route.
 
     Older servers lack some routes. The server of AgentJet (the framework that defined this

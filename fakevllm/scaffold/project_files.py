@@ -21,6 +21,8 @@ SUFFIX = ".template"
 """Ending of a template with placeholders such as $model. All other files are copied as they are."""
 IGNORE_FILE = "gitignore"
 """Name of the template of `.gitignore`. With the dot, git would obey the template itself."""
+MEASURE_FILE = "measure.md"
+"""Section of the README that says how to measure the model. A kind of reward may have its own."""
 INDENT = "    "
 NEXT_COMMANDS = ("fakevllm up", "python mock_user_request.py")
 """The commands that start the project. Each runs in a terminal of its own."""
@@ -43,6 +45,7 @@ def project_files(name: str, answers: Answers) -> dict[str, str]:
         "commands": "\n".join(INDENT + line for line in NEXT_COMMANDS),
         "app": _about(app),
         "good": _about(good),
+        "measure": (_text_if_any(good / MEASURE_FILE) or _text(TEMPLATES / MEASURE_FILE)).strip(),
         "sections": _text_if_any(good / "sections.toml"),
         "job": _job(answers),
     }

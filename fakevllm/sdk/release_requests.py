@@ -81,15 +81,17 @@ class ReleaseRequests:
         belongs to the server's present run. Raises UserError if the server refuses."""
         return self._decide(Decision.RELEASED, version, force=force, target=target)
 
-    def hold(self) -> ReleaseRecord:
-        """Ask the server to release no version of the weights until `resume` is called. Raises
-        UserError if the server refuses."""
-        return self._decide(Decision.HOLD)
+    def hold(self, *, target: DecisionTarget | None = None) -> ReleaseRecord:
+        """Ask the server to release no version of the weights until `resume` is called. If `target`
+        is None, the decision is about the server's present run. Raises UserError if the server
+        refuses."""
+        return self._decide(Decision.HOLD, target=target)
 
-    def resume(self) -> ReleaseRecord:
-        """Ask the server to allow releases again, after `hold` has stopped them. Raises UserError
-        if the server refuses."""
-        return self._decide(Decision.RESUME)
+    def resume(self, *, target: DecisionTarget | None = None) -> ReleaseRecord:
+        """Ask the server to allow releases again, after `hold` has stopped them. If `target` is
+        None, the decision is about the server's present run. Raises UserError if the server
+        refuses."""
+        return self._decide(Decision.RESUME, target=target)
 
     def roll_back(
         self, version: int | None, *, target: DecisionTarget | None = None

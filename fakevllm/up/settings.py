@@ -16,10 +16,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fakevllm.config.http_address import local_url
+from fakevllm.config.key_file import console_lacks_key_file
 from fakevllm.config.model import DEFAULT_FILE, Config, load
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.runtime.local_engines import READY_MARGIN_S
-from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
+from fakevllm_adapters.http.access_guard import LOOPBACK
 from fakevllm_runtime.engines import boot_timeout_s
 
 SERVER_MODULE = "fakevllm_server"
@@ -183,7 +184,7 @@ def _check_console(file: Path, config: Config) -> None:
     """Raise ConfigError if the console would refuse to start at its address. This check runs before
     any program is started."""
     console = config.console
-    if console.enabled and console.key_file is None and not is_loopback(console.host):
+    if console.enabled and console_lacks_key_file(console.key_file, console.host):
         raise ConfigError(
             f"`console.host` in {file} is reachable from outside: set `console.key_file` to a file "
             "with a key of an admin (`fakevllm keys add NAME --role admin --key-file FILE`)."

@@ -30,6 +30,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
+from fakevllm_adapters.http.http_url import http_url
 from fakevllm_adapters.http.log_format import LogFormat, redact_logs, set_up_logging
 from fakevllm_adapters.protocol.errors import error_of_failure, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
@@ -183,8 +184,8 @@ async def _serve(
             on_stop=proxy.hooks.reloader.stop if proxy.hooks is not None else lambda: None,
         )
         logging.getLogger("fakevllm").info(
-            "listening on http://%s:%d/v1, swarm server %s, ledger %s",
-            *listener.getsockname()[:2],
+            "listening on %s/v1, swarm server %s, ledger %s",
+            http_url(*listener.getsockname()[:2]),
             config.swarm.url,
             config.ledger_file,
         )

@@ -9,14 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 
-from fakevllm.config.http_address import http_url
-from tests.e2e.console_process import login_url, start_console
+from fakevllm.console.access.first_link import POLL_EVERY_S
+from fakevllm_adapters.http.http_url import http_url
+from tests.e2e.console_process import login_url, start_console, start_console_of_run
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 from tests.e2e.stack import VALID, Stack, post
@@ -126,6 +129,28 @@ def test_a_console_with_a_closed_output_has_its_address_and_its_links_in_the_log
     finally:
         console.send_signal(signal.SIGINT)
         assert console.wait(30) == 0
+
+
+def test_a_console_keeps_its_link_until_the_proxy_is_ready(processes: Processes) -> None:
+    statuses = [503, 503]  # an engine that is ready at the third look
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(statuses.pop(0) if statuses else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            looks.append(self.path)
+
+    looks: list[str] = []
+    with HTTPServer(("127.0.0.1", 0), Health) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        console = start_console_of_run(processes, processes.folder / "run", url)
+        wait_until(lambda: len(looks) == 3, 30.0, "a look at the proxy that is ready")
+        time.sleep(1.5 * POLL_EVERY_S)
+        proxy.shutdown()
+    assert looks == ["/health"] * 3
+    assert console.stop() == 0
 
 
 def test_mistakes_in_the_flags_get_one_line(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ FIRST_GROUP = "SELECT group_id, session_id FROM groups ORDER BY received_at LIMI
 SIZES = {"desktop": (1280, 800), "phone": (375, 812)}
 PAGES = {
     "now": "/",
+    "training": "/training",
     "learning": "/learning",
     "groups": "/groups",
     "sessions": "/sessions",
@@ -55,6 +56,7 @@ PAGES = {
     "evaluations": "/evaluations",
     "releases": "/releases",
     "decision": "/releases/decision?version=3",
+    "hold": "/releases/hold",
     "configuration": "/configuration?all=yes",
 }
 

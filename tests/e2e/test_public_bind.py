@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fakevllm_adapters.http.http_url import http_url
 from fakevllm_adapters.protocol.keys import named_key
 from tests.e2e.preloaded_python import PRELOADED_PYTHON
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -52,6 +53,7 @@ def test_a_public_address_with_a_key_file_demands_a_key(
         process = processes.adopt(Process("outside", command, port, tmp_path / "cwd"))
         process.url = f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://[::1]:{port}"
         wait_until_listening(process)
+        assert f"listening on {http_url(host, port)}" in process.log
         assert httpx.get(process.url + path).status_code == 401
         assert httpx.get(process.url + path, auth=("app", "sk-one")).status_code == 200
 

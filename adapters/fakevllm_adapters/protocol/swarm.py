@@ -202,6 +202,12 @@ class EngineStatusReply(BaseModel):
     """Number of the step for which groups are being collected. The first step has number 1."""
     server_id: str = ""
     """Id of the server process. Every start of the server makes a new one."""
+    started_at: float | None = None
+    """Unix time at which the server process started; None if the server does not report it."""
+    rollout: str = ""
+    """Name of the engine that samples, such as `vllm`; empty if the server does not report it."""
+    trainer: str = ""
+    """Name of the trainer, such as `verl`; empty if the server does not report it."""
     run_id: str = ""
     """Id of the run. The sequence numbers of the run log count the entries of this run."""
     weight_version: int = 0

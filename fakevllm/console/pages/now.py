@@ -1,4 +1,5 @@
-"""The page Now: what the proxy does, what waits, what is wrong, and the latest requests."""
+"""The page Now: what the proxy and the server do, what waits, what is wrong, and the latest
+requests."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 
+from fakevllm.console import fleet_texts
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.sources.proxy_status import ProxyView
 from fakevllm.errors import LedgerError
-from fakevllm.ledger.group_reads import GroupRow, GroupSearch
+from fakevllm.ledger.group_reads import AppTraffic, GroupRow, GroupSearch
 from fakevllm.ledger.records import FeedbackState, State
 
 NUM_LATEST = 8
@@ -19,6 +21,13 @@ TRAFFIC_S = 600
 """Seconds for which requests are counted as present traffic."""
 MAX_COUNTED = 10_000
 """Maximum number of requests that are counted. The page shows `10000 or more` then."""
+MAX_BY_APP = 1_000
+"""Number of newest requests that are counted by app. It is below MAX_COUNTED, because the app of a
+request is not in the index, so each request is read."""
+MAX_APPS = 20
+"""Maximum number of apps on the page."""
+MAX_CLIENTS = 20
+"""Maximum number of clients on the page."""
 
 
 def router(parts: ConsoleParts) -> APIRouter:
@@ -28,21 +37,37 @@ def router(parts: ConsoleParts) -> APIRouter:
     @routes.get("/")
     def now(request: Request) -> Response:
         view = parts.proxy.view()
+        server = parts.server.view()
         latest: list[GroupRow] = []
+        apps: list[AppTraffic] = []
         num_recent: int | None = None
         ledger_error = ""
+        now_s = time.time()
         try:
             with parts.ledger.reading():
-                latest = parts.ledger.groups.search(GroupSearch(), NUM_LATEST).rows
-                num_recent = parts.ledger.groups.num_since(time.time() - TRAFFIC_S, MAX_COUNTED)
+                groups = parts.ledger.groups
+                latest = groups.search(GroupSearch(), NUM_LATEST).rows
+                num_recent = groups.num_since(now_s - TRAFFIC_S, MAX_COUNTED)
+                apps = groups.apps_since(now_s - TRAFFIC_S, MAX_BY_APP)
         except LedgerError as error:  # translates: the rest of the page is shown
             ledger_error = str(error)
+        clients = () if server.snapshot is None else server.snapshot.clients
         return parts.page(
             request,
             "now.html",
             proxy=view,
+            server=server,
+            recent_start=fleet_texts.recent_start(server, now_s),
+            server_rows=list(fleet_texts.server_rows(server, now_s)),
+            engines=list(fleet_texts.engine_rows(server)),
+            clients=list(fleet_texts.client_rows(clients[:MAX_CLIENTS])),
+            num_clients=len(clients),
             waiting=list(waiting(view)),
             latest=latest,
+            apps=apps[:MAX_APPS],
+            num_apps=len(apps),
+            is_cut_by_app=sum(app.num_requests for app in apps) == MAX_BY_APP,
+            max_by_app=MAX_BY_APP,
             num_recent=num_recent,
             max_counted=MAX_COUNTED,
             traffic_minutes=TRAFFIC_S // 60,

@@ -1,9 +1,10 @@
-"""The pages Releases (the versions that may answer apps, and all decisions about them) and Decision
-(release one version, or let training go back to it)."""
+"""The pages Releases (the versions that may answer apps, and all decisions about them), Decision
+(release one version, or let training go back to it) and Hold (stop releases, or allow them)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -40,7 +41,7 @@ class RecordRow:
 
 
 def router(parts: ConsoleParts) -> APIRouter:
-    """Return the routes of the pages Releases and Decision."""
+    """Return the routes of the pages Releases, Decision and Hold."""
     routes = APIRouter()
     login = Login(parts)
 
@@ -78,6 +79,48 @@ def router(parts: ConsoleParts) -> APIRouter:
     @routes.post("/releases/rollback")
     def roll_back(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
         return decide(request, form, "rollback")
+
+    @routes.get("/releases/hold")
+    def ask_hold(request: Request) -> Response:
+        return hold_page(request)
+
+    @routes.post("/releases/hold")
+    def hold(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+        return decide_hold(request, form, parts.releases.hold)
+
+    @routes.post("/releases/resume")
+    def resume(request: Request, form: dict[str, str] = Depends(login.form)) -> Response:
+        return decide_hold(request, form, parts.releases.resume)
+
+    def decide_hold(
+        request: Request, form: dict[str, str], send: Callable[[DecisionTarget], ReleaseRecord]
+    ) -> Response:
+        """Let the server stop releases or allow them again. `send` sends the decision. After a
+        success, show the page Releases. Otherwise show the reason of the failure."""
+        try:
+            record = send(_target(form))
+        except FormError as error:
+            return parts.page(request, "message.html", status=400, message=str(error))
+        except UserError as error:  # translates: the page shows the sentence
+            return hold_page(request, refusal=str(error))
+        parts.proxy.forget()  # its status has the hold among the problems
+        return RedirectResponse(f"/releases?decision={record.number}", 303)
+
+    def hold_page(request: Request, refusal: str = "") -> Response:
+        view = parts.releases.view()
+        if view.history is None:
+            return parts.page(request, "message.html", status=503, message=refusal or view.problem)
+        target = DecisionTarget(view.history.run_id)
+        return parts.page(
+            request,
+            "release_hold.html",
+            status=409 if refusal else 200,
+            history=view.history,
+            is_gated=parts.proxy.view().is_gated,
+            refusal=refusal,
+            decision_id=target.id,
+            run_id=target.run_id,
+        )
 
     def decide(request: Request, form: dict[str, str], action: str) -> Response:
         """Send a form's decision to the server. After a success, show the page Releases. Otherwise
@@ -138,14 +181,18 @@ def _row(record: ReleaseRecord) -> RecordRow:
 
 def _sentence(history: ReleasesReply | None, number: str) -> str:
     """Return a text that describes the effect of the decision with this number. Return an empty
-    text if the history has no such decision, or if the decision neither released a version nor made
-    training go back."""
+    text if the history has no such decision, or if the decision was not made by a button of the
+    console."""
     records = [] if history is None else history.records
     record = next((one for one in records if str(one.number) == number), None)
     if history is None or record is None:
         return ""
     if record.decision is Decision.RELEASED:
         return f"Version {record.version} is released (decision {record.number})."
+    if record.decision is Decision.HOLD:
+        return f"Releases are on hold (decision {record.number})."
+    if record.decision is Decision.RESUME:
+        return f"Versions may be released again (decision {record.number})."
     if "restored" not in record.evidence:
         return ""
     return (

@@ -40,6 +40,8 @@ class ProxyView:
     hooks: Json = field(default_factory=dict[str, Any])
     """The key `hooks` of the statistics. Empty if the proxy has no hooks."""
     is_reached: bool = False
+    is_paused: bool | None = None
+    """Whether training is paused. None if the proxy was not reached."""
     is_gated: bool | None = None
     """Whether the proxy's setting release.mode is `gated`. None if the proxy was not reached."""
     engine: Json | None = None
@@ -101,6 +103,7 @@ def _view_of(url: str, stats: Json) -> ProxyView:
         feedback=dict(stats.get("feedback") or {}),
         hooks=stats.get("hooks") or {},
         is_reached=True,
+        is_paused=bool(stats.get("paused")),
         is_gated=is_gated,
         engine=stats.get("engine"),
     )

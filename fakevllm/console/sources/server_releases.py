@@ -59,6 +59,21 @@ class ServerReleases:
         self._reply.forget()
         return record
 
+    def hold(self, target: DecisionTarget) -> ReleaseRecord:
+        """Let the server release no version until `resume` is called. Raises UserError if the
+        server refuses."""
+        with self._requests() as requests:
+            record = requests.hold(target=target)
+        self._reply.forget()
+        return record
+
+    def resume(self, target: DecisionTarget) -> ReleaseRecord:
+        """Let the server release versions again. Raises UserError if the server refuses."""
+        with self._requests() as requests:
+            record = requests.resume(target=target)
+        self._reply.forget()
+        return record
+
     def _requests(self) -> ReleaseRequests:
         return ReleaseRequests(self.url, self._key, MAX_WAIT_S)
 

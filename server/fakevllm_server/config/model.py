@@ -207,7 +207,7 @@ class ServerConfig:
     @property
     def hosts(self) -> frozenset[str]:
         """The host names that the server accepts in the `Host` header of a request."""
-        return LOOPBACK | {self.host} | set(self.allowed_hosts)
+        return LOOPBACK | {name.lower() for name in (self.host, *self.allowed_hosts)}
 
 
 def _check_name(flag: str, name: str, known: Collection[str]) -> None:

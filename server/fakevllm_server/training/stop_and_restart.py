@@ -29,12 +29,14 @@ class MismatchStop:
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step if the log-probabilities of trainer and rollout engine differed too much in
-        this step. `limit` is the job's `max_mismatch_k3`. If `limit` is None, no step is counted.
+        this step. `limit` is the job's `max_mismatch_k3`.
 
-        A step within the limit resets the count to 0 if it trained tokens and made all its updates.
-        All other steps do not change the count. An example is a step of only feedback samples,
-        whose tokens were sampled by older weights. A step that is trained again after a rollback
-        counts once.
+        * A step within the limit resets the count to 0 if it trained tokens and made all its
+          updates. Otherwise it does not change the count.
+        * A step of feedback samples without groups never changes the count, because older weights
+          have sampled its tokens. If `limit` is None, no step changes the count.
+        * After a rollback, training repeats steps. In all cases above, `step` and the later steps
+          that were counted before the rollback no longer count.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 
+from fakevllm_adapters.http.http_url import http_url
 from fakevllm_adapters.http.log_format import LogFormat, redact_logs, set_up_logging
 from fakevllm_runtime.http_server import (
     GracefulServer,
@@ -48,9 +49,8 @@ def serve(
         redact_logs(lambda: running.redactor)
         server = GracefulServer(public_server_config(app, files.num_connections))
         logging.getLogger("fakevllm.server").info(
-            "listening on http://%s:%d, rollout %s, trainer %s",
-            config.host,
-            config.port,
+            "listening on %s, rollout %s, trainer %s",
+            http_url(*listener.getsockname()[:2]),
             config.rollout_name,
             config.trainer_name,
         )

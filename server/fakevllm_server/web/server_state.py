@@ -48,6 +48,7 @@ from fakevllm_server.training.release_service import Action, ReleaseService, Res
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
+from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.web.open_run import OpenRun
@@ -74,6 +75,8 @@ class ServerState:
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
     """ID of this server process. It changes with each restart."""
+    started_at: float = field(default_factory=time.time)
+    """Unix time at which this server process started."""
     engine_client: EngineClient | None = None
     """Client of the engine. None until the engine's first boot has ended, and after the engine was
     stopped."""
@@ -106,6 +109,9 @@ class ServerState:
     """Job whose settings `_redaction` has."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
+    vocab_size: int | None = None
+    """Number of token ids of this model. None if it is unknown, and before the engine's first
+    start."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
@@ -275,9 +281,10 @@ class ServerState:
         assert job is not None, "sync a job first"
         rollout, trainer = self._specs(job)
         model = await asyncio.to_thread(identify, rollout.model)
+        vocab_size = await asyncio.to_thread(read_vocab_size, rollout.model)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
         identity = await self._open_run_of(job, model)
-        self._model = model
+        self._model, self.vocab_size = model, vocab_size
         record = engine_start(self.config, job, model.model, model.fingerprint)
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
         self.intake.resume(job, time.monotonic(), identity)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.config.key_file import KeyFile
+from fakevllm.config.key_file import KeyFile, console_lacks_key_file
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import named_key
 
@@ -35,6 +35,15 @@ def test_plain_text_keys_stay_and_the_file_becomes_private(tmp_path: Path) -> No
     assert path.read_text().splitlines()[:2] == ["# mine", "sk-plain"]
     assert mode(path) == 0o600
     assert [(key.name, key.revoked) for key in file.entries()] == [(None, None), ("app", "later")]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_public"),
+    [("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("gpu", True)],
+)
+def test_a_console_that_others_can_reach_needs_a_key_file(host: str, is_public: bool) -> None:
+    assert console_lacks_key_file(None, host) is is_public
+    assert not console_lacks_key_file(Path("keys"), host)
 
 
 def test_a_symbolic_link_is_kept(tmp_path: Path) -> None:

@@ -345,11 +345,18 @@ def test_origins_of_pages_extensions_and_desktop_apps_may_be_allowed(origin: str
 
 
 @pytest.mark.parametrize("name", ["gpu-box:8010", "http://gpu-box", "[::1]", "gpu box", "*", ""])
-def test_an_allowed_host_of_the_console_is_a_name_without_a_port(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"console.allowed_hosts.* is not a host name"):
-        load(None, {"console": {"allowed_hosts": [name]}})
+@pytest.mark.parametrize("section", ["proxy", "console"])
+def test_an_allowed_host_is_a_name_without_a_port(section: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}.allowed_hosts.* is not a host name"):
+        load(None, {section: {"allowed_hosts": [name]}})
     names = ("gpu-box", "a.example", "10.0.0.1", "::1")
-    assert load(None, {"console": {"allowed_hosts": names}}).console.allowed_hosts == names
+    loaded = load(None, {section: {"allowed_hosts": names}})
+    assert getattr(loaded, section).allowed_hosts == names
+
+
+def test_allowed_hosts_in_upper_case_match_the_names_that_browsers_send() -> None:
+    settings = {"proxy": {"host": "GPU-Box", "allowed_hosts": ["A.Example"]}}
+    assert {"gpu-box", "a.example"} < load(None, settings).hosts
 
 
 GATED = '[release]\nmode = "gated"\neval_dataset = "held_out.jsonl"\n'

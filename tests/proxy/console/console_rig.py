@@ -16,6 +16,7 @@ from fakevllm.console.hook_dry_run import DryRunSettings
 from fakevllm.console.settings import ConsoleSettings
 from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
+from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.console.web_app import create_app
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 
@@ -99,6 +100,7 @@ async def open_console(
         reader,
         ProxyStatus(proxy_url, proxy_key),
         ServerReleases(server_url, None),
+        ServerStatus(server_url, None),
         settings.login_keys(),
         port=8001,
         show_link=links.append,

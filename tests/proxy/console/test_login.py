@@ -82,6 +82,38 @@ def test_new_codes_do_not_end_a_code_that_its_owner_has_not_used() -> None:
     assert link.redeem(owners_code, now) and not link.redeem(owners_code, now)
 
 
+def test_the_lifetime_of_the_first_code_starts_again_while_it_is_prolonged() -> None:
+    link = LoginLink()
+    first, other = link.issue(now=0.0), link.issue(now=1.0)
+    ready = 3 * LINK_LIFETIME_S
+    now = 0.0
+    while now < ready:
+        now += NEW_LINK_INTERVAL_S
+        link.prolong_first(now)
+    assert not link.redeem(other, now)
+    assert link.redeem(first, now + LINK_LIFETIME_S)
+    link.prolong_first(now)
+    assert not link.redeem(first, now)
+
+
+def test_a_code_that_has_ended_is_not_prolonged() -> None:
+    link = LoginLink()
+    code = link.issue(now=0.0)
+    link.prolong_first(LINK_LIFETIME_S + 1.0)
+    assert not link.redeem(code, now=LINK_LIFETIME_S + 1.0)
+
+
+def test_visitors_cannot_end_a_prolonged_code_and_get_new_codes_meanwhile() -> None:
+    link = LoginLink()
+    first, now = link.issue(now=0.0), 0.0
+    for _ in range(2 * MAX_LINKS):
+        now += NEW_LINK_INTERVAL_S
+        link.prolong_first(now)
+        assert link.may_issue(now)
+        link.issue(now)
+    assert link.redeem(first, now)
+
+
 def test_the_number_of_codes_has_a_limit() -> None:
     link = LoginLink()
     codes = [link.issue(now=0.0) for _ in range(MAX_LINKS + 1)]

@@ -17,6 +17,7 @@ from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
 from fakevllm.console.sources.curve_points import SharedCurve
 from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
+from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.ledger import group_reads
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
@@ -415,6 +416,7 @@ def test_the_parts_show_the_link_of_an_allowed_host(tmp_path: Path) -> None:
         ReadOnlyLedger(tmp_path / "l"),
         ProxyStatus("http://127.0.0.1:9", None),
         ServerReleases("http://127.0.0.1:9", None),
+        ServerStatus("http://127.0.0.1:9", None),
         None,
         8001,
         show_link=shown.append,

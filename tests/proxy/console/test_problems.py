@@ -63,6 +63,21 @@ def test_each_trouble_is_one_problem(change: dict[str, Any], words: list[str]) -
         assert any(word in text for text in texts), (word, texts)
 
 
+@pytest.mark.parametrize(
+    ("change", "page"),
+    [
+        ({"paused": True}, "/training"),
+        ({"release": {"is_held": True}}, "/releases/hold"),
+        ({"hooks_changed": "The hook files changed on disk"}, "/hooks"),
+        (engine_with(groups=60, groups_with_signal=0), "/groups"),
+        ({"ledger_dropped": 3}, ""),
+    ],
+)
+def test_a_problem_names_the_page_on_which_it_is_solved(change: dict[str, Any], page: str) -> None:
+    (problem,) = find_problems(FINE | change)
+    assert (problem.page, bool(problem.page_name)) == (page, bool(page))
+
+
 async def test_a_proxy_without_hooks_and_server_has_these_problems(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (_, client):
         stats = (await client.get("/fakevllm/stats")).json()

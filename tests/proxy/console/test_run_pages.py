@@ -23,6 +23,9 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
     ReleasesReply,
 )
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.app import create_app as server_app
+from tests.fuzz.in_process_stack import listening
 from tests.proxy.console.console_rig import ConsoleRig, open_console
 from tests.proxy.console.test_pages import MARKUP, Elements, put
 from tests.proxy.evaluation.test_evaluation_routes import open_client
@@ -300,6 +303,103 @@ async def test_the_versions_whose_weights_the_server_has_can_be_chosen(path: Pat
     assert re.findall(r"<option>(\d+)</option>", html) == ["15", "10", "0"]
 
 
+async def hold_form(rig: ConsoleRig, action: str) -> dict[str, str]:
+    """Return the fields of the form with which releases are stopped or allowed."""
+    html = await rig.get("/releases/hold")
+    form = html.partition(f'action="/releases/{action}"')[2].partition("</form>")[0]
+    assert form, html
+    return dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+
+
+@pytest.mark.parametrize("action", ["hold", "resume"])
+async def test_releases_are_held_and_resumed_after_a_confirmation(
+    action: str, path: Path, ledger: Ledger
+) -> None:
+    is_held = action == "resume"
+    record = RELEASE.model_copy(
+        update={"decision": Decision(action), "version": None, "parent": None, "number": 3}
+    )
+    before = HISTORY.model_copy(update={"is_held": is_held})
+    after = HISTORY.model_copy(
+        update={"records": [*HISTORY.records, record], "is_held": not is_held}
+    )
+    async with (
+        open_swarm(releases=before, release=ReleaseReply(success=True, record=record)) as swarm,
+        open_console(path, server_url=swarm.url) as rig,
+    ):
+        button = "Resume releases" if is_held else "Hold releases"
+        assert f">{button}</button>" in await rig.get("/releases")
+        form = await hold_form(rig, action)
+        assert swarm.calls["/release"] == 0
+        swarm.answers["/releases"] = after
+        replies = [await rig.browser.post(f"/releases/{action}", data=form) for _ in range(2)]
+        assert [reply.status_code for reply in replies] == [303, 303]
+        body = swarm.bodies["/release"]
+        html = await rig.get(replies[-1].headers["location"])
+    assert (body["decision"], body["version"]) == (action, None)
+    assert (body["run_id"], body["id"]) == ("run-a", form["decision_id"])
+    sentence = "Versions may be released again" if is_held else "Releases are on hold"
+    assert f"{sentence} (decision 3)." in html
+
+
+async def test_a_real_server_holds_releases_and_resumes_them(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    app = server_app(ServerConfig("fake", tmp_path / "server"))
+    try:
+        async with listening(app) as url, open_console(path, server_url=url) as rig:
+            for number, action, words in (
+                (1, "hold", "Releases are on hold (decision 1)."),
+                (2, "resume", "Versions may be released again (decision 2)."),
+            ):
+                form = await hold_form(rig, action)
+                reply = await rig.browser.post(f"/releases/{action}", data=form)
+                assert reply.status_code == 303, reply.text
+                html = await rig.get(reply.headers["location"])
+                assert words in html and len(table_rows(html)) == number
+    finally:
+        await app.state.server.close()
+
+
+async def test_a_hold_that_the_server_refuses_is_explained(path: Path, ledger: Ledger) -> None:
+    refusal = ReleaseReply(success=False, failure_reason="Another run is the current one: <b>")
+    async with (
+        open_swarm(releases=HISTORY, release=refusal) as swarm,
+        open_console(path, server_url=swarm.url) as rig,
+    ):
+        form = await hold_form(rig, "hold")
+        reply = await rig.browser.post("/releases/hold", data=form)
+        assert reply.status_code == 409
+        assert "Another run is the current one: &lt;b&gt;" in reply.text
+        reply = await rig.browser.post("/releases/hold", data=form | {"decision_id": "gate-1"})
+        assert reply.status_code == 400 and "is not complete" in reply.text
+
+
+async def test_without_a_server_releases_cannot_be_held(path: Path, ledger: Ledger) -> None:
+    async with open_console(path) as rig:
+        reply = await rig.browser.get("/releases/hold")
+        assert reply.status_code == 503 and "fakevllm-server start" in reply.text
+        assert "Hold releases" not in await rig.get("/releases")
+
+
+@pytest.mark.parametrize("action", ["hold", "resume"])
+async def test_a_hold_without_the_form_token_or_a_login_is_not_sent(
+    action: str, path: Path, ledger: Ledger
+) -> None:
+    history = HISTORY.model_copy(update={"is_held": action == "resume"})
+    async with (
+        open_swarm(releases=history) as swarm,
+        open_console(path, server_url=swarm.url) as rig,
+    ):
+        form = await hold_form(rig, action)
+        reply = await rig.browser.post(f"/releases/{action}", data=form | {"form_token": "0" * 64})
+        assert reply.status_code == 403
+        rig.browser.cookies.clear()
+        reply = await rig.browser.post(f"/releases/{action}", data=form)
+        assert reply.status_code in (401, 403)
+        assert swarm.calls["/release"] == 0
+
+
 @pytest.mark.parametrize("action", ["promote", "rollback"])
 async def test_a_decision_without_the_form_token_or_a_login_is_not_sent(
     action: str, path: Path, ledger: Ledger
@@ -520,6 +620,7 @@ async def test_markup_in_texts_of_runs_is_shown_as_text(
     quoted = quote(text, safe="")
     urls = ["/evaluations", f"/evaluations/{quoted}", f"/evaluations/x?rows_from={quoted}"]
     urls += ["/releases", f"/releases?decision={quoted}", "/releases/decision?version=20"]
+    urls += ["/releases/hold"]
     urls += [f"/releases/decision?version={quoted}", "/configuration", "/configuration?all=yes"]
     async with (
         open_swarm(releases=history, rollback=refusal, **answers) as swarm,

@@ -72,10 +72,35 @@ async def test_the_tests_and_the_hooks_of_a_written_project_pass(
     settings = load(None, {})
     assert settings.models.aliases == (ALIASES[name],)
     assert settings.hooks.path is not None and settings.dataset.file is not None
-    assert len(read_tasks(settings.dataset.file, settings.dataset.field)) == 64
+    trained, held_out = (
+        {task.main_query for task in read_tasks(file, settings.dataset.field)}
+        for file in (settings.dataset.file, settings.release.eval_dataset)
+        if file is not None
+    )
+    assert (len(trained), len(held_out), trained & held_out) == (48, 16, set())
+    assert all(row.keys() == {"question", "answer"} for row in json_rows(folder))
     text = (folder / "README.md").read_text()
     assert "    fakevllm up\n    python mock_user_request.py\n" in text
+    assert "\n## How good the model is\n" in text and "`held_out.jsonl`" in text
+    assert ("    fakevllm eval\n" in text) is (good != "thumbs")  # there, only users score answers
     assert settings.server["model"] == "demo"
+
+
+def json_rows(folder: Path) -> list[dict[str, object]]:
+    """Return the rows of all datasets in a folder."""
+    texts = [file.read_text() for file in sorted(folder.glob("*.jsonl"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("good", KINDS)
+def test_a_written_project_becomes_gated_with_one_line(
+    good: GoodName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = project_files("p", Answers("openai", "demo", good))
+    gated = texts["fakevllm.toml"].replace("[release]\n", '[release]\nmode = "gated"\n')
+    Path("fakevllm.toml").write_text(gated)
+    assert load(None, {}).release.is_gated
 
 
 def test_every_app_and_every_kind_is_in_its_table_and_has_its_templates() -> None:

@@ -143,3 +143,8 @@ def test_the_verl_trainer_keeps_a_reference_for_jobs_that_need_one(
     assert verl.trainer_args_for(job) == ["--num-workers=2", "--keep-reference"]
     assert verl.trainer_args_for(TrainJob()) == ["--num-workers=2"]
     assert ServerConfig("vllm", RUN).trainer_args_for(job) == ()
+
+
+def test_host_names_in_upper_case_match_the_header_of_a_request() -> None:
+    config = ServerConfig("fake", RUN, allowed_hosts=("GPU-Box",))
+    assert "gpu-box" in config.hosts

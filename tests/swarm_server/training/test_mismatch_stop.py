@@ -196,6 +196,28 @@ def test_only_consecutive_steps_stop_a_run() -> None:
     assert limit.reason is not None and "step 9" in limit.reason
 
 
+def test_a_step_of_feedback_samples_neither_counts_nor_resets_the_count() -> None:
+    limit = MismatchStop()
+    far = {"too_far": 1.0, "mismatch_k3": 2.0}
+    for step in range(MAX_TOO_FAR - 1):
+        limit.observe(step, far, 1.0)
+    limit.observe(7, far | {"feedback_samples": 1.0}, 1.0)
+    assert limit.reason is None
+    limit.observe(8, {"tokens_trained": 1.0, "feedback_samples": 1.0}, 1.0)
+    limit.observe(9, far, 1.0)
+    assert limit.reason is not None
+
+
+def test_steps_that_were_counted_before_a_rollback_no_longer_count() -> None:
+    limit = MismatchStop()
+    far = {"too_far": 1.0, "mismatch_k3": 2.0}
+    for step in (7, 8):
+        limit.observe(step, far, 1.0)
+    limit.observe(6, {"skipped": 1.0}, 1.0)
+    limit.observe(7, far, 1.0)
+    assert MAX_TOO_FAR == 3 and limit.reason is None
+
+
 def test_a_step_that_is_trained_again_counts_once() -> None:
     limit = MismatchStop()
     for step in (1, 2, 1, 2):

@@ -1,6 +1,7 @@
 """Start, stop and close of the server's state, with the fake engine as a child process."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -69,6 +70,19 @@ async def test_a_job_that_is_synced_during_a_start_is_refused_and_not_trained(
 async def test_a_closed_server_releases_its_run_directory(tmp_path: Path) -> None:
     await ServerState(ServerConfig("fake", tmp_path)).close()
     RunFolder(tmp_path).close()
+
+
+async def test_the_status_has_the_start_of_the_process_and_the_names_of_its_engines(
+    tmp_path: Path,
+) -> None:
+    earliest = time.time()
+    app = create_app(ServerConfig("fake", tmp_path))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        status = (await http.get("/get_engine_status")).json()
+    await app.state.server.close()
+    assert earliest <= status["started_at"] <= time.time()
+    assert (status["rollout"], status["trainer"]) == ("fake", "fake")
 
 
 def test_a_second_server_on_a_run_directory_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ group is a group of an earlier run that `fakevllm retrain` reads from a ledger.
 from __future__ import annotations
 
 import logging
+from itertools import chain
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -28,6 +29,7 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
 )
 from fakevllm_server.training.forget_service import ForgettingPending
+from fakevllm_server.training.vocabulary_check import check_ids
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.edit_demonstrations import parse_demonstrations
@@ -65,6 +67,7 @@ def router(state: ServerState) -> APIRouter:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
             calls = [RecordedCall.from_wire(call) for call in request.calls]
+            check_ids(calls, state.vocab_size)
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
         reply = await state.intake.add_sample(request, calls, state.closed_reason)
@@ -77,6 +80,7 @@ def router(state: ServerState) -> APIRouter:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
             loss, calls = parse_demonstrations(request)
+            check_ids(calls, state.vocab_size)
         except ValueError as error:
             raise HTTPException(422, f"The demonstrations cannot be trained: {error}.") from None
         reply = await state.intake.add_demonstration(request, loss, calls, state.closed_reason)
@@ -87,6 +91,7 @@ def router(state: ServerState) -> APIRouter:
     async def add_logged_group(request: AddLoggedGroupRequest) -> AddLoggedGroupReply:
         try:
             calls = [[RecordedCall.from_log(call) for call in own] for own in request.calls]
+            check_ids(chain.from_iterable(calls), state.vocab_size)
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
         reply = await state.intake.add_logged_group(request, calls, state.closed_reason)
