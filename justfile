@@ -34,8 +34,12 @@ bench-forest *arguments:
 
 # check the docs against the code, and build the docs site in site/; needs the extra `docs`
 docs:
-    pytest -q -n 0 tests/test_docs.py
+    pytest -q -n 0 tests/test_docs.py tests/test_reference.py
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
+# write the pages of the docs that are generated from the code, docs/reference/*.md
+reference:
+    python -m docs.reference_pages
 
 # run the tests marked `live` and `long`, and the long benchmarks
 long:

@@ -51,61 +51,62 @@ class Metrics:
     metrics whose values come from a callback."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        """All metrics of the proxy."""
         # Memory, CPU time and open files. The engine's metrics on the same page have these names
         # without the prefix.
-        ProcessCollector(namespace="fakevllm_proxy", registry=self._registry)
+        ProcessCollector(namespace="fakevllm_proxy", registry=self.registry)
         self._requests = Counter(
             "fakevllm_requests",
             "Requests that have ended, by the first state of their group and its reason.",
             ["route", "state", "reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._siblings = Counter(
             "fakevllm_siblings",
             "Completions requested from the engine.",
             ["route"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._latency = Histogram(
             "fakevllm_request_latency_seconds",
             "Seconds from a request's arrival to the end of its answer.",
             ["route"],
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._cut = Counter(
             "fakevllm_groups_cut",
             "Groups with fewer siblings than configured, by the reason.",
             ["route", "reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._feedback = Counter(
             "fakevllm_feedback",
             "Feedback about answers, by its kind; next messages and regenerations only if they "
             "have a value.",
             ["kind"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._resent = Counter(
             "fakevllm_requests_resent",
             "Requests that were sent again and got the answer of their first attempt.",
             ["route"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._failed = Counter(
             "fakevllm_siblings_failed",
             "Completions without an answer (no_answer) and, in groups, completions whose answer "
             "failed, by the failure.",
             ["route", "failure"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._rewards = Summary(
             "fakevllm_reward",
             "Rewards of all siblings (series policy) and of the served ones (series best, random, "
             "lead or greedy, by how the answer was chosen).",
             ["route", "series"],
-            registry=self._registry,
+            registry=self.registry,
         )
         # A label look-up takes a lock and builds a list. These labels are used for each request and
         # have few values, so their look-ups are cached.
@@ -116,14 +117,14 @@ class Metrics:
 
     def gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is read from the callback `value` at each scrape."""
-        Gauge(name, help_text, registry=self._registry).set_function(value)
+        Gauge(name, help_text, registry=self.registry).set_function(value)
 
     def labelled_gauge(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
     ) -> None:
         """Add a gauge with one label. At each scrape, the callback `values` returns the gauge's
         value for each value of the label."""
-        self._registry.register(_LabelledGauge(name, help_text, label, values))
+        self.registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
         """Count a request that an app sent again and that got the answer to the first attempt."""
@@ -159,4 +160,4 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

@@ -37,6 +37,7 @@ class ServeOnlyReason(StrEnum):
     and the detail."""
 
     PAUSED = "paused"
+    """The kill switch is on."""
     SIDE_CALL = "side_call"
     """A rule classified the request as a side call, such as title generation. The detail is the
     name of the rule."""
@@ -50,7 +51,9 @@ class ServeOnlyReason(StrEnum):
     """Only one answer would be sampled for the request, so there is no other answer to compare it
     with."""
     SEVERAL_PROMPTS = "several_prompts"
+    """The request has a list of prompts."""
     INVALID_REQUEST = "invalid_request"
+    """The request has neither messages nor a prompt."""
     GREEDY_REQUEST = "greedy_request"
     """The app requested temperature 0."""
     SEVERAL_CHOICES_ASKED = "several_choices_asked"
@@ -58,6 +61,7 @@ class ServeOnlyReason(StrEnum):
     NOT_A_SAMPLE = "not_a_sample"
     """The request has a field, such as `echo`, whose answer is not a plain sample of the model."""
     AT_MOST_ONE_TOKEN = "at_most_one_token"
+    """The request allows at most one token, as checks of a connection do."""
     NOT_STORED = "not_stored"
     """Nothing of the request may be stored. The ledger has no row of it, but metrics count it."""
     SERVER_DOES_NOT_REDACT = "server_does_not_redact"

@@ -87,7 +87,9 @@ class ProxySection(Section):
     """The section `[proxy]`: the proxy's own address and files."""
 
     host: str = "127.0.0.1"
+    """Address to listen on. Any address but loopback requires a key file."""
     port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on. 0 means a free port that the operating system chooses."""
     run_dir: Path = Path("runs/default")
     """Folder with the ledger, the proxy's SQLite file."""
     key_file: Path | None = None
@@ -108,7 +110,9 @@ class ConsoleSection(Section):
     enabled: bool = True
     """Whether `fakevllm up` starts the console."""
     host: str = "127.0.0.1"
+    """Address to listen on. Any address but loopback requires a key file."""
     port: int = Field(default=8010, ge=0, le=65535)
+    """Port to listen on. 0 means a free port that the operating system chooses."""
     key_file: Path | None = None
     """File with the API keys whose admins may log in. If `host` is not a loopback address, the
     console requires a key file."""
@@ -124,6 +128,8 @@ class SwarmSection(Section):
     url: Annotated[str, AfterValidator(checked_server_url)] = local_url(
         DEFAULT_SERVER_HOST, DEFAULT_SERVER_PORT
     )
+    """URL of the swarm server, without a path. If the file has the table `[server]`, the default is
+    the address in this table."""
     key: str | None = Field(default=None, repr=False)
     """API key for the swarm server."""
 
@@ -145,6 +151,7 @@ class HooksSection(Section):
     watch: bool = False
     """Whether the proxy reloads the hooks when a hook file is edited."""
     reload: ReloadSection = ReloadSection()
+    """The trial of edited hooks, and the limits within which they replace the running hooks."""
 
 
 class ModelsSection(Section):

@@ -71,6 +71,7 @@ class SkipRule(Section):
     """Name under which the ledger records the rule. None means that the ledger records the rule's
     number."""
     route: Route | None = None
+    """Route of the request: `chat`, `completions`, `responses` or `messages`."""
     model: _NonEmptyText | None = None
     """Model name in the app's request; `*` matches any text."""
     header: _Header | None = None

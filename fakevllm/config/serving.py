@@ -82,6 +82,8 @@ class ServeSection(ServeRules):
     receipts: bool = True
     """Whether answers carry the headers `x-fakevllm-group` and `x-fakevllm-version`."""
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
+    """Rules for single routes (`chat`, `completions`, `responses`, `messages`). They override the
+    rules of this section."""
 
     def rules(self, route: str) -> ServeRules:
         """Return the rules for one route. If the route does not set a setting, the value in the

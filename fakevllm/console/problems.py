@@ -122,7 +122,9 @@ def _hook_problems(failures: Json) -> Iterator[Problem]:
         yield Problem(
             f"A hook failed for {num_failed} of {'the latest ' if num > 1 else ''}"
             f"{counted(num, 'group')}, so nothing of them was trained: {failures['reason']}.",
-            "A dry run on the page Hooks shows the whole error; correct the hook, and reload it.",
+            "A dry run on the page Hooks shows the whole error. Correct the hook, and reload it.",
+            "/hooks",
+            "Look at the hooks",
         )
 
 

@@ -36,6 +36,7 @@ from fakevllm.groups.sibling_scheduler import (
 from fakevllm.groups.sibling_selection import seeded_random
 from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import RewardOutcome
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
@@ -56,7 +57,11 @@ answer counts as delivered."""
 STOPPING = unavailable("The proxy is stopping. Try again shortly.")
 """The error for apps whose requests are cancelled because the proxy is stopping."""
 
-_STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
+_STATUS = {
+    EndReason.CLIENT_DISCONNECTED.value: 499,
+    EndReason.PROXY_STOPPED.value: 503,
+    EndReason.UPSTREAM_UNREACHABLE.value: 503,
+}
 """HTTP status that the ledger records for an aborted group, by the reason of the abort. For any
 other reason, the status is 500."""
 
@@ -139,7 +144,7 @@ class GroupExecutor:
             await self._app.end_with_error(STOPPING)
         except WireError as error:
             await self._app.refuse(error)
-            self._execute(self._scheduler.abort("upstream_unreachable"))
+            self._execute(self._scheduler.abort(EndReason.UPSTREAM_UNREACHABLE.value))
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("request %s failed", self._request.id)
             self._execute(self._scheduler.abort("internal_error"))
@@ -152,7 +157,7 @@ class GroupExecutor:
 
     def stop(self) -> None:
         """Abort the group (a request with its siblings) because the proxy is stopping."""
-        self._execute(self._scheduler.abort("proxy_stopped"))
+        self._execute(self._scheduler.abort(EndReason.PROXY_STOPPED.value))
 
     def pass_deadline(self) -> None:
         """Report to the scheduler that the deadline for the app's answer has passed. From then on,
@@ -335,7 +340,7 @@ class GroupExecutor:
                 index, result = 0, self._results[0]
             case BreakOff(reason):
                 await self.wait_closed()  # from here on, a relayed lead sends nothing
-                error = STOPPING if reason == "proxy_stopped" else internal_error()
+                error = STOPPING if reason == EndReason.PROXY_STOPPED.value else internal_error()
                 return await self._app.end_with_error(error)
             case None:
                 return
@@ -380,7 +385,9 @@ class GroupExecutor:
 
     def _scored_siblings(self, abort_reason: str | None) -> ScoredSiblings:
         num_answered = sum(result.answer is not None for result in self._results.values())
-        outcome = self._outcome or RewardOutcome(None, "no_group" if num_answered else "no_answer")
+        outcome = self._outcome or RewardOutcome(
+            None, EndReason.NO_GROUP.value if num_answered else EndReason.NO_ANSWER.value
+        )
         return ScoredSiblings(
             results=[
                 self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)

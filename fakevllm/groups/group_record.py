@@ -15,6 +15,7 @@ from fakevllm.admission.admission_rules import ServeOnly
 from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.sibling_selection import Selection, failure_of, is_broken_off
 from fakevllm.hooks.results import RewardOutcome
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import EVAL_KIND, GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.release.arms import ARM_UNAVAILABLE, OTHER_ARM
 from fakevllm.sessions.request_placement import Placement
@@ -194,7 +195,9 @@ class GroupDraft:
         is_served = answer is not None or (reply.status == 200 and not is_read)
         sibling = _sibling(result, None, {}, served=is_served)
         if not is_served:
-            reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
+            reason = (
+                EndReason.NO_ANSWER.value if reply.status == 200 else f"upstream_{reply.status}"
+            )
             reason = failure_prefix + reason
         state, served = ("served", 0) if is_served else ("failed", None)
         if is_served:
@@ -221,7 +224,7 @@ class GroupDraft:
         if selection.served is None:
             state, reason = "failed", failure_reason_of(scored.results[0])
         elif num_rewards < 2 or scored.is_dropped:
-            state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
+            state, reason = "dropped", scored.reason or EndReason.FEWER_THAN_TWO_REWARDS.value
         for result in scored.results:
             if result.index == selection.served:
                 self.serve(result)
@@ -286,7 +289,7 @@ class GroupDraft:
             for result in results
         ]
         if answered:
-            state, reason, status = "served", outcome.reason or "evaluation", 200
+            state, reason, status = "served", outcome.reason or EndReason.EVALUATION.value, 200
         else:
             state, reason, status = "failed", outcome.reason, results[0].status
         record = self._record(state, reason, status, rows)
@@ -424,7 +427,7 @@ def failure_reason_of(lead: SiblingResult) -> str:
     if lead.error is not None:
         return failure_reason(lead.error)
     is_refused = lead.reply is not None and lead.status >= 400
-    return f"upstream_{lead.status}" if is_refused else "no_answer"
+    return f"upstream_{lead.status}" if is_refused else EndReason.NO_ANSWER.value
 
 
 def _error_text(result: SiblingResult) -> str:

@@ -39,6 +39,7 @@ from fakevllm.groups.sampler import Sampler
 from fakevllm.hooks.hook_versions import HookVersions
 from fakevllm.hooks.results import HookFailure
 from fakevllm.hooks.version_leases import Use
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
@@ -170,7 +171,8 @@ class Pipeline:
                     # task ends. A group has sent that error itself.
                     await app.end_with_error(STOPPING)
                     self._record(
-                        draft.failed("proxy_stopped", 503), is_stored=draft.request.is_stored
+                        draft.failed(EndReason.PROXY_STOPPED.value, 503),
+                        is_stored=draft.request.is_stored,
                     )
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
@@ -347,7 +349,8 @@ class Pipeline:
                 self._record(draft.fell_back(reply, trouble), is_stored=draft.request.is_stored)
         except ClientDisconnected:
             self._record(
-                draft.failed("client_disconnected", 499), is_stored=draft.request.is_stored
+                draft.failed(EndReason.CLIENT_DISCONNECTED.value, 499),
+                is_stored=draft.request.is_stored,
             )
         except WireError as error:
             await app.refuse(error)

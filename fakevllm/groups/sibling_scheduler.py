@@ -33,6 +33,7 @@ from enum import StrEnum
 
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups.sibling_selection import Selection, best_sibling, select
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.transport.request import SiblingOutcome
 
 
@@ -225,7 +226,7 @@ class GroupScheduler:
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
             return []
         self.app = AppState.LEFT
-        return self._abort("client_disconnected")
+        return self._abort(EndReason.CLIENT_DISCONNECTED.value)
 
     def abort(self, reason: str) -> list[Decision]:
         """Abort the group for a reason outside this state machine, such as a stop of the proxy."""

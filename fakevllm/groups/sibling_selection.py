@@ -139,7 +139,9 @@ class Failure(StrEnum):
     CUT_OFF = "cut_off"
     """The answer ended at `max_tokens` or at the end of the context."""
     BROKEN_TOOL_CALL = "broken_tool_call"
+    """The request offered tools, and a tool call of the answer cannot be parsed."""
     EMPTY = "empty"
+    """The answer has no text and no tool call."""
     NOT_JSON = "not_json"
     """The request asked for JSON, and the answer is not JSON."""
 

@@ -33,16 +33,28 @@ class HookReason(StrEnum):
     `HookFailure.reason` begins."""
 
     RAISED = "hook_raised"
+    """The hook raised an exception. The detail names the line in the user's file."""
     TIMEOUT = "hook_timeout"
+    """The hook did not return within `hooks.timeout_s`."""
     LENGTH = "hook_length"
+    """The number of results differs from the number of siblings."""
     TYPE = "hook_type"
+    """A result has a wrong type."""
     VALUE = "hook_value"
+    """A result has a value that is not allowed, such as a reward beyond the limit."""
     NAN = "hook_nan"
+    """A reward or value is not finite."""
     OVERRIDE = "hook_override"
+    """The engine refuses what `on_user_submit_new_requests` changed for a sibling. The group
+    continues without that sibling."""
     CRASHED = "hook_crashed"
+    """The hook process ended."""
     CLOSED = "hook_closed"
+    """The proxy was stopping."""
     LOAD = "hook_load"
+    """The hooks could not be imported when the process was started again."""
     INPUT = "hook_input"
+    """The arguments of the hook could not be sent to its process."""
 
 
 _HOOK_REASONS = frozenset(HookReason)

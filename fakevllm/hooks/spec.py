@@ -46,9 +46,11 @@ class Sibling:
     """The dataset task to which the request belongs. All siblings of a request have the same task.
     The task's metadata has the reference answer, if there is one."""
     episode_id: str
+    """Id of the answer, as `<group>/<index>`."""
     finish_reason: str | None
     """"stop", "length" (the answer was cut off) or "tool_calls"."""
     usage: Json = field(default_factory=dict[str, Any])
+    """Numbers of tokens, as in the field `usage` of a chat completion."""
     messages: Sequence[Json] = ()
     """The conversation before this answer, as chat messages. All siblings of a request have the
     same messages. The field is empty if the app sent a prompt instead of messages."""
@@ -72,16 +74,21 @@ class Feedback:
     answer: Json
     """The assistant message, with the additional key `finish_reason`."""
     question: str = ""
+    """Text of the user message that was answered."""
     messages: Sequence[Json] = ()
     """The conversation before the answer."""
     task: Task = field(default_factory=Task)
+    """The dataset task to which the request belongs."""
     reward: float | None = None
     """The answer's reward from on_compute_relative_reward; None if the answer has no reward."""
     score: float | None = None
+    """Score that the app sent."""
     thumbs: Literal["up", "down"] | None = None
+    """Thumbs that the app sent."""
     edited: str | None = None
     """The user's corrected version of the answer."""
     comment: str | None = None
+    """Comment that the app sent."""
     next_message: str = ""
     """With `next_message`: the text of the user's next message. With `regenerate`: the text of the
     message that gets another answer. With `feedback`: empty."""

@@ -157,15 +157,21 @@ class StepSums:
     are left out."""
 
     num_groups: int = 0
+    """Number of groups with a reward."""
     num_samples: int = 0
+    """Number of siblings with a reward that are samples of the policy."""
     reward_sum: float = 0.0
+    """Sum of the rewards of these siblings."""
     num_best: int = 0
     """Number of groups whose served sibling has a reward and was not chosen at random."""
     best_sum: float = 0.0
+    """Sum of the rewards of these served siblings."""
     num_flat: int = 0
+    """Number of groups whose rewards are all equal."""
     num_random: int = 0
     """Number of groups whose served sibling has a reward and was chosen at random."""
     random_sum: float = 0.0
+    """Sum of the rewards of these served siblings."""
 
     def add(self, other: StepSums, sign: int = 1) -> None:
         """Add the counts and sums of `other` to this object, or subtract them if `sign` is -1."""
@@ -228,18 +234,28 @@ class SessionTotals:
     """The counters of one session, in the order of the columns of the table `session_counters`."""
 
     session_id: str
+    """Id of the session."""
     parent_session_id: str | None = None
+    """Id of the session that started this session; NULL if none did."""
     app_key: str | None = None
+    """Fingerprint of the app's API key; NULL without a key."""
     turns: int | None = None
+    """Number of turns."""
     num_groups: int = 0
+    """Number of groups."""
     seen_at: float = -math.inf
+    """Time of the newest group, in Unix seconds."""
     num_rewards: int = 0
+    """Number of served siblings with a reward."""
     reward_sum: float = 0.0
+    """Sum of the rewards of the served siblings."""
     first_group_id: str = ""
     """Id of the session's first group that is not a side request. If all groups are side requests:
     id of the first group."""
     first_is_side: bool = True
+    """Whether this first group is a side request."""
     first_at: float = math.inf
+    """Time at which this first group arrived, in Unix seconds."""
 
     def add(self, group: Contribution) -> None:
         """Add the values of `group` (a request with its answers) to these counters of the group's

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import reads
 from fakevllm.ledger.forgotten_groups import is_forgotten
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.redacted_records import RecordRedactor
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
@@ -137,7 +138,7 @@ def sample_outcomes(entry: LogEntry, prefix: str) -> list[tuple[Any, ...]]:
                 keys = _sample_keys([group_id], prefix)
                 rows += [("dropped", reason, None, None, *key) for key in keys]
         case "restored":
-            reason = entry.reason or "server_crashed"
+            reason = entry.reason or EndReason.SERVER_CRASHED.value
             rows = [("lost", reason, None, None, *key) for key in _sample_keys(entry.lost, prefix)]
         case _:
             pass

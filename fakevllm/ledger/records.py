@@ -60,18 +60,31 @@ class SiblingRecord:
     """Position in the group, from 0. In SQL, write the name of this column in double quotes,
     because it is a keyword."""
     served: bool
+    """Whether the app got this answer."""
     best: bool
+    """Whether this answer has the highest reward of its group."""
     status: int
+    """HTTP status with which the engine answered."""
     message_json: str | None = None
+    """The assistant message as JSON; NULL without an answer."""
     text: str | None = None
+    """Text of the answer."""
     tool_calls_json: str | None = None
+    """Tool calls of the answer as JSON; NULL if it has none."""
     finish_reason: str | None = None
+    """Reason why the answer ended, as the engine reported it, such as `stop` or `length`."""
     prompt_tokens: int | None = None
+    """Number of tokens of the prompt."""
     completion_tokens: int | None = None
+    """Number of tokens of the answer."""
     reward: float | None = None
+    """Reward of the answer; NULL if it has none."""
     annotations_json: str | None = None
+    """Keys that the hook added to the answer, as JSON."""
     error: str | None = None
+    """Error message of the engine; NULL for an answer."""
     trained: bool = False
+    """Whether a training step used the answer."""
     failure: str | None = None
     """Slug of the reason why the answer is not usable; NULL for a usable answer. `cut_off`,
     `broken_tool_call`, `empty` and `not_json` are failures of the model. `broken_off` is a failure
@@ -131,34 +144,47 @@ class GroupRecord:
     request."""
 
     group_id: str = field(metadata=PRIMARY_KEY)
+    """Id of the group."""
     received_at: float
     """Time at which the request arrived, in Unix seconds."""
     route: str
+    """API format of the request: `chat`, `completions`, `responses` or `messages`."""
     model: str
+    """Model name in the app's request."""
     streamed: bool
+    """Whether the app requested a stream."""
     task_id: str | None
+    """Id of the dataset task to which the request belongs; NULL if it belongs to none."""
     app_key: str | None
     """Fingerprint of the app's API key: the first 8 hex digits of a hash of the key."""
     request_json: str
+    """Body of the app's request."""
     question: str
+    """Text of the last user message, or the prompt."""
     num_siblings: int
     """Number of answers that were requested from the engine. Fewer answers may have arrived."""
     status: int
     """HTTP status of the response that the app got."""
     latency_s: float
+    """Seconds from the arrival of the request to the end of its answer."""
     served_index: int | None
+    """Index of the sibling that the app got; NULL if it got none."""
     best_index: int | None
+    """Index of the sibling with the highest reward; NULL without rewards."""
     state: str = field(metadata=INDEXED)
     """A `State`."""
     reason: str | None
     """Reason why the group was not trained; NULL if it was trained or may still be trained."""
     hook_hash: str | None
+    """Digest of the hook files that scored the group; NULL if no hook scored it."""
     siblings: Sequence[SiblingRecord] = field(metadata=NOT_A_COLUMN)
     step: int | None = field(default=None, metadata=INDEXED)
     """Number of the training step for which the server was collecting groups when this group
     ended."""
     trained_step: int | None = None
+    """Number of the training step that used the group."""
     trained_version: int | None = None
+    """Version of the weights that this training step made."""
     response_id: str | None = field(default=None, metadata=INDEXED)
     """Id by which later requests of the app may refer to the answer (`previous_response_id`)."""
     served_by: str | None = None
@@ -169,6 +195,7 @@ class GroupRecord:
     cut: str | None = None
     """Reason why the group has fewer siblings than configured; NULL if it has all of them."""
     session_id: str | None = field(default=None, metadata=INDEXED)
+    """Id of the session (conversation) to which the request belongs."""
     parent_session_id: str | None = None
     """Id of the session (conversation) that started this session, if this is the session of a
     sub-agent."""
@@ -256,20 +283,26 @@ class FeedbackRecord:
     two reasons: a row of feedback may be written before the row of its group, and it must not
     change when the row of the group is replaced."""
     feedback_id: str = field(metadata=PRIMARY_KEY)
+    """Id of the feedback. The app sends it, or the proxy makes it from the feedback."""
     received_at: float
     """Time at which the proxy received the feedback, in Unix seconds."""
     app_key: str | None = None
+    """Fingerprint of the API key that sent the feedback; NULL without a key."""
     kind: str = "feedback"
     """`feedback` if the app sent the feedback. `next_message` or `regenerate` if the feedback is
     the next request of the conversation, from which the hook `on_feedback` computed a value."""
     score: float | None = None
+    """Score that the app sent."""
     thumbs: str | None = None
+    """`up` or `down`; NULL if the app sent neither."""
     edited: str | None = None
     """The user's corrected text of the answer."""
     comment: str | None = None
+    """Comment that the app sent."""
     state: str = field(default=FeedbackState.RECEIVED, metadata=INDEXED)
     """A `FeedbackState`."""
     reason: str | None = None
+    """Cause of the states `kept`, `dropped` and `lost`."""
     value: float | None = None
     """Value of the feedback. If the hook `on_feedback` is defined, it computes the value. Otherwise
     the value comes from the score or the thumbs."""
@@ -280,14 +313,20 @@ class FeedbackRecord:
     """In the state `joined`: amount that was added to the reward of the served answer. If the
     feedback became a training sample of its own: the advantage of the sample."""
     hook_hash: str | None = None
+    """Digest of the hook files that computed the value; NULL if no hook computed it."""
     trained_step: int | None = None
+    """Number of the training step that used the sample."""
     trained_version: int | None = None
+    """Version of the weights that this training step made."""
     edit_state: str | None = None
     """A `FeedbackState`: what became of `edited` as a demonstration. None if the feedback has no
     edit, or if edits were not trained when it arrived. `state` is about the value alone."""
     edit_reason: str | None = None
+    """Cause of the states `kept`, `dropped` and `lost` of the edit."""
     edit_step: int | None = None
+    """Number of the training step that used the edit."""
     edit_version: int | None = None
+    """Version of the weights that this training step made."""
 
     @property
     def is_void(self) -> bool:

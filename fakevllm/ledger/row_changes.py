@@ -18,6 +18,7 @@ from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import counters, edit_rows, feedback_rows
 from fakevllm.ledger.forgotten_groups import is_forgotten
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import (
     GroupRecord,
     KeptAnswer,
@@ -291,7 +292,7 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             counters.watch(db, [*undone, *entry.lost])
             for undo in (_UNMARK_SIBLINGS_SINCE, _UNTRAIN_GROUPS_SINCE):
                 db.exec_driver_sql(undo, (run_id, entry.step))
-            reason = entry.reason or "server_crashed"
+            reason = entry.reason or EndReason.SERVER_CRASHED.value
             rows = [(State.LOST, reason, group_id) for group_id in entry.lost]
             _many(db, _END_UNTRAINED, rows)
             _unmark(db, entry.lost)

@@ -14,6 +14,7 @@ import logging
 from fakevllm.config.reward import BASELINE_WINDOW, FeedbackSection
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
@@ -151,7 +152,7 @@ def _untrainable_reason(served: ServedCalls) -> str | None:
         return f"too_many_calls: {len(served.calls)} of one answer"
     reasons = [call.untrainable for call in served.calls]
     if all(reason is not None for reason in reasons):
-        return f"no_trainable_call: {reasons[0]}"
+        return f"{EndReason.NO_TRAINABLE_CALL}: {reasons[0]}"
     if not served.is_unshaped:
         return "shaped: what its tokens were chosen from is known to the server's group alone"
     return None

@@ -22,6 +22,7 @@ from dataclasses import replace
 import aiohttp
 
 from fakevllm.errors import LedgerError
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
@@ -189,7 +190,9 @@ class Delivery:
         # The server must never train on a group that is not in the ledger.
         if not await self._ledger.is_written(receipt):
             self.forget(group.group_id)
-            self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
+            self._ledger.settle(
+                record.group_id, "dropped", EndReason.LEDGER_UNAVAILABLE.value, None, []
+            )
             self._on_settled(group.group_id)
             return await self._link.abort_group(record.group_id)
         await self._send(await self._with_feedback(group))
@@ -358,7 +361,7 @@ def reason_of(error: Exception) -> str:
     'swarm_unreachable'
     """
     if is_transient(error):
-        return "swarm_unreachable"
+        return EndReason.SWARM_UNREACHABLE.value
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"swarm_refused: {error.status}"
-    return f"end_failed: {type(error).__name__}"
+        return f"{EndReason.SWARM_REFUSED}: {error.status}"
+    return f"{EndReason.END_FAILED}: {type(error).__name__}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fakevllm.config.model import DEFAULT_NUM_CALLS
+from fakevllm.ledger.reasons import EndReason
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.call_slots import CallSlots
@@ -278,4 +279,4 @@ def failure_reason(error: WireError) -> str:
     """Return the reason that the ledger (the proxy's SQLite file) stores for a request that failed
     with this error."""
     is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
-    return "upstream_unreachable" if is_gone else f"upstream_{error.status}"
+    return EndReason.UPSTREAM_UNREACHABLE.value if is_gone else f"upstream_{error.status}"

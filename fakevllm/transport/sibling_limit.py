@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from fakevllm.ledger.reasons import EndReason
+
 _MAX_ENGINE_LIMIT = 1024
 """A limit that was derived from the engine's refusals is dropped when it reaches this number. Each
 answered request raises the derived limit by one."""
@@ -94,7 +96,11 @@ class SiblingLimit:
         self.in_flight += num
         if num == num_requested:
             return Grant(num)
-        reason = "engine_busy" if by_engine < by_fixed_limit else "siblings_in_flight"
+        reason = (
+            EndReason.ENGINE_BUSY.value
+            if by_engine < by_fixed_limit
+            else EndReason.SIBLINGS_IN_FLIGHT.value
+        )
         return Grant(num, f"{reason}: {num} of {num_requested} fit")
 
     def release(self, num: int = 1) -> None:

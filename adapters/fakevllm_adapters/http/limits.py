@@ -40,6 +40,7 @@ class Limits:
     """The limits on a request. Each limit is the highest value that is accepted."""
 
     body_bytes: int = MAX_BODY_BYTES
+    """Size of the body. A larger body gets status 413."""
     num_headers: int = 256
     """Number of headers. Under vLLM, the HTTP library h11 has the same limit."""
     header_bytes: int = 64 * 2**10
@@ -54,9 +55,13 @@ class Limits:
     stop_chars: int = 1000
     """Length of a stop string or bad word."""
     num_bad_words: int = 256
+    """Number of bad words."""
     num_tools: int = 512
+    """Number of tools."""
     num_logit_bias: int = 1024
+    """Number of entries of `logit_bias`."""
     num_stop_token_ids: int = 1024
+    """Number of entries of `stop_token_ids`."""
     num_allowed_token_ids: int = 2**18
     """Number of entries in `allowed_token_ids`. The default exceeds the vocabulary of any model."""
 

@@ -37,14 +37,19 @@ class RunSection(BaseModel):
     """YAML file with values for the settings that the job itself does not set. The SDK reads the
     file."""
     experiment_dir: str | None = None
+    """Folder for the run's files. The server's --run-dir is used instead."""
     project_name: str | None = None
+    """Label of the project. It is only stored."""
     experiment_name: str | None = None
+    """Name of the run. A new name starts a new run, and the name of an earlier run continues it."""
     ensure_new_experiment: bool = False
     """Whether the SDK appends the time to experiment_name, so that no earlier run is continued."""
     logging: Annotated[str | None, BeforeValidator(list_as_text)] = None
     """Comma-separated names of the loggers to which the metrics are written."""
     train_print_to_markdown_file_path: str | None = None
+    """File for the metrics of each training step."""
     val_print_to_markdown_file_path: str | None = None
+    """File for the metrics of each validation."""
 
 
 class LengthSection(BaseModel):
@@ -79,22 +84,27 @@ class EngineSection(BaseModel):
     """Settings of the engine and the trainer. The server's own flags override them."""
 
     backbone: str | None = None
+    """Training backend of AgentJet. The server's own flags choose the engines instead."""
     n_gpu: int | None = Field(default=None, ge=1)
     """Number of GPUs per node. It must divide the number of episodes per training step."""
     nnodes: int = Field(default=1, ge=1)
     """Number of nodes."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory that vLLM uses."""
     max_num_seqs: int | None = Field(default=None, ge=1)
     """Maximum number of answers decoded at the same time."""
     tensor_model_parallel_size: int | None = Field(default=None, ge=1)
     """Number of GPUs over which each layer of an engine is split."""
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
+    """Number of GPUs over which one sequence is split."""
     mini_batch_num: int = Field(default=1, ge=1)
     """Number of mini-batches per step. Each mini-batch has an update of its own."""
     kl_penalty_type: Annotated[str, BeforeValidator(_kl_penalty_name)] = "kl"
     """Estimator of the KL in the reward. `k1` is another name for `kl`."""
     lora_load_format: str = "auto"
+    """Format in which AgentJet's engine loads LoRA adapters."""
     layered_summon: bool = False
+    """Whether AgentJet's trainer collects LoRA adapters layer by layer."""
 
 
 class CollectionSection(BaseModel):
@@ -103,9 +113,11 @@ class CollectionSection(BaseModel):
     swarm_mode: bool = True
     """Whether clients run the episodes."""
     swarm_mode_sample_collection_method: CollectionMethod = "rollout_until_finish_enough_tasks"
+    """Rule by which a step has enough episodes of clients."""
     max_env_worker: int | None = Field(default=None, ge=1)
     """Approximate maximum number of concurrent episodes of all clients."""
     compute_madness_checklist: tuple[str, ...] = ()
+    """Kinds of nonsense output that end an episode."""
     timeline_compare_level: Literal["token", "text"] = "token"
     """What is compared to decide whether one call continues another: tokens or text."""
 

@@ -63,8 +63,8 @@ AJET_KEYS = {
 """The key in AgentJet's YAML for each setting of TrainJob."""
 
 _USE_KL_LOSS = "use_kl_loss"
-_USE_KL_LOSS_KEY = "ajet.trainer_common.use_kl_loss"
-_OLDER_KEYS = {
+USE_KL_LOSS_KEY = "ajet.trainer_common.use_kl_loss"
+OLDER_KEYS = {
     "use_kl_in_reward": "ajet.trainer_common.algorithm.use_kl_in_reward",
     "timeline_compare_level": "ajet.context_tracker.timeline_compare_level",
 }
@@ -112,9 +112,7 @@ IGNORED_KEYS = (
     IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps", (-1, 0), "there is no warm-up"),
     IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps_ratio", (0.0,), "there is no warm-up"),
     *(
-        IgnoredKey(
-            f"actor_rollout_ref.actor.{key}", silent, "verl's sections are not, a `job:` says it"
-        )
+        IgnoredKey(f"actor_rollout_ref.actor.{key}", silent, "only the section `ajet` is read")
         for key, silent in (
             ("policy_loss.loss_mode", ("vanilla",)),
             ("loss_agg_mode", ("token-mean", "seq-mean-token-mean")),
@@ -124,8 +122,8 @@ IGNORED_KEYS = (
         )
     ),
 )
-"""Keys for which TrainJob has no setting. They are ignored, with a warning unless the value is in
-`silent`."""
+"""Keys for which a job has no setting. They are ignored, with a warning unless the value is one of
+those that cause no warning."""
 
 
 def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
@@ -137,9 +135,9 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
     """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
-    keys = {**AJET_KEYS, _USE_KL_LOSS: _USE_KL_LOSS_KEY}
+    keys = {**AJET_KEYS, _USE_KL_LOSS: USE_KL_LOSS_KEY}
     settings = {name: _at(whole, key) for name, key in keys.items()}
-    for name, key in _OLDER_KEYS.items():
+    for name, key in OLDER_KEYS.items():
         settings[name] = _at(whole, key) if settings[name] is None else settings[name]
     switched_off = set(_switched_off(whole, settings))
     return (

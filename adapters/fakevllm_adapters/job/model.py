@@ -81,7 +81,7 @@ class TrainJob(SwarmSections):
         "reinforce_plus_plus_baseline",
         "remax",
     ] = "grpo"
-    """Estimator that computes advantages from rewards; see fakevllm_server.algorithms."""
+    """Estimator that computes advantages from rewards."""
     norm_adv_by_std_in_grpo: bool = True
     """Whether advantages are divided by the rewards' standard deviation. False is Dr. GRPO."""
     std_floor: float = Field(default=0.05, gt=0)
@@ -93,9 +93,11 @@ class TrainJob(SwarmSections):
     """Whether kl_coef times the token's log-ratio to the starting weights is subtracted from each
     token's reward."""
     kl_coef: float = Field(default=0.001, gt=0)
+    """Weight of the KL in the reward, for `use_kl_in_reward`."""
     overlong_buffer_len: int | None = Field(default=None, ge=1)
     """Number of tokens over which the length penalty grows from 0 to its full value. The penalty
-    has its full value for an answer of `max_answer_length` tokens. None means no penalty."""
+    has its full value for an answer of `max_response_length_in_one_turn` tokens or, if that is not
+    set, of `max_response_length` tokens. None means no penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
     """Penalty subtracted from the reward of an answer of the maximum length."""
     filter_groups: FilterGroups = "keep"
@@ -134,6 +136,7 @@ class TrainJob(SwarmSections):
     loss_scale_factor: float | None = Field(default=None, gt=0)
     """Divisor of seq-mean-token-sum-norm; None means the length of the step's longest sequence."""
     lr: float = Field(default=1e-6, gt=0)
+    """Learning rate of AdamW."""
     ppo_epochs: int = Field(default=1, ge=1)
     """Number of optimizer updates per step, each over the whole batch."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
@@ -160,16 +163,22 @@ class TrainJob(SwarmSections):
     clip_ratio_c: float = Field(default=3.0, gt=1)
     """Bound on the probability ratio where the advantage is negative (dual-clip PPO)."""
     grad_clip: float = Field(default=1.0, gt=0)
+    """Maximum norm of the gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of AdamW."""
     kl_loss_coef: float = Field(default=0.0, ge=0)
     """Weight of the loss's KL term, which penalizes the distance from the starting weights. With
     AgentJet's switch `use_kl_loss: false`, this weight is 0. With `use_kl_loss: true`, it is
     AgentJet's default unless the job sets another weight."""
     kl_loss_type: KlType = "low_var_kl"
+    """Estimator of the KL in the loss. `k1` and `kl`, `k2` and `mse`, and `k3` and `low_var_kl` are
+    names of the same estimator."""
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     tau_pos: float = Field(default=1.0, gt=0)
+    """Temperature of the loss `sapo` for positive advantages."""
     tau_neg: float = Field(default=1.05, gt=0)
+    """Temperature of the loss `sapo` for all other advantages."""
     bypass_mode: bool = True
     """Where the log-probabilities of the old policy come from. If True, the engine has reported
     them with the answers. If False, the trainer computes them."""
@@ -177,11 +186,13 @@ class TrainJob(SwarmSections):
     """Importance weights for the difference between trainer and engine, per token or per sequence.
     None means no weights."""
     rollout_is_threshold: Threshold = "2.0"
+    """Bounds of the importance weights: `HIGH`, or `LOW_HIGH` as a text."""
     rollout_is_batch_normalize: bool = False
     """Whether the importance weights are divided by their mean over the step."""
     rollout_rs: str | None = None
     """Rejection sampling between trainer and engine: comma-separated names of divergences."""
     rollout_rs_threshold: Threshold | None = None
+    """Threshold of the rejection by `rollout_rs`: `HIGH`, or `LOW_HIGH` as a text."""
     max_mismatch_k3: float | None = Field(default=1.0, gt=0, lt=10)
     """Largest mean KL (k3) between trainer and engine. A step above this limit makes no update.
     After several such steps in a row, training stops. The k3 of a single token is capped at 10.
@@ -199,6 +210,8 @@ class TrainJob(SwarmSections):
     total_training_steps: int | None = Field(default=None, ge=1)
     """Number of the last step. After this step, the server only serves and no longer trains."""
     seed: int = 0
+    """Random seed for shuffles, and for the choice between equally good siblings if the request has
+    no seed."""
     lockstep: bool = False
     """Whether groups run one after another, each with a seed that follows from its dataset row. Two
     runs with the same seed are then bit-identical (with the embedded engine on a CPU)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FINISHED = "training_finished"
+"""Reason slug of groups that arrive after the last step of the run."""
 
 _EXPLANATIONS = {
     FINISHED: (

@@ -86,10 +86,15 @@ class EngineStatus(StrEnum):
     framework for training agents."""
 
     OFFLINE = "ENGINE.OFFLINE"
+    """No engine runs."""
     BOOTING = "ENGINE.BOOTING"
+    """The engine is starting."""
     ROLLING = "ENGINE.ROLLING"
+    """The engine samples, and the server collects groups for the next training step."""
     ROLLING_POST = "ENGINE.ROLLING_POST"
+    """The engine samples, and the server trains on a complete batch."""
     WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
+    """The engine loads the new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +183,15 @@ class Task(BaseModel):
     """
 
     main_query: str = ""
+    """Text of the task: for a dataset row, the value of its text field."""
     init_messages: list[Json] = Field(default_factory=list[Json])
+    """Messages with which the agent's conversation begins."""
     task_id: str = ""
+    """Id of the task."""
     env_type: str = ""
+    """Name of the environment in which the agent works; empty for requests of apps."""
     metadata: Json = Field(default_factory=dict)  # a plain default would be copied for each request
+    """Further facts about the task, such as the reference answer."""
 
 
 # --- control plane

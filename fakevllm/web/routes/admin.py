@@ -238,6 +238,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post("/tasks", response_model=TaskKeys)
     async def put_tasks(request: Request) -> TaskKeys | Response:
+        """Register tasks, which are rows of a dataset. The reply has one API key per task."""
         try:
             tasks = _parse_tasks(await read_body(request.receive, proxy.config.limits.body_bytes))
         except WireError as error:
@@ -254,14 +255,18 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post("/pause")
     async def pause() -> PauseReply:
+        """Turn the kill switch on: requests are answered, and none of them is trained."""
         return PauseReply(trouble=proxy.traffic_gate.pause.set(True), paused=True)
 
     @routes.post("/resume")
     async def resume() -> PauseReply:
+        """Turn the kill switch off."""
         return PauseReply(trouble=proxy.traffic_gate.pause.set(False), paused=False)
 
     @routes.post("/hooks/reload", response_model=ReloadReply)
     async def reload_hooks() -> ReloadReply | Response:
+        """Try the edited hook files, and let them take over if they pass. The reply has the
+        result."""
         if proxy.hooks is None:
             message = "The proxy has no hooks: start it with `fakevllm serve --hooks FOLDER`."
             return error_response(WireError(409, error_body(message, "ConflictError", 409)))
@@ -273,14 +278,18 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
+        """Return the receipt of one group, without texts."""
         return await group_reply(proxy, group_id)
 
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
+        """Return the latest status of the server's engine; null if it is unknown."""
         return proxy.link.status
 
     @routes.get("/stats", response_model=Stats)
     async def stats(run: str = "", curve: str = "") -> Stats | Response:
+        """Return the state of the engine, counts of groups, and the learning curve of a run. The
+        query `run` chooses another run than the newest, and `curve=ends` shortens the curve."""
         return await _stats_reply(proxy, run, ends_only=curve == "ends")
 
     return routes

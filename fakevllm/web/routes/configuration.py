@@ -34,6 +34,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/configuration")
     async def configuration() -> ConfigurationReply:
+        """Return the settings of the proxy and the places from which they came. Secrets appear only
+        as `set` or `not set`."""
         sources = proxy.sources
         return ConfigurationReply(
             file=None if sources.file is None else str(sources.file.absolute()),

@@ -42,6 +42,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post(CHECK_PATH, response_model=CheckReply)
     async def check(request: Request) -> CheckReply | Response:
+        """Reply whether the rows of an evaluation have been trained, and whether its versions can
+        be sampled."""
         try:
             rows = await _read(proxy, request, CheckRequest)
             async with CancelOnDisconnect(request.receive):
@@ -53,6 +55,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post(END_PATH, response_model=EndReply)
     async def end(request: Request) -> EndReply | Response:
+        """End an evaluation. The engine may then unload the versions."""
         try:
             ended = await _read(proxy, request, EndRequest)
         except WireError as error:
@@ -66,6 +69,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post(ROW_PATH, response_model=RowReply)
     async def evaluate(request: Request) -> RowReply | Response:
+        """Sample and score one row of an evaluation."""
         try:
             row = await _read(proxy, request, RowRequest)
             async with CancelOnDisconnect(request.receive):

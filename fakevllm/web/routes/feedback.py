@@ -43,6 +43,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post("/v1/feedback", response_model=FeedbackReply)
     async def feedback(request: Request) -> FeedbackReply | Response:
+        """Store feedback on an answer. With `any_key`, an admin may send feedback on the answers of
+        other API keys."""
         key = api_key_of(header_map(request.scope))
         try:
             body = _parse_feedback(await read_body(request.receive, proxy.config.limits.body_bytes))

@@ -16,6 +16,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post(PATH)
     async def forget(request: ForgetRequest) -> ForgetReport:
+        """Delete the contents of a session, of an API key, or of one request."""
         own = str(proxy.config.ledger_file.expanduser().resolve())
         if request.ledger != own:
             return ForgetReport(

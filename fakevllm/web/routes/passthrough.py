@@ -132,6 +132,7 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
+        """List the models that apps may request."""
         listing = await engine_listing(request)
         if listing.status_code != 200:
             return listing
@@ -140,6 +141,7 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
         return Response(content, media_type="application/json")
 
     async def model(request: Request) -> Response:
+        """Return the card of one model."""
         listing = await engine_listing(request)
         if listing.status_code != 200:
             return listing
@@ -184,6 +186,7 @@ def _health_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
+        """Reply with status 200 while answers can be generated, otherwise with 503."""
         return Response(status_code=200 if proxy.link.is_serving else 503)
 
     return routes
@@ -196,6 +199,7 @@ def _metrics_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
+        """Return the metrics of the proxy and of the engine for Prometheus."""
         try:
             engine = await relay_to_engine(proxy, "GET", "/metrics", b"", {})
             engine_metrics = bytes(engine.body) if engine.status_code == 200 else b""

@@ -47,6 +47,7 @@ class StoredResponseHandlers:
         self._proxy = proxy
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
+        """Return a stored response. Only the API key that made the response may do this."""
         try:
             query = request.scope["query_string"]
             stored = await self._find(request, response_id)
@@ -63,6 +64,7 @@ class StoredResponseHandlers:
             return Response()  # the client has disconnected
 
     async def delete(self, request: Request, response_id: str) -> Response:
+        """Delete a stored response. Only the API key that made the response may do this."""
         try:
             stored = await self._find(request, response_id, with_unstored=True)
             if stored is None:
@@ -77,6 +79,7 @@ class StoredResponseHandlers:
         return Response(orjson.dumps(deletion(response_id)), media_type="application/json")
 
     async def cancel(self, request: Request, response_id: str) -> Response:
+        """Cancel a stored response. Only the API key that made the response may do this."""
         try:
             stored = await self._find(request, response_id)
             if stored is None:

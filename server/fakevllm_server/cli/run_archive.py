@@ -30,6 +30,7 @@ from fakevllm_server.run.model_identity import identify, read_recorded_model
 from fakevllm_server.run.release_history import ReleaseState
 from fakevllm_server.run.releases import read_state
 from fakevllm_server.training.checkpointing import best_checkpoint
+from fakevllm_server.types.drop_reasons import DropReason
 from fakevllm_server.types.engine_spec import EngineSpec
 
 P = ParamSpec("P")
@@ -279,7 +280,9 @@ class CheckpointRestore:
         """
         log = RunLog(self._journal)
         pinned = self.archive.release_state().pinned
-        log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back", pinned)
+        log.record_abandoned(
+            self.checkpoint.step, log.version + 1, DropReason.GONE_BACK.value, pinned
+        )
         if not self._journal.drain():
             raise ConfigError(
                 f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "

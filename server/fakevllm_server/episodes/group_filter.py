@@ -19,10 +19,11 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.algorithms.reward_penalties import is_tied, shaped_rewards
 from fakevllm_server.types.calls import FinishedGroup
+from fakevllm_server.types.drop_reasons import DropReason
 
 TIED = "tied"
 """Reason for not pooling a group whose rewards are all equal."""
-FULL = "pool_full"
+FULL = DropReason.POOL_FULL.value
 """Reason for dropping a group because the pool was full."""
 REJECTED_VERSION = "rejected_version"
 """Reason for dropping a group in two cases. Either a rejected version of the weights sampled a
@@ -49,7 +50,7 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
         return reason
     needs_greedy = job.algorithm in NEEDS_GREEDY
     if reason is None and needs_greedy and not any(episode.is_greedy for episode in group.scored):
-        return "no_greedy_answer"
+        return DropReason.NO_GREEDY_ANSWER.value
     if reason is None and filtering(job) != "keep" and is_tied(shaped_rewards(group, job)):
         return TIED
     return reason
@@ -67,8 +68,10 @@ def filtering(job: TrainJob) -> str:
 
 def _why_untrainable(group: FinishedGroup) -> str | None:
     if len(group.rewards) < 2 and not group.is_sample:
-        return "fewer_than_two_rewards"
+        return DropReason.FEWER_THAN_TWO_REWARDS.value
     if not any(episode.trains for episode in group.episodes):
         reasons = {call.untrainable for e in group.episodes for call in e.calls if call.untrainable}
-        return "no_trainable_call" + (f": {'; '.join(sorted(reasons))}" if reasons else "")
+        return DropReason.NO_TRAINABLE_CALL.value + (
+            f": {'; '.join(sorted(reasons))}" if reasons else ""
+        )
     return None

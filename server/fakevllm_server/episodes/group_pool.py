@@ -45,6 +45,7 @@ from fakevllm_server.types.calls import (
     ScoredEpisode,
     with_prompts_apart,
 )
+from fakevllm_server.types.drop_reasons import DropReason
 from fakevllm_server.types.edit_demonstrations import edit_episodes
 
 
@@ -198,7 +199,7 @@ class Pool:
         """
         opened = self._open.pop(group_id)
         if opened is None:
-            refusal = self._ended.refusal_of(group_id) or "unknown_group"
+            refusal = self._ended.refusal_of(group_id) or DropReason.UNKNOWN_GROUP.value
             return EndGroupReply(success=False, failure_reason=refusal)
         episodes = [
             ScoredEpisode(i, reward, opened.calls.get(i, []), SiblingRef(group_id, i).episode_id)
@@ -491,4 +492,4 @@ class Pool:
         self._excluded["stale_calls"] += num_calls
         for group_id in dropped:
             self.quotas.dropped(group_id)
-        return dict.fromkeys(dropped, "stale")
+        return dict.fromkeys(dropped, DropReason.STALE.value)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes.group_filter import FULL
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_tokens
+from fakevllm_server.types.drop_reasons import DropReason
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
@@ -39,7 +40,7 @@ class ExpiredTask:
         group. Return None if they can be pooled."""
         if self.was_full:
             return FULL
-        return "partial" if job.partial_tasks == "drop" else None
+        return DropReason.PARTIAL.value if job.partial_tasks == "drop" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.drop_reasons import DropReason
 
 MAX_OPEN_GROUPS = 10_000
 MAX_OPEN_TOKENS = 20_000_000
@@ -105,5 +106,7 @@ class OpenGroups:
             if not is_full and now - oldest.last_call <= MAX_OPEN_S:
                 break
             self.pop(group_id)
-            expired[group_id] = "pool_full" if is_full else "never_ended"
+            expired[group_id] = (
+                DropReason.POOL_FULL.value if is_full else DropReason.NEVER_ENDED.value
+            )
         return expired

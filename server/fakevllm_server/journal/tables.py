@@ -20,22 +20,38 @@ from sqlmodel import Field, SQLModel
 
 
 class EpisodeState(StrEnum):
+    """The state of an episode."""
+
     OPEN = "open"
+    """The next client can claim the episode."""
     CLAIMED = "claimed"
+    """A client has claimed the episode."""
     ENDED = "ended"
+    """The episode has ended."""
 
 
 class GroupState(StrEnum):
+    """The state of a group."""
+
     POOLED = "pooled"
+    """The group waits to be trained."""
     PLANNED = "planned"
+    """The group is in the batch of a training step."""
     CONSUMED = "consumed"
+    """A training step used the group."""
     DROPPED = "dropped"
+    """The group is not trained. The column `reason` has the cause."""
     EVAL = "eval"
+    """The group belongs to an evaluation, which is never trained."""
 
 
 class BatchState(StrEnum):
+    """The state of the batch of a training step."""
+
     PLANNED = "planned"
+    """The batch is to be trained."""
     DONE = "done"
+    """The batch was trained."""
 
 
 class _Row(SQLModel):
@@ -46,13 +62,19 @@ class Episodes(_Row, table=True):
     """An episode that a client has claimed at least once."""
 
     episode_id: str = Field(primary_key=True)
+    """Id of the episode."""
     epoch: int
     """Number of the latest claim; the first is 1."""
     state: str = Field(index=True)
+    """An `EpisodeState`: `open`, `claimed` or `ended`."""
     kind: str
+    """Type of the episode, such as `train` or `eval`."""
     client_uuid: str
+    """Id of the client that claimed the episode."""
     key: str
+    """API key of the episode."""
     idle_limit_s: float
+    """Seconds without a call after which the claim expires."""
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
     """Owner id of the API key that claimed the episode: the key's name or, without a name, its
     fingerprint. "" if the server requires no key."""
@@ -69,6 +91,7 @@ class Calls(_Row, table=True):
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
     id: int | None = Field(default=None, primary_key=True)
+    """Number of the row."""
     owner: str
     """`<group>/<index>` for a sibling, the claim's uuid for an episode."""
     group_id: str | None = Field(default=None, index=True)
@@ -104,10 +127,12 @@ class Prompts(_Row, table=True):
     __table_args__ = {"sqlite_autoincrement": True}
 
     id: int | None = Field(default=None, primary_key=True)
+    """Number of the row."""
     slices: str
     """The prompt as a list of slices of rows of the table `pieces`: `[[piece_id, start, length],
     ...]`. `start` and `length` are in bytes."""
     num_calls: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """Number of calls that have the prompt."""
 
 
 class Pieces(_Row, table=True):
@@ -118,8 +143,11 @@ class Pieces(_Row, table=True):
     __table_args__ = {"sqlite_autoincrement": True}
 
     piece_id: int | None = Field(default=None, primary_key=True)
+    """Number of the row."""
     data: bytes
+    """The token ids of the piece, compressed."""
     num_prompts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """Number of prompts that use the piece."""
 
 
 class LoosePieces(_Row, table=True):
@@ -130,6 +158,7 @@ class LoosePieces(_Row, table=True):
     __tablename__ = "loose_pieces"  # pyright: ignore[reportAssignmentType]
 
     piece_id: int = Field(primary_key=True)
+    """Row of the piece in the table `pieces`."""
     num_deleted: int
     """Number of prompts with the piece that were deleted. It shows if another prompt was deleted
     while the piece was examined."""
@@ -140,12 +169,15 @@ class Samples(_Row, table=True):
     reward."""
 
     owner: str = Field(primary_key=True)
+    """`<group>/<index>` for a sibling, the claim's uuid for an episode."""
     group_id: str | None = Field(default=None, index=True)
     """NULL while the sample waits for other samples of its task."""
     task_id: str | None = None
+    """Task of the episode; NULL for a sibling."""
     index: int
     """Index of the sample in its group."""
     reward: float | None = None
+    """Reward of the sample; NULL if it has none."""
 
 
 class Groups(_Row, table=True):
@@ -155,7 +187,9 @@ class Groups(_Row, table=True):
     seq: int | None = Field(default=None, primary_key=True)
     """Number of the group, in the order in which the groups ended."""
     group_id: str = Field(unique=True)
+    """Id of the group."""
     state: str = Field(index=True)
+    """A `GroupState`: `pooled`, `planned`, `consumed`, `dropped` or `eval`."""
     reason: str | None = None
     """Reason why the group was dropped."""
     step: int | None = Field(default=None, index=True)
@@ -180,14 +214,18 @@ class Drops(_Row, table=True):
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""
     num: int
+    """Number of groups that were dropped for this reason."""
 
 
 class Submissions(_Row, table=True):
     """An acknowledged request with its reply. A repeated request gets the same reply."""
 
     key: str = Field(primary_key=True)
+    """Key by which a repetition is recognised: `group:`, `sample:` or `episode:` with the id."""
     body_hash: bytes
+    """Hash of the request's body. A repetition with another body gets a 409."""
     reply_json: str
+    """The reply, which every repetition gets too."""
     at: float
     """Time at which the request was stored, in Unix seconds."""
 
@@ -196,25 +234,30 @@ class Batches(_Row, table=True):
     """The batch of one training step, planned before the step is trained."""
 
     step: int = Field(primary_key=True)
+    """Number of the training step."""
     version: int
     """Version of the weights before the step."""
     groups_hash: str
     """Hash of the ids of the batch's groups, in order."""
     state: str = Field(index=True)
+    """A `BatchState`: `planned` or `done`."""
 
 
 class Checkpoints(_Row, table=True):
     """A checkpoint folder that is complete. A folder on disk without a row here is incomplete."""
 
     step: int = Field(primary_key=True)
+    """Number of the training step after which the checkpoint was written."""
     folder: str
     """Name below the run directory's `checkpoints`."""
     version: int
+    """Version of the weights in the checkpoint."""
     digest: str
     """Digest of the folder's files."""
     reward_mean: float | None = None
     """Mean reward of the steps since the previous checkpoint."""
     at: float
+    """Time at which the checkpoint was complete, in Unix seconds."""
 
 
 class SideCheckpoints(_Row, table=True):
@@ -224,12 +267,17 @@ class SideCheckpoints(_Row, table=True):
     __tablename__ = "side_checkpoints"  # pyright: ignore[reportAssignmentType]
 
     version: int = Field(primary_key=True)
+    """Version of the weights in the checkpoint."""
     step: int
+    """Number of the training step after which the checkpoint was written."""
     folder: str
     """Name below the run directory's `checkpoints`."""
     digest: str
+    """Digest of the folder's files."""
     reward_mean: float | None = None
+    """Mean reward of the steps since the previous checkpoint."""
     at: float
+    """Time at which the checkpoint was complete, in Unix seconds."""
 
 
 class Publications(_Row, table=True):
@@ -237,18 +285,26 @@ class Publications(_Row, table=True):
     them."""
 
     version: int = Field(primary_key=True)
+    """Version of the weights."""
     step: int
+    """Number of the training step that made the weights."""
     at: float
+    """Time at which the weights were published, in Unix seconds."""
 
 
 class Entries(_Row, table=True):
     """An entry of the run log, in the form in which proxies read it."""
 
     seq: int = Field(primary_key=True)
+    """Number of the entry, in the order of the run log."""
     kind: str
+    """Kind of the entry, such as `step` or `dropped`."""
     step: int
+    """Number of the training step at the time of the entry."""
     version: int
+    """Version of the weights at the time of the entry."""
     entry_json: str
+    """The whole entry as JSON."""
 
 
 class Releases(_Row, table=True):
@@ -256,12 +312,15 @@ class Releases(_Row, table=True):
     releases. Rows are appended, and never changed or deleted."""
 
     number: int | None = Field(default=None, primary_key=True)
+    """Number of the decision, in the order of the decisions."""
     id: str = Field(unique=True)
     """Id of the request, with which a repeated request is recognized."""
     request_hash: bytes
     """Hash of the request's kind and body."""
     decision: str
+    """Kind of the decision: a `Decision` of protocol/releases.py."""
     version: int | None = None
+    """Version that the decision is about; NULL if it is about all releases."""
     parent: int | None = None
     """Version from whose weights the training of `version` began."""
     newest: int
@@ -278,11 +337,16 @@ class Releases(_Row, table=True):
     at: float
     """Time of the decision in Unix seconds."""
     decided_by: str
+    """Name of the operator's API key, `operator` if the key has no name, or `gate` if the release
+    gate decided."""
     evidence_json: str
+    """Numbers and texts that explain the decision, as JSON."""
 
 
 class Meta(_Row, table=True):
     """A stored fact about the run, such as the run's latest job."""
 
     key: str = Field(primary_key=True)
+    """Name of the fact."""
     value: str
+    """The fact as text."""

@@ -24,6 +24,7 @@ from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint, TrainingRe
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.run.trained_token_share import additive_metrics
+from fakevllm_server.types.drop_reasons import DropReason
 
 log = logging.getLogger("fakevllm.server")
 
@@ -159,7 +160,7 @@ class RunLog:
         if version == 0:  # no step was ever trained
             return self._read_batches(step)
         if step < self._journal.read(reads.last_pruned):  # later batches were deleted
-            self.record_abandoned(step, version, "lost_with_checkpoint")
+            self.record_abandoned(step, version, DropReason.LOST_WITH_CHECKPOINT.value)
             await self._journal.write()
         else:
             entry = LogEntry(seq=0, kind="restored", step=step, version=version)

@@ -38,6 +38,7 @@ from fakevllm_server.types.backend import (
     BackendRefused,
     Endpoint,
 )
+from fakevllm_server.types.drop_reasons import DropReason
 
 log = logging.getLogger("fakevllm.server")
 
@@ -126,7 +127,11 @@ class TrainLoop:
 
         Clients get this slug in replies.
         """
-        return self._end_reason if self._publisher.refusal is None else "training_refused"
+        return (
+            self._end_reason
+            if self._publisher.refusal is None
+            else DropReason.TRAINING_REFUSED.value
+        )
 
     @property
     def has_planned(self) -> bool:
@@ -214,7 +219,7 @@ class TrainLoop:
         this case, `closed_reason` returns a slug.
         """
         if self._steps.stop_reason is not None:
-            return "training_stopped"
+            return DropReason.TRAINING_STOPPED.value
         return finish_reason(self._job, self._engine.global_step - 1)
 
     async def _save_last(self) -> None:

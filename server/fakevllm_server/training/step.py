@@ -31,6 +31,7 @@ from fakevllm_server.training.stop_and_restart import MismatchStop
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
+from fakevllm_server.types.drop_reasons import DropReason
 from fakevllm_server.types.number_arrays import FloatArray
 from fakevllm_server.types.planted_steps import PLANTED
 
@@ -179,7 +180,7 @@ class StepRunner:
             if self._num_failed < MAX_FAILURES:
                 return None
             # The groups of this step seem to make it fail.
-            await self._log.record_untrainable_batch(batch, "step_failed")
+            await self._log.record_untrainable_batch(batch, DropReason.STEP_FAILED.value)
             version = None
         self._planned.popleft()
         self._num_failed = 0

@@ -390,6 +390,7 @@ async def test_without_a_proxy_now_says_what_to_do_and_shows_the_ledger(
     async with open_console(path) as rig:
         html = await rig.get("/")
     assert "No fakevllm proxy answers" in html and "fakevllm serve" in html
+    assert "also of a run that has ended" in html
     assert links(html) == ["g1"]
 
 

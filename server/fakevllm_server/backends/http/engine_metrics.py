@@ -70,6 +70,11 @@ class EngineMetrics:
             LATENCY_BUCKETS,
         )
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """All metrics of the engine."""
+        return self._series.registry
+
     def page(self) -> bytes:
         """Return the body of /metrics: all metrics of the engine in Prometheus' text format."""
         return self._series.page()
@@ -80,34 +85,32 @@ class _Series:
     and labels."""
 
     def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
         self._labels = (model_name, "0")
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self._registry)
+        gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self.registry)
         gauge.labels(*self._labels).set_function(read)
 
     def counter(self, name: str, help: str) -> Counter:
-        counter = Counter(f"vllm:{name}", help, LABELS, registry=self._registry)
+        counter = Counter(f"vllm:{name}", help, LABELS, registry=self.registry)
         return counter.labels(*self._labels)
 
     def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
         """Create one counter with the label `finished_reason`. Return a dict with the counter for
         each value of this label."""
         labels = (*LABELS, "finished_reason")
-        counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
+        counter = Counter(f"vllm:{name}", help, labels, registry=self.registry)
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
 
     def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry
-        )
+        histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self.registry)
         return histogram.labels(*self._labels)
 
     def page(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class MeasuredEngine(EngineWrapper):

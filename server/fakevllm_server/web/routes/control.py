@@ -92,12 +92,14 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> JSONResponse:
+        """Reply with status 200, or with 503 and the reason if no engine can be started."""
         if state.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unhealthy", "detail": state.detail}, 503)
 
     @routes.get("/get_engine_status")
     async def get_engine_status(http: Request) -> EngineStatusReply:
+        """Return the status of the engine and of the run."""
         facts = state.engine_client.info if state.engine_client is not None else EngineInfo()
         return EngineStatusReply(
             engine_status=state.status_for(is_own_client=CLIENT_HEADER in http.headers),
@@ -128,6 +130,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/sync_train_config")
     async def sync_train_config(request: SyncTrainConfigRequest) -> SyncReply:
+        """Set the job of the next engine start."""
         _refuse_running(state)
         async with state.engine_lock:
             _refuse_running(state)  # the engine may have been started during the wait for the lock
@@ -144,10 +147,12 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_train_config")
     async def get_train_config() -> TrainJob | None:
+        """Return the job; null if no job was sent."""
         return state.job
 
     @routes.post("/start_engine")
     async def start_engine() -> StartReply:
+        """Start the engine with the job."""
         async with state.engine_lock:
             if state.engine.status is not EngineStatus.OFFLINE:
                 raise HTTPException(
@@ -165,11 +170,14 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/stop_engine")
     async def stop_engine() -> SuccessReply:
+        """Stop the engine. The current training step is completed first."""
         await state.stop_engine()
         return SuccessReply(success=True)
 
     @routes.post("/load_policy")
     async def load_policy(request: LoadPolicyRequest) -> LoadPolicyReply:
+        """Hold the weights of an earlier version beside the served ones, so that calls can be
+        sampled with them."""
         client, loader = state.serving_engine(), state.policies
         assert loader is not None, "an engine that serves has a loader"
         try:
@@ -186,6 +194,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/unload_policy")
     async def unload_policy(request: LoadPolicyRequest) -> SuccessReply:
+        """Release the weights of a version that is held beside the served ones."""
         state.serving_engine()
         assert state.policies is not None, "an engine that serves has a loader"
         try:
@@ -196,6 +205,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/releases")
     async def get_releases() -> ReleasesReply:
+        """Return the history of releases, and the versions that follow from it."""
         saved = state.release_service.versions_with_weights()
         releases = state.run.releases.reply()
         releases = releases.model_copy(update={"run_id": state.run_id, "with_weights": saved})
@@ -204,11 +214,13 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/release")
     async def release(request: ReleaseRequest, http: Request) -> ReleaseReply:
+        """Record a decision about a version of the weights."""
         async with _decision(state):
             return await state.release_service.decide(request, caller_of(state, http.scope))
 
     @routes.post("/rollback")
     async def roll_back(request: RollbackRequest, http: Request) -> ReleaseReply:
+        """Let training go back to a version, and reject all versions that descend from it."""
         async with _decision(state):
             return await state.release_service.roll_back(request, caller_of(state, http.scope))
 
@@ -233,11 +245,13 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/resume_claims")
     async def resume_claims() -> SuccessReply:
+        """Give episodes to clients again."""
         state.participation.is_paused = False
         return SuccessReply(success=True)
 
     @routes.get("/get_runs")
     async def get_runs() -> RunsReply:
+        """List the runs below the run directory."""
         current = state.run.relative
         return RunsReply(
             runs=[
@@ -264,6 +278,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_run_log")
     async def get_run_log(after: int = 0) -> LogReply:
+        """Return the entries of the run log after the entry `after`."""
         return LogReply(entries=state.runlog.entries_after(after))
 
     return routes

@@ -61,10 +61,12 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
+        """Claim an episode. The reply has the episode's base URL and API key."""
         return await _claim(state, request, http)
 
     @routes.post("/end_episode", response_model_exclude_defaults=True)
     async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
+        """End one of the caller's episodes with its reward."""
         reward = _scalar_reward(request)
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
@@ -81,6 +83,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/abort_episode")
     async def abort_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
+        """Abort one of the caller's episodes."""
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
         except EpisodeRefused as refused:
@@ -106,6 +109,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/can_continue_episode")
     async def can_continue_episode(request: CanContinueRequest, http: Request) -> dict[str, bool]:
+        """Reply whether one of the caller's episodes is still claimed."""
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
         except EpisodeRefused:

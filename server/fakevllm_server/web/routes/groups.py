@@ -45,6 +45,7 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
 
     async def end_group(body: EndGroupRequest, http: Request) -> Response:
+        """End the group of a proxy, with the rewards of all its siblings."""
         run_id = state.run_id  # another run may be started before the reply is complete
         reply = await state.intake.end_group(body, state.closed_reason)
         state.notify_loop()
@@ -63,6 +64,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:
+        """Train one answer of an ended group again, because of a user's feedback."""
         if request.run_id != state.run_id:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
@@ -76,6 +78,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_demonstration")
     async def add_demonstration(request: AddDemonstrationRequest) -> EndGroupReply:
+        """Train a user's edit of an answer as a demonstration."""
         if request.run_id != state.run_id:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
@@ -89,6 +92,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_logged_group")
     async def add_logged_group(request: AddLoggedGroupRequest) -> AddLoggedGroupReply:
+        """Train a group of an earlier run with new rewards."""
         try:
             calls = [[RecordedCall.from_log(call) for call in own] for own in request.calls]
             check_ids(chain.from_iterable(calls), state.vocab_size)
@@ -100,6 +104,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/abort_group")
     async def abort_group(request: AbortGroupRequest) -> SuccessReply:
+        """Abort the group of a proxy."""
         await state.intake.abort_group(request.group_id)
         return SuccessReply(success=True)
 

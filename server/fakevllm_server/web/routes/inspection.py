@@ -71,6 +71,8 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/replay_latest_llm_call")
     async def replay_latest_llm_call() -> Response:
+        """Return the latest call and its answer. Without `--keep-latest-call`, the reply has status
+        404."""
         if latest_call is None:
             raise HTTPException(404, _LATEST_CALL_NOT_KEPT)
         call = latest_call.as_json()
@@ -85,16 +87,19 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/push_verbose_log")
     async def push_verbose_log(request: VerboseRequest) -> SuccessReply:
+        """Show a message to all clients for 30 seconds."""
         tag, message = map(state.redactor.text, (request.tag, request.message))
         verbose.push(tag, message, now=time.monotonic(), unix_now=time.time())
         return SuccessReply(success=True)
 
     @routes.get("/get_verbose_logs")
     async def get_verbose_logs() -> VerboseReply:
+        """Return the messages of clients."""
         return VerboseReply(entries=verbose.entries(time.monotonic()))
 
     @routes.get("/get_server_experiment_dir")
     async def get_server_experiment_dir() -> ExperimentDirReply:
+        """Return the path of the current run's folder."""
         return ExperimentDirReply(server_experiment_dir=str(state.run.path.resolve()))
 
     return routes
@@ -123,10 +128,12 @@ def _batch_routes(state: ServerState) -> APIRouter:
 
     @routes.get("/get_current_batch_rollout_pool_information")
     async def get_current_batch_rollout_pool_information() -> PoolInformation:
+        """Return the batch that is being collected."""
         return pool_information(state)
 
     @routes.post("/agree_sync_weight")
     async def agree_sync_weight(request: AgreeRequest) -> SuccessReply:
+        """Record that a client agrees to the start of the next training step."""
         job = state.job or TrainJob()
         if not method_of(job).is_agreed_on:
             raise HTTPException(
@@ -190,6 +197,7 @@ def _trainer_routes() -> APIRouter:
 
 def _refusal(path: str) -> Callable[[], Awaitable[SuccessReply]]:
     async def refuse() -> SuccessReply:
+        """Refuse a request for AgentJet's own trainer, because this server has its own."""
         return SuccessReply(
             success=False,
             failure_reason=f"{path} is for a trainer, and this server has its own. Clients use "

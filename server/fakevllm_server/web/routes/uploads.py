@@ -38,6 +38,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/sync_train_code")
     async def sync_train_code(request: Request) -> SyncCodeReply:
+        """Keep the training code that a client uploads. The code is never run. The reply has status
+        403 unless the server was started with `--allow-train-code`."""
         if not state.config.allow_train_code:
             raise HTTPException(403, _NOT_ALLOWED)
         if state.engine.status is not EngineStatus.OFFLINE:

@@ -117,7 +117,7 @@ async def test_the_trainer_computes_the_sampled_log_probs_of_a_constrained_call(
         calls = await asyncio.gather(*(client.call(**fields, seed=seed) for seed in range(4)))
         calls.append(await client.call(**fields, seed=4, stream=True))
     assert [call.untrainable for call in calls] == [None] * 5
-    worse, better = ([call.response_ids for call in calls[at:4:2]] for at in (0, 1))
+    worse, better = ([list(call.response_ids) for call in calls[at:4:2]] for at in (0, 1))
     # Equal completions on both sides would cancel each other, and the gradient would be zero.
     assert sorted(worse) != sorted(better)
     batch = planned(calls, [0.0, 1.0] * 2 + [0.5], job)
