@@ -26,7 +26,7 @@ import httpx
 from sqlalchemy import create_engine
 
 from benchmarks.results import conditions, markdown_table, print_table, replace_section
-from fakevllm.ledger.migrations import fill_counters
+from fakevllm.ledger.migrations import fill_counters, fill_token_counters
 from fakevllm.ledger.store import Ledger
 from tests.e2e.processes import Process, Processes
 
@@ -69,7 +69,7 @@ _SIBLINGS = f"""
     FROM n
 """
 _COUNTERS = (
-    *("counters", "step_counters", "step_digests"),
+    *("counters", "step_counters", "step_digests", "step_tokens"),
     *("run_digests", "run_counters", "session_counters"),
 )
 
@@ -138,6 +138,7 @@ def make_ledger(path: Path, num_groups: int) -> float:
     started_at = time.monotonic()
     with engine.begin() as db:
         fill_counters(db)
+        fill_token_counters(db)
     seconds = time.monotonic() - started_at
     engine.dispose()
     return seconds

@@ -17,6 +17,8 @@ from starlette.responses import HTMLResponse
 
 from fakevllm.console.access.own_path import path_of
 from fakevllm.console.page_texts import PageTexts
+from fakevllm.console.terms import TERMS
+from fakevllm.overwatch.formatting import format_duration
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "templates"
@@ -25,6 +27,8 @@ FRAGMENT_HEADER = "hx-request"
 """Header with which htmx requests only the part of a page that changes."""
 TEXTS = "texts"
 """Name of the value of a template that cuts its texts."""
+TENTHS_BELOW_S = 10.0
+"""Durations below this number of seconds are shown with tenths of a second."""
 _LIVE_BLOCK = "live"
 _COMMAND = re.compile(r"`([^`]+)`")
 
@@ -49,6 +53,8 @@ class PageRenderer:
             "first_line": first_line,
             "prose": prose,
             "urlencode_path": path_part,
+            "duration": duration_text,
+            "meaning": TERMS.__getitem__,
         }
         self._environment.filters.update(filters)
 
@@ -102,6 +108,17 @@ def number_text(value: float | None) -> str:
     ('0.500', '–')
     """
     return "–" if value is None else f"{value:.3f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in seconds, minutes, hours or days.
+
+    >>> duration_text(0.25), duration_text(150.0), duration_text(None)
+    ('0.2 s', '2 min', '–')
+    """
+    if seconds is None:
+        return "–"
+    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else format_duration(seconds)
 
 
 @pass_context

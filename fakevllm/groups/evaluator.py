@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Generator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -202,7 +202,11 @@ class Evaluator:
         else:
             outcome = RewardOutcome(None, failure_reason_of(results[0]))
         single = first if first == last else None
-        group = draft.evaluated(results, answered, outcome, eval_id, single)
+        status = self._link.status
+        group = replace(
+            draft.evaluated(results, answered, outcome, eval_id, single),
+            run_id=None if status is None else status.run_id or None,
+        )
         self._ledger.record(group)
         has_rewards = any(sibling.reward is not None for sibling in group.siblings)
         reason = None if has_rewards else outcome.reason or "the hook gave no reward"

@@ -36,7 +36,9 @@ _CONTRIBUTIONS = """
            MIN(s.reward) IS MAX(s.reward),
            COUNT(CASE WHEN s.served THEN s.reward END),
            COALESCE(SUM(CASE WHEN s.served THEN s.reward END), 0.0),
-           g.served_by IS 'random'
+           g.served_by IS 'random',
+           COALESCE(SUM(CASE WHEN s.served THEN s.completion_tokens END), 0),
+           COALESCE(SUM(CASE WHEN s.trained THEN s.completion_tokens END), 0)
     FROM group_rows AS g LEFT JOIN sibling_rows AS s USING (group_id)
     WHERE {} GROUP BY g.group_id
 """
@@ -65,6 +67,14 @@ _FORGET_RUN_DIGEST = """
 _STEP = "SELECT * FROM step_counters WHERE run_id = ? AND step = ?"
 _PUT_STEP = "INSERT OR REPLACE INTO step_counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _FORGET_STEP = "DELETE FROM step_counters WHERE run_id = ? AND step = ?"
+_ADD_STEP_TOKENS = """
+    INSERT INTO step_tokens VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, step)
+    DO UPDATE SET num_sampled = num_sampled + excluded.num_sampled,
+    num_served = num_served + excluded.num_served, num_trained = num_trained + excluded.num_trained
+"""
+_FORGET_STEP_TOKENS = """
+    DELETE FROM step_tokens WHERE run_id = ? AND step = ? AND num_sampled <= 0
+"""
 _ADD_RUN = """
     INSERT INTO run_counters VALUES (?1, ?2, ?3, ?4) ON CONFLICT (run_id)
     DO UPDATE SET newest_at = MAX(newest_at, ?2), num_groups = num_groups + ?3,
@@ -122,6 +132,10 @@ class Contribution(NamedTuple):
     served_sum: float
     is_random: bool
     """Whether the served sibling was chosen at random."""
+    num_served_tokens: int
+    """Number of tokens of the answer that the app got."""
+    num_trained_tokens: int
+    """Number of tokens of the answers that were trained."""
 
     @property
     def run_position(self) -> tuple[str, float] | None:
@@ -177,6 +191,26 @@ class StepSums:
             *(self.num_groups, self.num_samples, self.reward_sum, self.num_best, self.best_sum),
             *(self.num_flat, self.num_random, self.random_sum),
         )
+
+
+@dataclass(slots=True)
+class TokenSums:
+    """Numbers of tokens of the answers that were sampled for one training step."""
+
+    num_sampled: int = 0
+    num_served: int = 0
+    num_trained: int = 0
+
+    def add(self, group: Contribution, sign: int) -> None:
+        """Add the tokens of a group's answers to the sums, or subtract them if `sign` is -1."""
+        self.num_sampled += sign * group.num_tokens
+        self.num_served += sign * group.num_served_tokens
+        self.num_trained += sign * group.num_trained_tokens
+
+    def row(self) -> tuple[int, int, int]:
+        """Return the numbers in the order of the columns of the table `step_tokens`. The columns
+        `run_id` and `step` are left out."""
+        return (self.num_sampled, self.num_served, self.num_trained)
 
 
 def _plus(total: float, value: float) -> float:
@@ -266,6 +300,10 @@ class Deltas:
         default_factory=lambda: defaultdict[tuple[str, int], StepSums](StepSums)
     )
     """Changes of the sums of the learning curves, by (run, step)."""
+    step_tokens: defaultdict[tuple[str, int], TokenSums] = field(
+        default_factory=lambda: defaultdict[tuple[str, int], TokenSums](TokenSums)
+    )
+    """Changes of the numbers of tokens, by (run, step)."""
     digests: Counter[tuple[str, int, str, str]] = field(
         default_factory=Counter[tuple[str, int, str, str]]
     )
@@ -304,14 +342,19 @@ class Deltas:
         self.numbers["state", group.state] += sign
         if group.reason is not None:
             self.numbers["untrained", group.reason.partition(":")[0]] += sign
-        if group.kind != EVAL_KIND:
+        if group.kind == EVAL_KIND:
+            self.numbers["tokens", "evaluated"] += sign * group.num_tokens
+        else:
             self.numbers["tokens", "sampled"] += sign * group.num_tokens
+            self.numbers["tokens", "served"] += sign * group.num_served_tokens
+            self.numbers["tokens", "trained"] += sign * group.num_trained_tokens
         for failure in (group.failures or "").split(","):
             if failure:
                 self.numbers["failure", failure] += sign
         if group.step is None:
             return
         self.run_groups[group.run_id] += sign
+        self.step_tokens[group.run_id, group.step].add(group, sign)
         if group.num_rewards == 0:
             return
         self.steps[group.run_id, group.step].add(_step_sums(group), sign)
@@ -384,9 +427,16 @@ def _write(db: Connection, before: Mapping[str, Contribution | None]) -> None:
     driver = dbapi_connection(db)
     numbers = [(*key, num) for key, num in deltas.numbers.items() if num]
     driver.executemany(_ADD, numbers)
+    _write_tokens(driver, deltas)
     _write_digests(driver, deltas)
     _write_runs(driver, deltas, _write_steps(driver, deltas))
     _write_sessions(driver, deltas)
+
+
+def _write_tokens(driver: sqlite3.Connection, deltas: Deltas) -> None:
+    rows = [(*key, *sums.row()) for key, sums in deltas.step_tokens.items() if any(sums.row())]
+    driver.executemany(_ADD_STEP_TOKENS, rows)
+    driver.executemany(_FORGET_STEP_TOKENS, [row[:2] for row in rows if row[2] < 0])
 
 
 def _write_digests(driver: sqlite3.Connection, deltas: Deltas) -> None:

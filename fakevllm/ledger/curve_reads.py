@@ -16,12 +16,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from fakevllm.ledger import reads
+from fakevllm.ledger.learning_costs import StepSeconds, TokenCosts
 from fakevllm.ledger.records import StepRow
 from fakevllm_adapters.protocol.reward_changes import RewardChanges
 
@@ -66,6 +67,8 @@ class CurvePoint:
     """Number of groups whose rewards are all equal."""
     changed: str = ""
     """What changed before the first step. The means before and after it cannot be compared."""
+    tokens: TokenCosts = field(default_factory=TokenCosts)
+    seconds: StepSeconds = field(default_factory=StepSeconds)
 
 
 def curve_points(db: Connection, run_id: str, max_points: int) -> list[CurvePoint]:
@@ -140,7 +143,7 @@ def _changes(db: Connection, run_id: str) -> Iterator[tuple[int, str]]:
 
 
 def _point(row: Sequence[Any], changes: Mapping[int, str]) -> CurvePoint:
-    first_step, last_step, groups, *means, without_signal = row
+    first_step, last_step, groups, *means, without_signal = row[:7]
     policy_mean, best, random = (
         # The sum of huge rewards may be infinite, which no chart and no JSON can show.
         mean if mean is not None and math.isfinite(mean) else None
@@ -148,7 +151,9 @@ def _point(row: Sequence[Any], changes: Mapping[int, str]) -> CurvePoint:
     )
     changed = changes.get(first_step, "")
     return CurvePoint(
-        first_step, last_step, groups, policy_mean, best, random, without_signal, changed
+        *(first_step, last_step, groups, policy_mean, best, random, without_signal, changed),
+        TokenCosts(*row[7:10]),
+        StepSeconds(*row[10:]),
     )
 
 

@@ -24,7 +24,7 @@ _OF_EVALUATION = f"""
 _ROWS = f"""
     WITH chosen AS MATERIALIZED ({{chosen}})
     SELECT g.group_id, g.eval_id, g.eval_version, g.received_at, g.task_id,
-           substr(g.question, 1, {QUESTION_CHARS}), g.hook_hash, g.reason, g.model,
+           substr(g.question, 1, {QUESTION_CHARS}), g.hook_hash, g.reason, g.model, g.run_id,
            s."index", s.reward
     FROM chosen CROSS JOIN group_rows AS g ON g.group_id = chosen.group_id
     LEFT JOIN sibling_rows AS s ON s.group_id = g.group_id AND s.reward IS NOT NULL
@@ -50,6 +50,9 @@ class EvaluatedGroup:
     reason: str | None
     """Reason of the ledger. For a row without rewards, it says why there are none."""
     model: str
+    run_id: str | None = None
+    """Id of the training run whose weights were sampled. None for rows that an older version of
+    fakevllm has stored."""
     rewards: list[float] = field(default_factory=list[float])
     """Rewards of the samples at temperature 1. Samples without a reward are left out."""
     greedy: float | None = None
@@ -74,12 +77,11 @@ class EvaluationReads:
         groups: list[EvaluatedGroup] = []
         with self._read_engine.connect() as db:
             for line in db.exec_driver_sql(_ROWS.format(chosen=chosen), values):
-                group_id, eval_id, version, at, row_id, question, hooks, reason, model = line[:9]
-                index, reward = line[9:]
+                group_id, eval_id, version, at, row_id, question, *facts = line[:10]
+                index, reward = line[10:]
                 if not groups or groups[-1].group_id != group_id:
                     row = EvaluatedGroup(
-                        *(group_id, eval_id or "", version, at, row_id or ""),
-                        *(question, hooks, reason, model),
+                        *(group_id, eval_id or "", version, at, row_id or "", question, *facts)
                     )
                     groups.append(row)
                 if index == 0:

@@ -178,6 +178,22 @@ def m018_edits(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m019_costs(db: Connection) -> None:
+    """Add the numbers of tokens of each training step, and the versions of the weights with the
+    seconds that they took. The seconds of earlier steps stay unknown."""
+    for statement in _M019_TABLES:
+        db.exec_driver_sql(statement)
+    fill_token_counters(db)
+    db.exec_driver_sql(_M019_VERSIONS)
+
+
+def fill_token_counters(db: Connection) -> None:
+    """Fill the table `step_tokens` and the counters of served, trained and evaluated tokens from
+    the rows of all groups."""
+    for statement in _M019_FILL:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -197,6 +213,7 @@ MIGRATIONS: list[Migration] = [
     m016_rescored,
     m017_forgotten,
     m018_edits,
+    m019_costs,
 ]
 
 
@@ -593,3 +610,55 @@ _M018_EDITS = (
     ),
     "CREATE INDEX ix_feedback_edit ON feedback (edit_state) WHERE edit_state IS NOT NULL",
 )
+
+_M019_TABLES = (
+    """
+    CREATE TABLE step_tokens (
+        run_id VARCHAR NOT NULL,
+        step INTEGER NOT NULL,
+        num_sampled INTEGER NOT NULL,
+        num_served INTEGER NOT NULL,
+        num_trained INTEGER NOT NULL,
+        PRIMARY KEY (run_id, step)
+    )
+    """,
+    """
+    CREATE TABLE trained_versions (
+        run_id VARCHAR NOT NULL,
+        version INTEGER NOT NULL,
+        step INTEGER NOT NULL,
+        step_s FLOAT,
+        update_s FLOAT,
+        PRIMARY KEY (run_id, version)
+    )
+    """,
+)
+_M019_FILL = (
+    """
+    INSERT INTO step_tokens
+    SELECT COALESCE(g.run_id, ''), COALESCE(g.trained_step, g.step),
+           SUM(s.completion_tokens) AS num,
+           COALESCE(SUM(CASE WHEN s.served THEN s.completion_tokens END), 0),
+           COALESCE(SUM(CASE WHEN s.trained THEN s.completion_tokens END), 0)
+    FROM group_rows AS g JOIN sibling_rows AS s USING (group_id)
+    WHERE COALESCE(g.trained_step, g.step) IS NOT NULL GROUP BY 1, 2 HAVING num > 0
+    """,
+    *(
+        f"""
+        INSERT INTO counters SELECT 'tokens', '{name}', num FROM (
+            SELECT SUM(s.completion_tokens) AS num
+            FROM group_rows AS g JOIN sibling_rows AS s USING (group_id) WHERE {condition}
+        ) WHERE num > 0
+        """
+        for name, condition in (
+            ("served", "s.served AND g.kind IS NOT 'eval'"),
+            ("trained", "s.trained AND g.kind IS NOT 'eval'"),
+            ("evaluated", "g.kind = 'eval'"),
+        )
+    ),
+)
+_M019_VERSIONS = """
+    INSERT INTO trained_versions
+    SELECT COALESCE(run_id, ''), trained_version, MAX(trained_step), NULL, NULL FROM group_rows
+    WHERE trained_version IS NOT NULL AND trained_step IS NOT NULL GROUP BY 1, 2
+"""

@@ -30,9 +30,13 @@ _WEIGHTED_MEAN = """
     / SUM(CASE WHEN num_{count} <> 0 THEN num_groups END)
 """
 CURVE_POINTS = f"""
-    WITH segments AS (
+    WITH times AS (
+        SELECT step, SUM(step_s) AS step_s, SUM(update_s) AS update_s
+        FROM trained_versions WHERE run_id = ?1 GROUP BY step
+    ), segments AS (
         SELECT *, SUM(step IN (SELECT value FROM json_each(?2))) OVER (ORDER BY step) AS segment
-        FROM step_counters WHERE run_id = ?1
+        FROM step_counters LEFT JOIN step_tokens USING (run_id, step) LEFT JOIN times USING (step)
+        WHERE run_id = ?1
     ), points AS (
         SELECT *, (ROW_NUMBER() OVER (PARTITION BY segment ORDER BY step) - 1) / ?3 AS point
         FROM segments
@@ -41,11 +45,19 @@ CURVE_POINTS = f"""
            {_WEIGHTED_MEAN.format(name="reward", count="samples")},
            {_WEIGHTED_MEAN.format(name="best", count="best")},
            {_WEIGHTED_MEAN.format(name="random", count="random")},
-           SUM(num_flat)
+           SUM(num_flat), COALESCE(SUM(num_sampled), 0), COALESCE(SUM(num_served), 0),
+           COALESCE(SUM(num_trained), 0), SUM(step_s), SUM(update_s)
     FROM points GROUP BY segment, point ORDER BY segment, point
 """
 """Query for the points of a curve: each has at most ?3 consecutive steps, and the JSON list ?2 has
 the steps at which a new point must begin."""
+RUN_TOKENS = """
+    SELECT COALESCE(SUM(num_sampled), 0), COALESCE(SUM(num_served), 0),
+           COALESCE(SUM(num_trained), 0)
+    FROM step_tokens WHERE run_id = ?
+"""
+RUN_SECONDS = "SELECT SUM(step_s), SUM(update_s) FROM trained_versions WHERE run_id = ?"
+VERSION_STEPS = "SELECT version, step FROM trained_versions WHERE run_id = ?"
 DIGESTS = """
     SELECT step, kind, digest FROM step_digests WHERE run_id = ? AND step >= ? ORDER BY step
 """

@@ -217,8 +217,8 @@ class GroupRecord:
     answer_id: str | None = field(default=None, metadata=INDEXED)
     """Id of the answer in the response to the app. Feedback refers to the answer by this id."""
     run_id: str | None = None
-    """Id of the server's training run. The weight versions of the group's model calls are versions
-    of this run."""
+    """Id of the server's training run. The weight versions of the group's model calls, and
+    `eval_version`, are versions of this run."""
     job_hash: str | None = None
     """Digest of the training job that the server had when it collected the group. NULL if the job
     is unknown."""

@@ -4,6 +4,7 @@ transaction that the caller has begun, and in a block of `counters.counted`."""
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import time
 from base64 import b64decode
@@ -37,6 +38,7 @@ from fakevllm.ledger.tables import (
     SIBLING_ROWS,
     SIBLINGS,
     TASKS,
+    TRAINED_VERSIONS,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 from fakevllm_runtime.contents import dbapi_connection
@@ -54,6 +56,7 @@ _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
 _PUT_RESPONSE = _replace(RESPONSES)
+_PUT_VERSION = _replace(TRAINED_VERSIONS)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _REQUEST_JSON = GROUPS.columns.keys().index("request_json")
 _MESSAGE_JSON = SIBLINGS.columns.keys().index("message_json")
@@ -276,6 +279,8 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             _many(db, _MARK_TRAINED, rows)
             _unmark(db, ids)
             _many(db, _MARK_SIBLING, [mark for group in entry.groups for mark in _marks(group)])
+            seconds = [_seconds(entry, name) for name in ("step_seconds", "seconds")]
+            _many(db, _PUT_VERSION, [(run_id, entry.version, entry.step, *seconds)])
         case "dropped":
             counters.watch(db, entry.reasons)
             rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
@@ -293,6 +298,12 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             _unmark(db, entry.lost)
         case _:  # an entry that concerns no group, or that only a newer server writes
             pass
+
+
+def _seconds(entry: LogEntry, name: str) -> float | None:
+    """Return a step's metric in seconds, or None if the server has not measured it."""
+    value = entry.metrics.get(name)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _unmark(db: Connection, group_ids: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from fakevllm.ledger import reads
 from fakevllm.ledger.curve_reads import CurveEnds, CurvePoint, curve_ends, curve_points, whole_curve
+from fakevllm.ledger.learning_costs import LearningCosts, StepSeconds, TokenCosts
 from fakevllm.ledger.records import StepRow
 
 
@@ -38,6 +39,27 @@ class SummaryReads:
         """Return the beginning and the end of one run's learning curve."""
         with self._read_engine.connect() as db:
             return curve_ends(db, run_id)
+
+    def costs(self, run_id: str) -> LearningCosts:
+        """Return the numbers of tokens and the seconds of one run, and the tokens of all
+        requests."""
+        all_tokens = self.numbers("tokens")
+        with self._read_engine.connect() as db:
+            tokens = db.exec_driver_sql(reads.RUN_TOKENS, (run_id,)).one()
+            seconds = db.exec_driver_sql(reads.RUN_SECONDS, (run_id,)).one()
+        names = ("sampled", "served", "trained")
+        return LearningCosts(
+            TokenCosts(*tokens),
+            StepSeconds(*seconds),
+            TokenCosts(*(all_tokens.get(name, 0) for name in names)),
+            all_tokens.get("evaluated", 0),
+        )
+
+    def steps_of_versions(self, run_id: str) -> dict[int, int]:
+        """Return the training step that made each version of the weights of one run."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(reads.VERSION_STEPS, (run_id,))
+            return {version: step for version, step in rows}
 
     def numbers(self, subject: str) -> dict[str, int]:
         """Return the counters of one subject of the table `counters`, as a dict from name to

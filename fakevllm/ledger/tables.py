@@ -380,11 +380,17 @@ COUNTERS = Table(
         comment=(
             "What is counted: `state` (groups by state), `untrained` (groups by the slug of "
             "their reason), `failure` (siblings by failure), `feedback` (feedback by state), "
-            "`forgotten` (groups without contents, by cause) or `tokens` (sampled tokens)."
+            "`forgotten` (groups without contents, by cause) or `tokens` (tokens of answers)."
         ),
     ),
     Column(
-        "name", String, primary_key=True, comment="The state, slug or cause whose rows are counted."
+        "name",
+        String,
+        primary_key=True,
+        comment=(
+            "The state, slug or cause whose rows are counted. Tokens are `sampled`, `served` and "
+            "`trained` for requests of apps, and `evaluated` if an evaluation sampled them."
+        ),
     ),
     Column("num", Integer, nullable=False, comment="The number."),
 )
@@ -413,6 +419,55 @@ STEP_COUNTERS = Table(
     Column("random_sum", Float, nullable=False),
 )
 """Counts and reward sums of a training step, for the learning curve."""
+
+STEP_TOKENS = Table(
+    "step_tokens",
+    METADATA,
+    Column(
+        "run_id", String, primary_key=True, comment="Id of the run; empty if the run is unknown."
+    ),
+    Column(
+        "step",
+        Integer,
+        primary_key=True,
+        autoincrement=False,
+        comment="Number of the training step.",
+    ),
+    Column("num_sampled", Integer, nullable=False, comment="Tokens of all siblings."),
+    Column("num_served", Integer, nullable=False, comment="Tokens of the answers that apps got."),
+    Column("num_trained", Integer, nullable=False, comment="Tokens of the trained answers."),
+)
+"""Numbers of tokens of a training step's answers. Unlike in `step_counters`, groups without a
+reward count too."""
+
+TRAINED_VERSIONS = Table(
+    "trained_versions",
+    METADATA,
+    Column("run_id", String, primary_key=True, comment="Id of the run."),
+    Column(
+        "version",
+        Integer,
+        primary_key=True,
+        autoincrement=False,
+        comment="Version of the weights.",
+    ),
+    Column(
+        "step",
+        Integer,
+        nullable=False,
+        comment="Number of the training step that made the version.",
+    ),
+    Column(
+        "step_s", Float, comment="Seconds since the step before; NULL if they were not measured."
+    ),
+    Column(
+        "update_s",
+        Float,
+        comment="Seconds that the trainer needed; NULL if they were not measured.",
+    ),
+)
+"""A version of the weights, and the training step that made it. The seconds are also NULL for steps
+from before the ledger had this table."""
 
 STEP_DIGESTS = Table(
     "step_digests",

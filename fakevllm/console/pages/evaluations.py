@@ -5,11 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from fakevllm.console.console_parts import ConsoleParts
-from fakevllm.console.sources.evaluation_results import EvaluationResult, results_of
+from fakevllm.console.sources.evaluation_results import EvaluationResult
+from fakevllm.console.sources.shared_evaluations import MAX_LATEST, SharedEvaluations
 from fakevllm.statistics.confidence_sequence import RewardRange
 
-MAX_LATEST = 4_000
-"""Number of latest evaluated rows from which the table of all evaluations is made."""
 MAX_ROWS = 20_000
 """Maximum number of evaluated rows of one evaluation that are read."""
 ROWS_PER_PAGE = 200
@@ -20,18 +19,18 @@ def router(parts: ConsoleParts) -> APIRouter:
     """Return the routes of the pages Evaluations and Evaluation."""
     routes = APIRouter()
     declared = RewardRange(*parts.settings.reward_range)
+    shared = SharedEvaluations(parts.ledger, declared)
 
     @routes.get("/evaluations")
     def evaluations(request: Request) -> Response:
         with parts.ledger.reading():
-            groups = parts.ledger.evaluations.latest(MAX_LATEST)
-        results = results_of(groups, declared)
-        # The rows of the oldest evaluation may be cut off, so its figures would be wrong.
-        is_cut = len(groups) == MAX_LATEST
-        if is_cut and len(results) > 1:
-            results = results[:-1]
+            latest = shared.latest()
         return parts.page(
-            request, "evaluations.html", results=results, is_cut=is_cut, limit=MAX_LATEST
+            request,
+            "evaluations.html",
+            results=latest.results,
+            is_cut=latest.is_cut,
+            limit=MAX_LATEST,
         )
 
     @routes.get("/evaluations/{eval_id:path}")

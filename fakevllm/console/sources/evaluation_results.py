@@ -33,6 +33,8 @@ class VersionResult:
     label: str
     """The version. It is a range if new weights were published during the evaluation, and `?` if
     the version is unknown."""
+    newest: int | None
+    """The version, or the last one of a range; None if the version is unknown."""
     summary: Summary
     comparison: Comparison | None
     """Comparison with the oldest version; None for the oldest version itself."""
@@ -71,6 +73,12 @@ class EvaluationResult:
         return sorted({group.hook_hash for group in self.groups if group.hook_hash})
 
     @property
+    def run_ids(self) -> set[str | None]:
+        """Ids of the training runs whose weights were sampled. None is among them if rows do not
+        name their run."""
+        return {group.run_id for group in self.groups}
+
+    @property
     def num_unscored(self) -> int:
         """Number of times that a row was sampled and got no reward at temperature 1."""
         return sum(not group.rewards for group in self.groups)
@@ -96,7 +104,12 @@ class EvaluationResult:
         differences = (compare(first, one, rewards, tuned_for=tuned_for) for one in others)
         comparisons = [None, *differences]
         return [
-            VersionResult(_label(part), summarize(scores, rewards, tuned_for=tuned_for), comparison)
+            VersionResult(
+                _label(part),
+                max(_versions(part), default=None),
+                summarize(scores, rewards, tuned_for=tuned_for),
+                comparison,
+            )
             for part, scores, comparison in zip(self._parts, self._scores, comparisons, strict=True)
         ]
 
@@ -160,8 +173,12 @@ def _row(key: RowKey, groups: Sequence[EvaluatedGroup | None]) -> RowResult:
 
 
 def _label(groups: Sequence[EvaluatedGroup]) -> str:
-    known = [group.version for group in groups if group.version is not None]
+    known = _versions(groups)
     if not known:
         return "?"
     first, last = min(known), max(known)
     return str(first) if first == last else f"{first} to {last}"
+
+
+def _versions(groups: Sequence[EvaluatedGroup]) -> list[int]:
+    return [group.version for group in groups if group.version is not None]

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from fakevllm.console.pages import evaluations
+from fakevllm.console.sources import shared_evaluations
 from fakevllm.console.sources.proxy_settings import SettingRow, sections_of
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
@@ -161,6 +162,7 @@ async def test_a_row_that_the_gate_draws_twice_counts_twice_and_is_compared_draw
 async def test_the_newest_evaluation_is_first_and_a_cut_one_is_left_out(
     path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_evaluations, "MAX_LATEST", 5)
     monkeypatch.setattr(evaluations, "MAX_LATEST", 5)
     for number in range(3):
         put(

@@ -87,7 +87,7 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
     assert record is not None
     assert (record.state, record.reason, record.kind) == ("served", "evaluation", "eval")
     assert (record.eval_id, record.eval_version, record.task_id) == ("e1", 12, "r1")
-    assert (record.session_id, record.step) == (None, None)
+    assert (record.session_id, record.step, record.run_id) == (None, None, ROLLING.run_id)
     assert [sibling.reward for sibling in record.siblings] == [1.0, 1.0, 1.0]
 
 

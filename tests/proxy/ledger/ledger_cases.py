@@ -121,10 +121,12 @@ def marks(ledger: Ledger, group_id: str = "g1") -> list[bool]:
 def make_older(path: Path) -> None:
     """Change a ledger to the schema before the tables `rescored` and `forgotten_groups`."""
     with closing(sqlite3.connect(path)) as db, db:
-        for table in ("rescored", "forgotten_groups", "loose_pieces"):
+        newer = ("rescored", "forgotten_groups", "loose_pieces", "step_tokens", "trained_versions")
+        for table in newer:
             db.execute(f"DROP TABLE {table}")
         for index in ("ix_calls_response_piece", "ix_feedback_edit"):
             db.execute(f"DROP INDEX {index}")
         for column in ("edit_state", "edit_reason", "edit_step", "edit_version"):
             db.execute(f"ALTER TABLE feedback DROP COLUMN {column}")
+        db.execute("DELETE FROM counters WHERE subject = 'tokens' AND name <> 'sampled'")
         db.execute("DELETE FROM migrations WHERE name >= 'm016'")

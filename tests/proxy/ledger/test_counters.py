@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 from fakevllm.ledger.curve_reads import MIN_END_GROUPS
-from fakevllm.ledger.migrations import MIGRATIONS, fill_counters
+from fakevllm.ledger.learning_costs import TokenCosts
+from fakevllm.ledger.migrations import MIGRATIONS, fill_counters, fill_token_counters
+from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm.ledger.records import EVAL_KIND, FeedbackRecord, FeedbackState, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.status_rows import status_rows
@@ -27,6 +29,7 @@ from tests.proxy.ledger.ledger_cases import dropped, group, restored, trained
 TABLES = (
     "counters",
     "step_counters",
+    "step_tokens",
     "step_digests",
     "run_digests",
     "run_counters",
@@ -37,6 +40,7 @@ RUNS = ("ra", "rb")
 Change = Callable[[Ledger], object]
 
 REASONS = st.sampled_from([None, "stale", "upstream_500: detail", "upstream_500: other"])
+TOKENS = st.sampled_from([None, 0, 3, 7])
 REWARDS = st.lists(st.sampled_from([None, -1.0, 0.0, 0.5, 2.0]), max_size=3)
 
 
@@ -53,7 +57,7 @@ def records(draw: st.DrawFn) -> GroupRecord:
     )
     failures = [draw(st.sampled_from([None, "empty", "cut_off"])) for _ in rewards]
     siblings = [
-        replace(sibling, failure=failure)
+        replace(sibling, failure=failure, completion_tokens=draw(TOKENS))
         for sibling, failure in zip(record.siblings, failures, strict=True)
     ]
     return replace(
@@ -140,6 +144,7 @@ def recount(path: Path) -> None:
         for name in TABLES:
             db.exec_driver_sql(f"DELETE FROM {name}")
         fill_counters(db)
+        fill_token_counters(db)
     engine.dispose()
 
 
@@ -211,6 +216,8 @@ def test_a_ledger_from_before_the_counters_is_counted_once(tmp_path: Path) -> No
         assert (row.step, row.groups, row.policy_mean, row.returned_best) == (3, 2, 0.5, 0.75)
         assert row.without_signal == 1 and ledger.runs() == ["r"]
         assert ledger.counts() == {"pooled": 2} and ledger.sampled_tokens() == 20
+        costs = ReadOnlyLedger(path).summary.costs("r")
+        assert costs.run_tokens == costs.all_tokens == TokenCosts(sampled=20, served=10)
         (session,) = ledger.sessions.latest(5)
         assert (session.num_groups, session.reward, session.question) == (2, 0.75, "hello")
         ledger.close()

@@ -193,9 +193,10 @@ def test_the_queries_of_the_readme_run(ledger: Ledger, path: Path) -> None:
     assert ledger.drain()
     readme = (Path(__file__).parents[3] / "fakevllm" / "ledger" / "README.md").read_text()
     indented = [line for line in readme.splitlines() if line.startswith("    ")]
-    why, learning, again, least = " ".join(indented).split(";")[:4]
+    why, learning, again, least, tokens = " ".join(indented).split(";")[:5]
     assert sorted(rows(path, why)) == [("dropped", "hook_nan", 1), ("scored", None, 1)]
     assert rows(path, learning) == [(1, 0.5, 1.0)]
+    assert rows(path, tokens) == [("", 6, 3, 0)]
     assert rows(path, again) == [("1+1?", "regenerates", "prefix")]
     assert len(rows(path, least)) == 4
 
