@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fakevllm.console.engine_loads import EngineLoad, parse_engine_loads
+from fakevllm.console.sources.engine_loads import EngineLoad, parse_engine_loads
 from fakevllm.console.sources.shared_reply import SharedReply
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.poller import NO_SWARM_SERVER, none_if_not_found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakevllm.console.engine_loads import MAX_ENGINES, EngineLoad, parse_engine_loads
+from fakevllm.console.sources.engine_loads import MAX_ENGINES, EngineLoad, parse_engine_loads
 
 TWO_ENGINES = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.

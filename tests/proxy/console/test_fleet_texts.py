@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakevllm.console.engine_loads import EngineLoad
 from fakevllm.console.fleet_texts import (
     RECENT_START_S,
     UNKNOWN,
@@ -14,6 +13,7 @@ from fakevllm.console.fleet_texts import (
     server_rows,
 )
 from fakevllm.console.page_renderer import time_text
+from fakevllm.console.sources.engine_loads import EngineLoad
 from fakevllm.console.sources.server_status import ServerView
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.snapshot import build_snapshot
