@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
+import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.swarm import Task
@@ -17,6 +20,7 @@ from fakevllm_adapters.protocol.swarm import Task
 _MAX_SHOWN_CHARS = 300
 """Maximum length, in characters, of the list of field names in an error message."""
 _INDEX = re.compile("[0-9]{1,12}")
+_HASH_CHARS = 8
 
 
 class DatasetRow(NamedTuple):
@@ -72,21 +76,71 @@ def tasks_by_id(file: Path | None, field: str) -> dict[str, Task]:
     return {task.task_id: task for task in tasks}
 
 
-def find_row(file: Path, row_id: str) -> dict[str, Any] | None:
-    """Return the fields of the row with this id. Return None if the file does not have the row,
-    for example because the file has changed since.
+class _LineIndex(NamedTuple):
+    """The places of the lines of a file."""
 
-    Raises ConfigError if the file cannot be read or the row is not JSON.
-    """
-    file_hash, _, index = row_id.rpartition("-")
-    if not _INDEX.fullmatch(index):
-        return None
-    raw = _read(file)
-    if _hash(raw) != file_hash:
-        return None
-    lines = raw.splitlines()
-    number = int(index)
-    return _fields(lines[number], number + 1, file) if number < len(lines) else None
+    state: tuple[int, int, int]
+    """Inode, modification time and size of the file for which the index was made."""
+    file_hash: str
+    offsets: Sequence[int]
+    """The offset of each line, and the size of the file at the end."""
+
+
+class IndexedDataset:
+    """A dataset file in which rows are found by id. The file is read as a whole only if it has
+    changed. Threads may share the object."""
+
+    def __init__(self, file: Path, max_bytes: int) -> None:
+        """A file of more than `max_bytes` is not read, and none of its rows is found."""
+        self._file = file
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._index: _LineIndex | None = None
+
+    def find_row(self, row_id: str) -> dict[str, Any] | None:
+        """Return the fields of the row with this id. Return None if the file does not have the row,
+        for example because the file has changed since.
+
+        Raises ConfigError if the file cannot be read or the row is not JSON.
+        """
+        file_hash, _, number_text = row_id.rpartition("-")
+        if not _INDEX.fullmatch(number_text):
+            return None
+        number = int(number_text)
+        try:
+            with self._file.open("rb") as raw:
+                index = self._current_index(raw)
+                if index is None or index.file_hash != file_hash:
+                    return None
+                if number + 1 >= len(index.offsets):
+                    return None
+                raw.seek(index.offsets[number])
+                line = raw.read(index.offsets[number + 1] - index.offsets[number])
+        except OSError as error:
+            raise _unreadable(self._file, error) from None
+        return _fields(line, number + 1, self._file)
+
+    def _current_index(self, raw: BinaryIO) -> _LineIndex | None:
+        """Return the index of the open file. Return None if the file is too large."""
+        facts = os.fstat(raw.fileno())
+        if facts.st_size > self._max_bytes:
+            return None
+        state = facts.st_ino, facts.st_mtime_ns, facts.st_size
+        with self._lock:
+            if self._index is None or self._index.state != state:
+                self._index = _LineIndex(state, *_hash_and_offsets(raw))
+            return self._index
+
+
+def _hash_and_offsets(raw: BinaryIO) -> tuple[str, Sequence[int]]:
+    """Return the hash of a file, and the offsets of the lines into which `bytes.splitlines` splits
+    its content, with the size at the end."""
+    digest, offsets = hashlib.sha256(), array("Q", [0])
+    for ended_by_newline in raw:
+        digest.update(ended_by_newline)
+        for line in ended_by_newline.splitlines(keepends=True):
+            offsets.append(offsets[-1] + len(line))
+    return digest.hexdigest()[:_HASH_CHARS], offsets
 
 
 def read_rows(file: Path) -> list[DatasetRow]:
@@ -108,12 +162,16 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"The dataset {file} cannot be read: {error.strerror}.") from None
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"The dataset {file} cannot be read: {error.strerror}.")
 
 
 def _hash(raw: bytes) -> str:
     """Return the hash of a file's content that is part of the ids of its rows."""
-    return hashlib.sha256(raw).hexdigest()[:8]
+    return hashlib.sha256(raw).hexdigest()[:_HASH_CHARS]
 
 
 def _task(row: DatasetRow, file: Path, field: str) -> Task:

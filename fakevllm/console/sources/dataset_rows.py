@@ -9,41 +9,52 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fakevllm.admission.dataset import find_row
+from fakevllm.admission.dataset import IndexedDataset
 from fakevllm.errors import ConfigError
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 
 ANSWER_FIELD = "answer"
 """Name of the field that has the right answer by convention. The hook `exact_match` reads it."""
 _MESSAGES_FIELD = "messages"
+MAX_FILE_BYTES = 200_000_000
+"""Size of a dataset file above which its rows are not shown. The first page that needs a row reads
+the whole file, which takes about a second for a file of this size."""
 
 log = logging.getLogger("fakevllm.console.sources.dataset_rows")
 
 
 class DatasetRows:
-    """The rows of datasets that were registered at the proxy, and the rows of dataset files."""
+    """The rows of datasets that were registered at the proxy, and the rows of dataset files.
+    Threads may share the object."""
 
     def __init__(self, ledger: ReadOnlyLedger, files: Sequence[Path], text_field: str) -> None:
         """`files` are files in JSON Lines. `text_field` is the field with the text of a row."""
         self._ledger = ledger
-        self._files = files
+        self._files = [IndexedDataset(file, MAX_FILE_BYTES) for file in files]
         self._text_field = text_field
 
-    def fields(self, row_id: str) -> list[tuple[str, str]]:
-        """Return the fields of a row without its text, as pairs of name and text. Return [] if the
-        row is unknown. Call the method in a `with` block of `ReadOnlyLedger.reading`."""
+    def registered(self, row_id: str) -> list[tuple[str, str]] | None:
+        """Return the fields of a registered row without its text, as pairs of name and text. Return
+        None if the row is not registered. Call the method in a `with` block of
+        `ReadOnlyLedger.reading`."""
         task = self._ledger.recorded_groups.task(row_id)
-        if task is not None:
-            return field_texts(task.metadata, {self._text_field, _MESSAGES_FIELD})
+        return None if task is None else self._shown(task.metadata)
+
+    def in_files(self, row_id: str) -> list[tuple[str, str]]:
+        """Return the fields of a row of a file without its text. Return [] if no file has the row.
+        Call the method outside of `ReadOnlyLedger.reading`, because it may read a large file."""
         for file in self._files:
             try:
-                row = find_row(file, row_id)
+                row = file.find_row(row_id)
             except ConfigError as error:  # isolates: the page is shown without the row
                 log.warning("a dataset row is not shown: %s", error)
                 continue
             if row is not None:
-                return field_texts(row, {self._text_field, _MESSAGES_FIELD})
+                return self._shown(row)
         return []
+
+    def _shown(self, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return field_texts(fields, {self._text_field, _MESSAGES_FIELD})
 
 
 def field_texts(fields: Mapping[str, Any], left_out: set[str]) -> list[tuple[str, str]]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.admission.dataset import find_row, read_tasks
+from fakevllm.admission import dataset
+from fakevllm.admission.dataset import IndexedDataset, read_tasks
 from fakevllm.errors import ConfigError
 
 
@@ -23,13 +24,36 @@ def test_a_row_is_found_by_its_id_until_the_file_changes(tmp_path: Path) -> None
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "q1"}\n\n{"question": "q2"}\n')
     first, second = (task.task_id for task in read_tasks(file, "question"))
-    assert find_row(file, first) == {"question": "q1"}
-    assert find_row(file, second) == {"question": "q2"}
+    indexed = IndexedDataset(file, 1000)
+    assert indexed.find_row(first) == {"question": "q1"}
+    assert indexed.find_row(second) == {"question": "q2"}
     file_hash = first.rpartition("-")[0]
     for bad in ("", "x", f"{file_hash}-9", f"{file_hash}--1", f"{file_hash}-{'9' * 5000}"):
-        assert find_row(file, bad) is None
+        assert indexed.find_row(bad) is None
     file.write_text('{"question": "q3"}\n')
-    assert find_row(file, first) is None
+    assert indexed.find_row(first) is None
+
+
+def test_a_dataset_is_read_as_a_whole_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"q": "1"}\r\n{"q": "2"}\r{"q": "3"}\n\n{"q": "\xc3\xa9"}')
+    tasks = read_tasks(file, "q")
+    indexed = IndexedDataset(file, 1000)
+    assert indexed.find_row(tasks[0].task_id) == {"q": "1"}
+    monkeypatch.setattr(dataset, "hashlib", None)  # an error if a file is hashed
+    assert [indexed.find_row(task.task_id) for task in tasks] == [task.metadata for task in tasks]
+    assert [task.main_query for task in tasks] == ["1", "2", "3", "é"]
+
+
+def test_the_rows_of_a_file_that_is_too_large_are_not_found(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"q": "1"}\n')
+    (task,) = read_tasks(file, "q")
+    size = file.stat().st_size
+    assert IndexedDataset(file, size).find_row(task.task_id) == {"q": "1"}
+    assert IndexedDataset(file, size - 1).find_row(task.task_id) is None
 
 
 @pytest.mark.parametrize(
