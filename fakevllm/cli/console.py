@@ -74,6 +74,7 @@ def console(
                 for file in (loaded.dataset.file, loaded.release.eval_dataset)
                 if file is not None
             ],
+            redacts=loaded.job.privacy_or_default.redacts,  # it includes [privacy]
             dataset_field=loaded.dataset.field,
             num_for_baseline=loaded.feedback.num_for_baseline,
             host=loaded.console.host,

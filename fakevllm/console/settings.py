@@ -36,6 +36,9 @@ class ConsoleSettings:
     """Smallest and largest reward that the hook can return, for confidence intervals."""
     datasets: Sequence[Path] = ()
     """Dataset files, for the right answers to requests that belong to a row."""
+    redacts: bool = False
+    """Whether the configuration redacts texts. Rows of files are not shown then, because the files
+    have the texts without redaction."""
     dataset_field: str = DatasetSection().field
     """Name of the field that has the text of a row."""
     num_for_baseline: int = FeedbackSection().num_for_baseline

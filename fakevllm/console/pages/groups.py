@@ -73,13 +73,16 @@ def router(parts: ConsoleParts) -> APIRouter:
             feedback = [] if record is None else parts.ledger.groups.feedback(group_id)
             with_tokens = {one.sibling for one in parts.ledger.calls.versions(group_id)}
             cause = parts.ledger.groups.deletion_cause(group_id)
-            task_id = None if record is None else record.task_id
+            # The ledger keeps the id of the task when the contents of a group are deleted.
+            task_id = None if record is None or cause is not None else record.task_id
             row_fields = rows.registered(task_id) if task_id else []
         if record is None:
             message = "The ledger has no group with this id: it may be in another ledger."
             return parts.page(request, "message.html", status=404, message=message)
-        if row_fields is None and task_id:
+        if row_fields is None and task_id and not settings.redacts:
             row_fields = rows.in_files(task_id)
+            if row_fields and parts.server.view().redacts:
+                row_fields = []
         reference = reference_answer(record.siblings)
         # Request and answers come first: what is left of the page is for the raw messages.
         texts = PageTexts()

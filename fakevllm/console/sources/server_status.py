@@ -50,6 +50,12 @@ class ServerView:
     problem: str = ""
     """Why the server did not send its status, and what to do about it."""
 
+    @property
+    def redacts(self) -> bool:
+        """Whether the server or its job is known to redact texts."""
+        privacy = {} if self.status is None else self.status.privacy
+        return bool(privacy.get("redact") or privacy.get("patterns"))
+
 
 class ServerStatus:
     """The status of one server, which all pages share."""

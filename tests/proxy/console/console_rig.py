@@ -82,6 +82,7 @@ async def open_console(
     key_file: Path | None = None,
     app_keys: Path | None = None,
     datasets: Sequence[Path] = (),
+    redacts: bool = False,
     num_for_baseline: int = 8,
     is_logged_in: bool = True,
 ) -> AsyncGenerator[ConsoleRig]:
@@ -94,6 +95,7 @@ async def open_console(
         app_keys=app_keys,
         hooks=hooks,
         datasets=datasets,
+        redacts=redacts,
         num_for_baseline=num_for_baseline,
     )
     links: list[str] = []

@@ -20,6 +20,7 @@ from fakevllm.console.sources.proxy_status import ProxyStatus
 from fakevllm.console.sources.server_releases import ServerReleases
 from fakevllm.console.sources.server_status import ServerStatus
 from fakevllm.ledger import group_reads
+from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.ledger.group_reads import GroupSearch
 from fakevllm.ledger.read_only_ledger import ReadOnlyLedger
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
@@ -30,6 +31,7 @@ from tests.proxy.console.console_rig import open_console
 from tests.proxy.ledger.ledger_cases import group, sibling
 from tests.proxy.ledger.test_session_reads import placed
 from tests.proxy.markup import MARKUP
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm
 
 
 class Elements(HTMLParser):
@@ -326,6 +328,44 @@ async def test_a_group_shows_the_row_of_its_dataset_with_the_right_answer(
             assert "Row of the dataset" not in await rig.get(f"/groups/{group_id}")
         file.write_text('{"question": "changed"}\n')
         assert "Row of the dataset" not in await rig.get("/groups/file")
+
+
+@pytest.mark.parametrize("cause", Cause)
+async def test_a_group_whose_contents_were_deleted_shows_no_row(
+    cause: Cause, path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1+1?", "answer": "two"}\n')
+    (row,) = read_tasks(file, "question")
+    ledger.put_tasks([Task(task_id="t", main_query="1+2?", metadata={"answer": "two"})])
+    put(ledger, group("file", task_id=row.task_id), group("registered", task_id="t"))
+    async with open_console(path, datasets=[file]) as rig:
+        for group_id in ("file", "registered"):
+            assert "Row of the dataset" in await rig.get(f"/groups/{group_id}")
+            ledger.settle(group_id, "dropped", "reason", None, [], "r")
+            ledger.forgotten.forget([group_id], cause, 1.0)
+            assert ledger.drain()
+            assert "Row of the dataset" not in await rig.get(f"/groups/{group_id}")
+
+
+async def test_a_row_of_a_file_is_not_shown_while_texts_are_redacted(
+    path: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1+1?", "email": "a@example.org"}\n')
+    (row,) = read_tasks(file, "question")
+    ledger.put_tasks([Task(task_id="t", main_query="1+2?", metadata={"email": "[email]"})])
+    put(ledger, group("file", task_id=row.task_id), group("registered", task_id="t"))
+    async with open_console(path, datasets=[file], redacts=True) as rig:
+        assert "Row of the dataset" not in await rig.get("/groups/file")
+        assert "[email]" in await rig.get("/groups/registered")
+    for privacy in ({"redact": ["email"]}, {"patterns": {"name": "Ann"}}, {"retention_days": 1.0}):
+        async with ScriptedSwarm() as swarm:
+            status = ROLLING.model_copy(update={"privacy": privacy})
+            swarm.answers["/get_engine_status"] = status
+            async with open_console(path, datasets=[file], server_url=swarm.url) as rig:
+                is_shown = "a@example.org" in await rig.get("/groups/file")
+                assert is_shown == ("retention_days" in privacy)
 
 
 def test_all_pages_share_a_curve_until_the_ledger_is_written(path: Path, ledger: Ledger) -> None:
