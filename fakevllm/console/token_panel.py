@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fakevllm.ledger.forgotten_groups import Cause
-from fakevllm.ledger.records import GroupRecord, State
+from fakevllm.ledger.records import EVAL_KIND, GroupRecord, State
 from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.tokens.colours import BAD, GOOD, ColourBy, colour, shade
 from fakevllm.tokens.detokenizer import TokenTexts
@@ -101,6 +101,8 @@ def missing_tokens(
     the reasons why the calls of the answer cannot be trained."""
     if REDACTED in untrainable:
         return "The tokens are not stored, because the request or the answer has redacted texts."
+    if group.kind == EVAL_KIND:
+        return "The ledger has no tokens of this group, because evaluations do not keep them."
     if cause is Cause.PRUNED:
         return (
             "The tokens are no longer kept: the contents of this group were deleted, because the "

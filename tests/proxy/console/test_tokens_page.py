@@ -18,7 +18,7 @@ from fakevllm.console.sources import token_texts
 from fakevllm.console.sources.token_texts import MAX_AGE_S, EngineTokenTexts
 from fakevllm.console.token_panel import missing_tokens, token_classes
 from fakevllm.ledger.forgotten_groups import Cause
-from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.records import EVAL_KIND, GroupRecord
 from fakevllm.ledger.redacted_records import REDACTED
 from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.colours import BAD, GOOD, NUM_SHADES, SURPRISING, ColourBy
@@ -192,6 +192,8 @@ def test_the_reason_for_missing_tokens_depends_on_the_group() -> None:
     assert "sampled only once" in missing_tokens(once, None)
     assert "dropped before its end" in missing_tokens(group("g", state="dropped"), None)
     assert "fakevllm forget" in missing_tokens(once, Cause.FORGOTTEN)
+    evaluated = replace(group("g", state="served"), kind=EVAL_KIND)
+    assert "evaluations do not keep them" in missing_tokens(evaluated, None)
 
 
 def test_texts_are_requested_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
