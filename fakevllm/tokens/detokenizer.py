@@ -7,7 +7,7 @@ import importlib
 import json
 import urllib.request
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,11 @@ def _decode(tokenizer: Any, id: int) -> str:
     return f" {text}" if name is not None and name.startswith("▁") and text[:1] != " " else text
 
 
-def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
+def texts_from_engine(
+    swarm: str, key: str | None, ids: Collection[int], max_s: float | None = None
+) -> TokenTexts:
     """Return the texts of token ids. The running engine of the server at `swarm` decodes them.
+    After `max_s` seconds, return the texts that have arrived by then.
 
     One request is sent for each id, because the joint text of several tokens cannot be split into
     the texts of the tokens. Raises TextsUnavailable if a request fails.
@@ -74,13 +77,17 @@ def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> Toke
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return json.load(reply)["prompt"]
 
-    unique_ids = sorted(set(ids))
+    pool = ThreadPoolExecutor(MAX_PARALLEL_REQUESTS)
+    futures = {id: pool.submit(fetch_text, id) for id in sorted(set(ids))}
     try:
-        with ThreadPoolExecutor(MAX_PARALLEL_REQUESTS) as pool:
-            return dict(zip(unique_ids, pool.map(fetch_text, unique_ids), strict=True))
+        done = wait(futures.values(), max_s, FIRST_EXCEPTION).done
+        return {id: future.result() for id, future in futures.items() if future in done}
     except (OSError, ValueError, KeyError, TypeError) as error:
         cause = getattr(error, "reason", error)
         raise TextsUnavailable(
             f"Texts are missing: no engine at {swarm} returned them ({cause}). Name the model's "
             "folder with --model."
         ) from None
+    finally:
+        # Nobody waits for the requests that have begun. Each of them has a timeout.
+        pool.shutdown(wait=False, cancel_futures=True)

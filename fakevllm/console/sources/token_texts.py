@@ -13,9 +13,8 @@ MAX_AGE_S = 60.0
 """Seconds for which texts are kept. The answers of one group share most of their tokens. Later, the
 engine may have another model."""
 MAX_WAIT_S = 10.0
-"""Seconds after which no further texts are requested, because a browser waits for the page."""
-IDS_PER_ROUND = 64
-"""Number of ids that are requested before the time is checked."""
+"""Maximum seconds for the texts of one page, because a browser waits for it. Texts that have not
+arrived by then are not shown."""
 
 
 class EngineTokenTexts:
@@ -39,13 +38,11 @@ class EngineTokenTexts:
             if begin > self._expires_at:
                 self._texts, self._expires_at = {}, begin + MAX_AGE_S
             known = self._texts
-        missing = sorted(id for id in set(ids) if id not in known)
-        for start in range(0, len(missing), IDS_PER_ROUND):
-            some = missing[start : start + IDS_PER_ROUND]
-            if self._clock() > begin + MAX_WAIT_S:
-                return known, f"Texts are missing: the engine at {self._url} is slow."
-            try:
-                known.update(texts_from_engine(self._url, self._key, some))
-            except TextsUnavailable:  # translates: its message is about an option of a command
-                return known, f"Texts are missing: no engine at {self._url} returned them."
-        return known, ""
+        missing = {id for id in ids if id not in known}
+        try:
+            found = texts_from_engine(self._url, self._key, missing, MAX_WAIT_S) if missing else {}
+        except TextsUnavailable:  # translates: its message is about an option of a command
+            return known, f"Texts are missing: no engine at {self._url} returned them."
+        known.update(found)
+        is_slow = len(found) < len(missing)
+        return known, f"Texts are missing: the engine at {self._url} is slow." if is_slow else ""
