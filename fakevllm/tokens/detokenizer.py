@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import bearer_header
@@ -74,8 +75,12 @@ def texts_from_engine(
         body = json.dumps({"tokens": [id]}).encode()
         headers = {"Content-Type": "application/json", **bearer_header(key)}
         request = urllib.request.Request(f"{swarm.rstrip('/')}/detokenize", body, headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-            return json.load(reply)["prompt"]
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+                return json.load(reply)["prompt"]
+        except HTTPError as error:
+            error.close()  # it has the connection
+            raise
 
     pool = ThreadPoolExecutor(MAX_PARALLEL_REQUESTS)
     futures = {id: pool.submit(fetch_text, id) for id in sorted(set(ids))}
