@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from fakevllm.console.sources.server_status import ServerView
 from fakevllm.ledger.forgotten_groups import Cause
 from fakevllm.ledger.records import EVAL_KIND, GroupRecord, State
 from fakevllm.ledger.redacted_records import REDACTED
@@ -117,6 +118,21 @@ def missing_tokens(
     return (
         "The ledger has no tokens of this group: it was dropped before its end, or the server did "
         "not send them."
+    )
+
+
+def run_problem(group: GroupRecord, view: ServerView) -> str:
+    """Return the reason why the server's engine cannot decode the tokens of a group, as a sentence.
+    Return an empty text if the engine runs for the training run of the group. An engine of another
+    run may have another model, which would decode the ids to wrong texts."""
+    if view.status is None:
+        return f"Texts are missing: {view.problem}"
+    if group.run_id and group.run_id == view.status.run_id:
+        return ""
+    return (
+        f"Texts are missing: this group is not known to belong to the present run of the server at "
+        f"{view.url}, whose model may have other tokens. `fakevllm tokens ID --model FOLDER` reads "
+        "the texts from the folder of the group's model."
     )
 
 

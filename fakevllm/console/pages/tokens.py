@@ -10,10 +10,12 @@ from fakevllm.console.sources.token_texts import EngineTokenTexts
 from fakevllm.console.token_panel import (
     largest_advantage,
     missing_tokens,
+    run_problem,
     shown_calls,
     shown_ids,
 )
 from fakevllm.tokens.colours import ColourBy
+from fakevllm.tokens.detokenizer import TokenTexts
 from fakevllm.tokens.html import LEGEND
 from fakevllm.tokens.page import ledger_page
 
@@ -36,7 +38,10 @@ def router(parts: ConsoleParts) -> APIRouter:
             calls = parts.ledger.calls.by_sibling(group_id, sibling=index)
         (sample,) = ledger_page(group, calls, index).samples
         ids = shown_ids(sample)
-        texts, problem = engine_texts.texts(ids)
+        problem = run_problem(group, parts.server.view()) if ids else ""
+        texts: TokenTexts = {}
+        if ids and not problem:
+            texts, problem = engine_texts.texts(ids, group.run_id)
         untrainable = {call.untrainable for call in calls.get(index, ())}
         has_advantage = sample.is_trained and sample.advantage is not None
         return parts.page(

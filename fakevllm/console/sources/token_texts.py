@@ -28,19 +28,24 @@ class EngineTokenTexts:
         self._clock = clock
         self._lock = threading.Lock()
         self._texts: dict[int, str] = {}
+        self._run_id: str | None = None
+        """The training run to whose model the kept texts belong."""
         self._expires_at = 0.0
 
-    def texts(self, ids: Collection[int]) -> tuple[TokenTexts, str]:
+    def texts(self, ids: Collection[int], run_id: str | None) -> tuple[TokenTexts, str]:
         """Return the texts of token ids, and a sentence that says why texts are missing. The
-        sentence is empty if all texts were found."""
+        sentence is empty if all texts were found. `run_id` is the training run of the engine."""
         begin = self._clock()
         with self._lock:
-            if begin > self._expires_at:
+            if begin > self._expires_at or run_id != self._run_id:
                 self._texts, self._expires_at = {}, begin + MAX_AGE_S
+                self._run_id = run_id
             known = self._texts
         missing = {id for id in ids if id not in known}
+        if not missing:
+            return known, ""
         try:
-            found = texts_from_engine(self._url, self._key, missing, MAX_WAIT_S) if missing else {}
+            found = texts_from_engine(self._url, self._key, missing, MAX_WAIT_S)
         except TextsUnavailable:  # translates: its message is about an option of a command
             return known, f"Texts are missing: no engine at {self._url} returned them."
         known.update(found)

@@ -31,7 +31,7 @@ from tests.proxy.console.test_pages import Elements
 from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.ledger.ledger_cases import trained as step_entry
 from tests.proxy.markup import MARKUP
-from tests.proxy.scripted_swarm import ScriptedSwarm
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm
 from tests.proxy.tokens.pages import call
 
 TEXTS = {3: " It", 4: "\nis 8", 5: "<b>"}
@@ -152,7 +152,37 @@ async def test_without_an_engine_the_ids_are_shown_with_a_reason(
     async with open_console(path) as rig:
         html = await rig.get("/tokens/g1?sibling=0")
     assert [text for _, text in spans(html)] == ["[3] ", "[4] "]
-    assert f"Texts are missing: no engine at {ABSENT_PROXY}" in html
+    assert "Texts are missing" in html and ABSENT_PROXY in html
+    async with open_with_engine(path, {}) as (rig, swarm):
+        del swarm.functions["/detokenize"]
+        html = await rig.get("/tokens/g1?sibling=0")
+    assert [text for _, text in spans(html)] == ["[3] ", "[4] "]
+    assert f"Texts are missing: no engine at {swarm.url}" in html
+
+
+@pytest.mark.parametrize("run_id", ["another", ""])
+async def test_an_engine_of_another_run_does_not_decode_the_tokens(
+    run_id: str, path: Path, ledger: Ledger
+) -> None:
+    put(ledger, group("g1"), call(), call())
+    async with open_with_engine(path, TEXTS) as (rig, swarm):
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"run_id": run_id})
+        html = await rig.get("/tokens/g1?sibling=0")
+        assert [text for _, text in spans(html)] == ["[3] ", "[4] "]
+        assert "not known to belong to the present run" in html
+        assert "<code>fakevllm tokens ID --model FOLDER</code>" in html
+        assert swarm.calls["/detokenize"] == 0
+
+
+async def test_the_tokens_of_a_group_without_a_run_are_not_decoded(
+    path: Path, ledger: Ledger
+) -> None:
+    ledger.record(group("g1"))
+    ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "")
+    assert ledger.drain()
+    async with open_with_engine(path, TEXTS) as (rig, swarm):
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"run_id": ""})
+        assert "not known to belong" in await rig.get("/tokens/g1?sibling=0")
 
 
 async def test_a_long_answer_is_cut_off_and_the_page_says_so(
@@ -198,7 +228,9 @@ def test_the_reason_for_missing_tokens_depends_on_the_group() -> None:
     assert "evaluations do not keep them" in missing_tokens(evaluated, None)
 
 
-def test_texts_are_requested_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_requested_again_after_a_minute_and_for_another_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     requests: list[set[int]] = []
 
     def fetch(url: str, key: str | None, ids: set[int], max_s: float) -> dict[int, str]:
@@ -208,12 +240,14 @@ def test_texts_are_requested_again_after_a_minute(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(token_texts, "texts_from_engine", fetch)
     now = [0.0]
     texts = EngineTokenTexts("http://engine", None, lambda: now[0])
-    assert texts.texts({1, 2}) == ({1: "1", 2: "2"}, "")
-    texts.texts({2, 3})
+    assert texts.texts({1, 2}, "r") == ({1: "1", 2: "2"}, "")
+    texts.texts({2, 3}, "r")
     assert requests == [{1, 2}, {3}]
     now[0] = MAX_AGE_S + 1
-    texts.texts({2})
+    texts.texts({2}, "r")
     assert requests[-1] == {2}
+    texts.texts({2}, "another run")
+    assert len(requests) == 4
 
 
 async def test_a_slow_engine_does_not_hold_up_the_page(
