@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.dataset import IndexedDataset, read_tasks
 from fakevllm.config.key_file import KeyFile
 from fakevllm.console.console_parts import ConsoleParts
 from fakevllm.console.pages.groups import MAX_LIVE_SEARCH_S
@@ -328,6 +331,34 @@ async def test_a_group_shows_the_row_of_its_dataset_with_the_right_answer(
             assert "Row of the dataset" not in await rig.get(f"/groups/{group_id}")
         file.write_text('{"question": "changed"}\n')
         assert "Row of the dataset" not in await rig.get("/groups/file")
+
+
+async def test_a_dataset_file_is_read_outside_of_the_time_limit_of_the_ledger(
+    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    num_blocks, num_in_block = 0, list[int]()
+    reading, find_row = ReadOnlyLedger.reading, IndexedDataset.find_row
+
+    @contextmanager
+    def counted_reading(reader: ReadOnlyLedger) -> Generator[None]:
+        nonlocal num_blocks
+        num_blocks += 1
+        try:
+            with reading(reader):
+                yield
+        finally:
+            num_blocks -= 1
+
+    def recorded_find_row(dataset: IndexedDataset, row_id: str) -> dict[str, Any] | None:
+        num_in_block.append(num_blocks)
+        return find_row(dataset, row_id)
+
+    monkeypatch.setattr(ReadOnlyLedger, "reading", counted_reading)
+    monkeypatch.setattr(IndexedDataset, "find_row", recorded_find_row)
+    put(ledger, group("g1", task_id="x-0"))
+    async with open_console(path, datasets=[tmp_path / "rows.jsonl"]) as rig:
+        await rig.get("/groups/g1")
+    assert num_in_block == [0]
 
 
 @pytest.mark.parametrize("cause", Cause)
