@@ -73,7 +73,8 @@ def baseline_sentence(num_values: int, num_needed: int, *, has_key: bool) -> str
     key = "with the API key of this console" if has_key else "without an API key"
     num_missing = num_needed - num_values
     if num_missing <= 0:
-        return f"Enough thumbs have been sent {key}: each further one is trained."
+        trained = "further ones are trained if they differ from the earlier ones"
+        return f"Enough thumbs have been sent {key}: {trained}."
     are = "1 more is" if num_missing == 1 else f"{num_missing} more are"
     return f"Thumbs are trained when {num_needed} have been sent {key}: {are} missing."
 

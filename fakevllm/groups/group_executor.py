@@ -147,7 +147,7 @@ class GroupExecutor:
             self._execute(self._scheduler.abort(EndReason.UPSTREAM_UNREACHABLE.value))
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("request %s failed", self._request.id)
-            self._execute(self._scheduler.abort("internal_error"))
+            self._execute(self._scheduler.abort(EndReason.INTERNAL_ERROR.value))
             await self._app.end_with_error(internal_error())
         finally:
             watch.remove_done_callback(self._on_disconnect)
@@ -216,7 +216,7 @@ class GroupExecutor:
 
     def _fail(self, index: int) -> None:
         self._log.exception("sibling %d of request %s failed", index, self._request.id)
-        self._execute(self._scheduler.abort("internal_error"))
+        self._execute(self._scheduler.abort(EndReason.INTERNAL_ERROR.value))
 
     def _finish(self, result: SiblingResult, *, is_relayed: bool = False) -> None:
         """Report the end of a sibling to the scheduler. Do nothing if the scheduler has already
@@ -276,7 +276,7 @@ class GroupExecutor:
             outcome = await score(hooks, self._draft, results, services.failure_floor)
         except Exception:  # isolates, as above
             self._log.exception("request %s could not be scored", self._request.id)
-            return self._execute(self._scheduler.abort("internal_error"))
+            return self._execute(self._scheduler.abort(EndReason.INTERNAL_ERROR.value))
         self._scoring = None
         self._outcome = outcome
         rewards = outcome.rewards or [None] * len(indices)
@@ -373,7 +373,7 @@ class GroupExecutor:
             record = self._record(reason)
         except Exception:  # isolates: the server must be sent the group's end in any case
             self._log.exception("request %s could not be recorded", self._request.id)
-            record = self._draft.failed("internal_error", 500)
+            record = self._draft.failed(EndReason.INTERNAL_ERROR.value, 500)
         self._services.on_end(self, record)
 
     def _record(self, reason: str | None) -> GroupRecord:

@@ -25,22 +25,28 @@ class HookFailureCount:
 
 
 class LatestHookFailures:
-    """The outcomes of the hooks for the latest groups.
+    """The outcomes of the hooks for the latest groups. If other hooks are loaded, the count starts
+    again.
 
     >>> latest = LatestHookFailures()
-    >>> latest.add("hook_raised: KeyError: 'b' (mine.py:2)")
-    >>> latest.add(None)
+    >>> latest.add("hook_raised: KeyError: 'b' (mine.py:2)", hooks="f30a")
+    >>> latest.add(None, hooks="f30a")
     >>> latest.count()
     HookFailureCount(num_failed=1, num_groups=2, reason='hook_raised: KeyError (mine.py:2)')
     """
 
     def __init__(self) -> None:
         self._reasons: deque[str | None] = deque(maxlen=NUM_LATEST)
+        self._hooks = ""
 
-    def add(self, reason: str | None) -> None:
-        """Count a group that ended with this reason. None and reasons that do not describe the
+    def add(self, reason: str | None, hooks: str) -> None:
+        """Count a group that ended with this reason. `hooks` is the digest of the hook files that
+        score new groups. None and reasons that do not describe the
         failure of a hook count as a success. A hook process that was closed with the proxy says
         nothing about the hook, so such a group is not counted."""
+        if hooks != self._hooks:
+            self._reasons.clear()
+            self._hooks = hooks
         slug = hook_reason(reason)
         if slug is not HookReason.CLOSED:
             self._reasons.append(None if slug is None else reason)
@@ -58,8 +64,11 @@ def _without_message(reason: str) -> str:
 
     >>> _without_message("hook_timeout: no result after 30 s")
     'hook_timeout: no result after 30 s'
+    >>> _without_message("hook_raised: AssertionError (mine.py:2)")
+    'hook_raised: AssertionError (mine.py:2)'
     """
     slug, _, detail = reason.partition(": ")
     if slug != HookReason.RAISED:
         return reason
-    return f"{slug}: {detail.partition(':')[0]} ({detail.rpartition('(')[2]}"
+    error, _, place = detail.rpartition(" (")
+    return f"{slug}: {error.partition(':')[0]} ({place}"

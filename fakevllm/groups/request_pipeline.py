@@ -296,7 +296,7 @@ class Pipeline:
         if hooks.info.has_submit:
             submitted = await hooks.submit(request.id, task)
             if isinstance(submitted, HookFailure):
-                self.hook_failures.add(submitted.reason)
+                self.hook_failures.add(submitted.reason, self._hooks.info.content_hash)
                 self._log_hook_failure(SUBMIT, submitted.reason, request.id)
                 return SiblingPlan(1), submitted.reason
             overrides = submitted.overrides or []
@@ -360,16 +360,18 @@ class Pipeline:
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.end_with_error(internal_error())
-            self._record(draft.failed("internal_error", 500), is_stored=draft.request.is_stored)
+            self._record(
+                draft.failed(EndReason.INTERNAL_ERROR.value, 500), is_stored=draft.request.is_stored
+            )
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
         hook, reason = reward_failure(group)
-        self.hook_failures.add(reason)
         self._log_hook_failure(hook, reason, group.group_id)
         if executor.has_overrides:
             self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
         assert self._hooks is not None, "without hooks, there are no groups"
+        self.hook_failures.add(reason, self._hooks.info.content_hash)
         if executor.request.is_captured:
             self._metrics.group_ended(group)
             # `on_feedback` of the same version adds to the reward; the delivery ends this use

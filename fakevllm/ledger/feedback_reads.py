@@ -30,7 +30,7 @@ _MARKS = """
     SELECT group_id, thumbs, score, edited IS NOT NULL, comment IS NOT NULL FROM feedback
     WHERE group_id IN (SELECT group_id FROM group_rows WHERE session_id = ?)
     AND kind = 'feedback' AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced')
-    ORDER BY received_at, feedback_id LIMIT ?
+    ORDER BY received_at DESC, feedback_id DESC LIMIT ?
 """
 
 
@@ -106,10 +106,13 @@ class FeedbackReads:
 
     def marks_of_session(self, session_id: str, limit: int) -> list[FeedbackMark]:
         """Return the feedback that users or apps have sent about the answers of a session, oldest
-        first, and at most `limit` items. Feedback that was taken back or replaced is left out."""
+        first. If there are more than `limit` items, return the latest ones. Feedback that was taken
+        back or replaced is left out."""
         with self._read_engine.connect() as db:
-            rows = db.exec_driver_sql(_MARKS, (session_id, limit)).all()
-        return [FeedbackMark(row[0], row[1], row[2], bool(row[3]), bool(row[4])) for row in rows]
+            rows = reversed(db.exec_driver_sql(_MARKS, (session_id, limit)).all())
+            return [
+                FeedbackMark(row[0], row[1], row[2], bool(row[3]), bool(row[4])) for row in rows
+            ]
 
     def num_values(self, app_key: str | None) -> int:
         """Return the number of feedback values that an API key has sent and that count in its

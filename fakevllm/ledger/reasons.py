@@ -38,5 +38,7 @@ class EndReason(StrEnum):
     """The server refused the rewards. The detail is the HTTP status."""
     END_FAILED = "end_failed"
     """The rewards could not be sent, because of an unexpected error. The detail is its type."""
+    INTERNAL_ERROR = "internal_error"
+    """Code of the proxy failed. The proxy's log has the traceback."""
     SERVER_CRASHED = "server_crashed"
     """The server crashed, and the training of the group was lost."""

@@ -12,7 +12,7 @@ from docs.reference_pages.run_files import RUN_FILES
 
 def test_every_file_of_a_demo_is_on_the_page_of_run_files(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fakevllm", "demo", "--backend", "fake", "--steps", "2"]
-    subprocess.run([*command, "--run-dir", str(tmp_path)], timeout=250, check=False)
+    subprocess.run([*command, "--run-dir", str(tmp_path)], timeout=250, check=True)
     found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*")}
     patterns = [one.pattern for files in RUN_FILES.values() for one in files]
     unknown = {

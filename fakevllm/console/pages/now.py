@@ -21,9 +21,6 @@ TRAFFIC_S = 600
 """Seconds for which requests are counted as present traffic."""
 MAX_COUNTED = 10_000
 """Maximum number of requests that are counted. The page shows `10000 or more` then."""
-MAX_BY_APP = 1_000
-"""Number of newest requests that are counted by app. It is below MAX_COUNTED, because the app of a
-request is not in the index, so each request is read."""
 MAX_APPS = 20
 """Maximum number of apps on the page."""
 MAX_CLIENTS = 20
@@ -48,7 +45,7 @@ def router(parts: ConsoleParts) -> APIRouter:
                 groups = parts.ledger.groups
                 latest = groups.search(GroupSearch(), NUM_LATEST).rows
                 num_recent = groups.num_since(now_s - TRAFFIC_S, MAX_COUNTED)
-                apps = groups.apps_since(now_s - TRAFFIC_S, MAX_BY_APP)
+                apps = groups.apps_since(now_s - TRAFFIC_S, MAX_COUNTED)
         except LedgerError as error:  # translates: the rest of the page is shown
             ledger_error = str(error)
         clients = () if server.snapshot is None else server.snapshot.clients
@@ -66,8 +63,7 @@ def router(parts: ConsoleParts) -> APIRouter:
             latest=latest,
             apps=apps[:MAX_APPS],
             num_apps=len(apps),
-            is_cut_by_app=sum(app.num_requests for app in apps) == MAX_BY_APP,
-            max_by_app=MAX_BY_APP,
+            is_cut_by_app=sum(app.num_requests for app in apps) == MAX_COUNTED,
             num_recent=num_recent,
             max_counted=MAX_COUNTED,
             traffic_minutes=TRAFFIC_S // 60,

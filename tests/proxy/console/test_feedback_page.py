@@ -114,7 +114,7 @@ async def test_the_page_says_how_much_is_missing_until_feedback_is_trained(
         await until_states(rig.proxy, "pooled", "pooled")
         part = (await rig.console.browser.get("/feedback", headers=PART)).text
         assert 'id="progress" class="soft" role="status" hx-swap-oob="true"' in part
-        assert "each further one is trained" in part
+        assert "further ones are trained if they differ" in part
 
 
 async def test_an_answer_without_tokens_says_that_feedback_about_it_is_not_trained(

@@ -198,7 +198,7 @@ async def test_the_requests_of_the_last_minutes_are_counted_by_app(
 async def test_only_the_newest_requests_are_counted_by_app(
     path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(now, "MAX_BY_APP", 2)
+    monkeypatch.setattr(now, "MAX_COUNTED", 2)
     monkeypatch.setattr(now, "MAX_APPS", 1)
     at = time.time()
     put(ledger, *(replace(group(f"g{n}", received_at=at - n), app_key=f"k{n}") for n in range(3)))
