@@ -102,7 +102,10 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "the modules of a running console": (
         "fakevllm.console.command",
         "",
-        LEDGER | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"} | HTTPX,
+        LEDGER
+        | {"fastapi", "starlette", "uvicorn", "httptools", "multiprocessing"}
+        | {"prometheus_client"}
+        | HTTPX,
     ),
     "the modules of a running server": (
         "fakevllm_server.web.http_server",
