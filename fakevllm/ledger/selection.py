@@ -70,6 +70,9 @@ class GroupSelection:
         Raises UserError if `where` is not an expression, or if the ledger cannot be read.
         """
         with self._reading() as db:
+            # All queries see one state. A group that is added between two of them would push one of
+            # the last groups out of the selection.
+            db.execute("BEGIN")
             if self.where is not None:
                 _check(db, self.where)
             newest = self._key(db, 0)

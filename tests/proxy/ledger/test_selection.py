@@ -51,6 +51,25 @@ def test_a_condition_and_a_number_select_the_newest_matching_groups(ledger: Path
     assert len(selected_groups(ledger, functions)) == 4
 
 
+class WithANewRequest(GroupSelection):
+    """A selection from a ledger that gets a group between two of the selection's queries."""
+
+    def _key(self, db: sqlite3.Connection, num_newer: int) -> tuple[float, str] | None:
+        found = super()._key(db, num_newer)
+        if num_newer == 0:
+            store = Ledger.open(self.ledger)
+            store.record(group("g9", received_at=1009.0))
+            store.close()
+        return found
+
+
+def test_a_group_that_is_added_during_the_selection_takes_the_place_of_no_other(
+    ledger: Path,
+) -> None:
+    assert list(WithANewRequest(ledger, last=3, min_answers=2).find().ids()) == ["g1", "g2", "g3"]
+    assert selected_groups(ledger, last=3) == ["g2", "g3", "g9"]
+
+
 def test_groups_without_enough_answers_are_selected_if_none_is_needed(ledger: Path) -> None:
     ids = list(GroupSelection(ledger).find().ids())
     assert ids == ["broken_off", "g0", "single", "g1", "g2", "g3"]
