@@ -107,20 +107,7 @@ def router(parts: ConsoleParts) -> APIRouter:
         return RedirectResponse(f"/releases?decision={record.number}", 303)
 
     def hold_page(request: Request, refusal: str = "") -> Response:
-        view = parts.releases.view()
-        if view.history is None:
-            return parts.page(request, "message.html", status=503, message=refusal or view.problem)
-        target = DecisionTarget(view.history.run_id)
-        return parts.page(
-            request,
-            "release_hold.html",
-            status=409 if refusal else 200,
-            history=view.history,
-            is_gated=parts.proxy.view().is_gated,
-            refusal=refusal,
-            decision_id=target.id,
-            run_id=target.run_id,
-        )
+        return decision_page(request, "release_hold.html", refusal)
 
     def decide(request: Request, form: dict[str, str], action: str) -> Response:
         """Send a form's decision to the server. After a success, show the page Releases. Otherwise
@@ -141,20 +128,24 @@ def router(parts: ConsoleParts) -> APIRouter:
         return RedirectResponse(f"/releases?decision={record.number}", 303)
 
     def page(request: Request, version: int, refusal: str = "") -> Response:
+        return decision_page(request, "release_decision.html", refusal, version=version)
+
+    def decision_page(request: Request, template: str, refusal: str, **values: object) -> Response:
+        """Return a page with a form for a decision about the run that the server has now."""
         view = parts.releases.view()
         if view.history is None:
             return parts.page(request, "message.html", status=503, message=refusal or view.problem)
         target = DecisionTarget(view.history.run_id)
         return parts.page(
             request,
-            "release_decision.html",
+            template,
             status=409 if refusal else 200,
-            version=version,
             history=view.history,
             is_gated=parts.proxy.view().is_gated,
             refusal=refusal,
             decision_id=target.id,
             run_id=target.run_id,
+            **values,
         )
 
     return routes
