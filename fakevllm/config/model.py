@@ -121,6 +121,15 @@ class ConsoleSection(Section):
     `host`."""
 
 
+class TrackingSection(Section):
+    """The section `[tracking]`: where the server writes the curves of training. The server reads
+    the section from the same file, so only `fakevllm up` and `fakevllm-server start --config` use
+    it."""
+
+    to: tuple[str, ...] = ("tensorboard",)
+    """Trackers: `tensorboard`, `wandb`, or both. With an empty list, no curves are written."""
+
+
 class SwarmSection(Section):
     """The section `[swarm]`: address and API key of the swarm server, which samples and trains the
     model."""
@@ -242,6 +251,7 @@ class Config(Section):
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """
+    tracking: TrackingSection = TrackingSection()
     server: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The flags of the swarm server, for `fakevllm up`. The proxy does not check them: the server
     reads them from the same file."""

@@ -8,83 +8,18 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from swarm_server.samples import call
 
-from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.curves import event_files
-from fakevllm_server.curves.event_files import EventFiles, PackageMissing
+from fakevllm_server.curves.event_files import FOLDER, EventFiles
 from fakevllm_server.curves.points import Cursor, Point
-from fakevllm_server.curves.run_follower import FOLDER, Curves, Follower
+from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.curves.tracker import TrackerMissing
+from tests.swarm_server.curves.charted_run import TENSORBOARD, Run
 from tests.swarm_server.curves.readings import Charts
-from tests.swarm_server.journal.server_process import ServerProcess
-
-CLIENT = "client"
-
-
-class Run:
-    """A run with its curves, whose server can crash and restart."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process = ServerProcess(folder)
-        self.curves = Curves(folder)
-
-    async def train(self, *names: str, hooks: str = "") -> None:
-        for name in names:
-            for index in range(2):
-                await self.process.intake.add_call(SiblingRef(name, index), call())
-            end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0], hook_hash=hooks)
-            assert (await self.process.intake.end_group(end, None)).pooled
-            assert await self.process.step()
-
-    async def evaluate(self, reward: float) -> None:
-        claimed = await self.process.intake.claim(CLIENT, "eval", 60.0)
-        end = EndEpisodeRequest(client_uuid=CLIENT, episode_uuid=claimed.uuid, task_id="t")
-        await self.process.intake.end_episode(end, reward, None)
-
-    async def crash(self) -> None:
-        """Restart the server, which rolls back to the last checkpoint. No curves are written."""
-        self.process = self.process.restarted()
-        await self.process.boot_trainer()
-        self.reopen_curves()
-
-    def reopen_curves(self) -> None:
-        self.curves.close()
-        self.curves = Curves(self.folder)
-
-    async def catch_up(self) -> None:
-        while await self.process.step():
-            pass
-
-    def chart(self, *, is_last: bool = False) -> int:
-        assert self.process.journal.drain()
-        return self.curves.catch_up(time.time(), is_last=is_last)
-
-    @property
-    def charts(self) -> Charts:
-        return Charts(self.folder)
-
-    @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        name = "val/reward/mean"
-        return self.charts.points(name) if name in self.charts.names else []
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted((self.folder / FOLDER).glob("events.out.tfevents.*"))
-
-
-@pytest.fixture
-async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    run = Run(tmp_path / "run")
-    await run.process.boot_trainer()
-    yield run
-    run.curves.close()
-    run.process.close()
 
 
 async def test_each_step_is_a_point_with_verls_names_and_the_time_of_its_weights(run: Run) -> None:
@@ -279,7 +214,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_follower_writes_during_the_run_and_the_rest_at_its_end(
     run: Run,
 ) -> None:
-    follower = Follower(run.folder, every_s=0.01)
+    follower = Follower(run.folder, TENSORBOARD, every_s=0.01)
     follower.start()
     await run.train("a")
     await until(lambda: run.files and run.charts.steps() == [1])
@@ -297,7 +232,7 @@ async def test_a_repeated_error_of_a_follower_is_logged_once_and_retried(
     (run.folder / FOLDER).write_text("a file at the path of the folder")
     await run.train("a")
     assert run.process.journal.drain()
-    follower = Follower(run.folder, every_s=0.01)
+    follower = Follower(run.folder, TENSORBOARD, every_s=0.01)
     follower.start()
     await until(lambda: "TensorBoard curves cannot be written" in caplog.text)
     (run.folder / FOLDER).unlink()
@@ -314,25 +249,25 @@ async def test_a_missing_package_is_logged_when_there_is_something_to_write(
 
     monkeypatch.setattr(event_files.importlib, "import_module", missing)
     caplog.set_level(logging.INFO)
-    idle = Follower(run.folder)
+    idle = Follower(run.folder, TENSORBOARD)
     idle.start()
     idle.close()
     assert "tensorboard" not in caplog.text.lower()  # nothing to write
     await run.train("a")
     assert run.process.journal.drain()
-    follower = Follower(run.folder)
+    follower = Follower(run.folder, TENSORBOARD)
     follower.start()
     follower.close()
     assert "pip install tensorboard" in caplog.text
     assert run.files == []
-    with pytest.raises(PackageMissing):
+    with pytest.raises(TrackerMissing):
         run.curves.clear()
 
 
 def test_a_follower_without_a_journal_ends_with_its_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower = Follower(tmp_path, every_s=0.01)
+    follower = Follower(tmp_path, TENSORBOARD, every_s=0.01)
     follower.start()
     follower.close()
     assert not any(thread.name == "curves" for thread in threading.enumerate())
