@@ -70,9 +70,7 @@ class ProcessFollower:
             process = self._process
         if process is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        _close_input(process)
         try:
             process.wait(CLOSE_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -122,6 +120,7 @@ class ProcessFollower:
         last_line = self._relay(process.stdout)
         code = process.wait()
         process.stdout.close()
+        _close_input(process)
         return None if code == 0 else f"ended with exit code {code} ({last_line})"
 
     def _relay(self, output: IO[str]) -> str:
@@ -133,6 +132,13 @@ class ProcessFollower:
             number = logging.getLevelNamesMapping().get(level, logging.DEBUG)
             log.log(number, "%s", text if number != logging.DEBUG else last_line)
         return last_line
+
+
+def _close_input(process: subprocess.Popen[str]) -> None:
+    """Close the standard input of a process, which asks it to end."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.curves import event_files
 from fakevllm_server.curves.event_files import FOLDER, EventFiles
 from fakevllm_server.curves.points import Cursor, Point
@@ -99,6 +100,8 @@ async def test_curves_written_afterwards_equal_those_written_during_the_run(run:
     await run.catch_up()
     await run.evaluate(0.5)
     await run.train("d")
+    await run.decide(Decision.CANDIDATE)
+    await run.decide(Decision.RELEASED, 4)
     run.chart(is_last=True)
     followed = {name: run.charts.points(name) for name in run.charts.names}
     run.curves.clear()
@@ -189,6 +192,39 @@ async def test_evaluations_of_a_step_that_was_given_up_do_not_return(run: Run) -
     run.curves.clear()
     run.chart(is_last=True)
     assert run.evaluations == [(3, 0.5)]
+
+
+async def test_a_decision_about_releases_is_at_the_step_that_training_had_reached(
+    run: Run,
+) -> None:
+    await run.decide(Decision.HOLD)
+    await run.train("a", "b")
+    await run.decide(Decision.RELEASED, 1)
+    await run.train("c")
+    await run.decide(Decision.RESUME)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/held") == [(0, 1.0), (3, 0.0)]
+    assert run.charts.points("fakevllm/releases/released") == [(2, 1.0)]
+    raw = b"".join(file.read_bytes() for file in run.files)
+    assert b"Version 1: released by the release gate." in raw
+
+
+async def test_a_decision_at_a_discarded_step_is_shown_where_training_went_back_to(
+    run: Run,
+) -> None:
+    await run.train("a", "b", "c")  # saved at 2
+    await run.decide(Decision.CANDIDATE, 3)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(3, 3.0)]
+    await run.crash()
+    await run.catch_up()  # step 3 again
+    await run.decide(Decision.RELEASED, 3)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(2, 3.0)]
+    assert run.charts.points("fakevllm/releases/released") == [(3, 3.0)]
+    run.curves.clear()
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(2, 3.0)]
 
 
 def test_a_failed_write_is_retried_without_losing_a_step(tmp_path: Path) -> None:

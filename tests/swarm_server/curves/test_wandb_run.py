@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -20,12 +19,8 @@ from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.curves.tracker_process import CLOSE_LIMIT_S, ProcessFollower
 from tests.swarm_server.curves.charted_run import Run
 from tests.swarm_server.curves.test_curves import until
-from tests.swarm_server.curves.wandb_rows import WandbRows, is_same
+from tests.swarm_server.curves.wandb_rows import WandbRows, is_same, needs_wandb
 
-needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None,
-    reason="the package wandb is not installed: pip install 'fakevllm[wandb]'",
-)
 API_KEY = "0123456789" * 4
 STEP = "training/global_step"
 

@@ -8,6 +8,7 @@ of 7 bytes, with checksum, length and kind.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import struct
@@ -16,6 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None,
+    reason="the package wandb is not installed: pip install 'fakevllm[wandb]'",
+)
 HEADER_BYTES = 7
 BLOCK_BYTES = 32_768
 FULL, FIRST, LAST = 1, 2, 4
@@ -54,9 +61,8 @@ class WandbRows:
         curves: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in self.rows:
             for name, value in row.items():
-                number = float(value) if value in ("NaN", "Infinity", "-Infinity") else value
-                if not name.startswith("_") and isinstance(number, int | float):
-                    curves[name].append((row["training/global_step"], number))
+                if not name.startswith("_") and isinstance(value, int | float):
+                    curves[name].append((row["training/global_step"], value))
         return dict(curves)
 
     def texts(self, name: str) -> list[tuple[int, str]]:
