@@ -48,6 +48,7 @@ SETTINGS: Mapping[str, object] = {
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
+    "host": "",
     "save_code": False,
     "silent": True,
     "x_disable_machine_info": True,
@@ -58,8 +59,8 @@ SETTINGS: Mapping[str, object] = {
     "finish_timeout": FINISH_TIMEOUT_S,
     "x_transaction_log_flush_interval": FLUSH_S,
 }
-"""Settings of wandb with which it sends nothing but the rows: no output of the process, no code, no
-data about the machine."""
+"""Settings of wandb with which it sends the rows, and of the machine only the operating system and
+the versions of Python and wandb: no name of the machine, no output, no code."""
 
 
 class WandbError(Exception):
