@@ -128,22 +128,25 @@ def test_without_a_collector_that_answers_apps_are_served_and_the_proxy_stops(
     tmp_path: Path,
 ) -> None:
     away = f"http://127.0.0.1:{free_port()}"
-    with OtlpCollector(hangs=True) as collector, OtlpCollector(status=403) as refuses:
-        with Processes(tmp_path) as processes:
-            for folder, url in (("hang", collector.url), ("away", away), ("refuse", refuses.url)):
-                proxy = started(processes, url, folder=folder)
-                before = time.monotonic()
-                for _ in range(20):
-                    ask(proxy)
-                assert time.monotonic() - before < WAIT_S
-                if folder != "hang":
-                    wait_until(lambda proxy=proxy: "cannot be sent" in proxy.log, WAIT_S)
-                before = time.monotonic()
-                assert proxy.stop() == 0
-                assert time.monotonic() - before < STOP_S
-                lines = [line for line in proxy.log.splitlines() if "OpenTelemetry" in line]
-                assert lines[0].endswith(f"{url}/v1/traces, without content")
-                assert len(lines) <= 3 and "Traceback" not in proxy.log
+    with (
+        OtlpCollector(hangs=True) as hangs,
+        OtlpCollector(status=403) as refuses,
+        Processes(tmp_path) as processes,
+    ):
+        for folder, url in (("hang", hangs.url), ("away", away), ("refuse", refuses.url)):
+            proxy = started(processes, url, folder=folder)
+            before = time.monotonic()
+            for _ in range(20):
+                ask(proxy)
+            assert time.monotonic() - before < WAIT_S
+            if folder != "hang":
+                wait_until(lambda proxy=proxy: "cannot be sent" in proxy.log, WAIT_S)
+            before = time.monotonic()
+            assert proxy.stop() == 0
+            assert time.monotonic() - before < STOP_S
+            lines = [line for line in proxy.log.splitlines() if "OpenTelemetry" in line]
+            assert lines[0].endswith(f"{url}/v1/traces, without content")
+            assert len(lines) <= 3 and "Traceback" not in proxy.log
 
 
 def test_a_proxy_without_a_collector_does_not_import_opentelemetry(tmp_path: Path) -> None:
