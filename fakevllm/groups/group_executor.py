@@ -231,6 +231,8 @@ class GroupExecutor:
         index = result.index
         if index in self._cancelled:
             return
+        if not is_relayed:
+            end_traced_call(self._request, result)
         try:
             outcome = outcome_of(self._request, result)
         except Exception:  # isolates, as above

@@ -397,8 +397,12 @@ class Pipeline:
 
 
 def _finish_trace(request: Request, group: GroupRecord) -> None:
-    if request.trace is not None:
+    if request.trace is None:
+        return
+    try:
         request.trace.finish(group)
+    except Exception:  # isolates: spans are never worth a failed request
+        log.exception("request %s has no spans", request.id, extra={"group": request.id})
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:

@@ -16,7 +16,6 @@ from fakevllm.transport.request import (
     SiblingPlan,
     SiblingResult,
     begin_traced_call,
-    end_traced_call,
     sample,
     sibling_headers,
 )
@@ -55,7 +54,6 @@ class Sampler:
             begin_traced_call(request, plan, (index,), self.temperature)
             with contextlib.nullcontext() if is_lead else sibling_limit.sampling():
                 last = await sample(self.upstream, request, plan, index, self.temperature)
-            end_traced_call(request, last)
             if last.is_busy and not is_lead:
                 sibling_limit.engine_refused()
                 return last
@@ -127,7 +125,6 @@ class Sampler:
                 results = sample_shared(self.upstream, request, plan, indices, self.temperature)
                 async with aclosing(results):
                     async for result in results:
-                        end_traced_call(request, result)
                         if result.is_busy:
                             sibling_limit.engine_refused()
                         elif result.outage is not None:
