@@ -56,7 +56,7 @@ def test_a_wrong_variable_of_opentelemetry_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip(SDK, reason="needs `pip install 'fakevllm[otel]'`")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "mine")
     assert opened("http://127.0.0.1:9") is None
     [line] = [one for one in caplog.messages if "not sent" in one]
-    assert "soon" in line
+    assert "mine" in line
