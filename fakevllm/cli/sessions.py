@@ -18,6 +18,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fakevllm.errors import UserError
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.session_outline import OutlineItem, outline
 from fakevllm.ledger.session_reads import SessionGroup, SessionRow
@@ -51,7 +52,7 @@ def render(
     """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
-    ledger = Ledger.open(ledger_file)
+    ledger = Ledger.open(offline_ledger(ledger_file))
     try:
         if session is None:
             return render_list(ledger.sessions.latest(limit), names)
