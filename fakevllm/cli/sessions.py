@@ -76,8 +76,8 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
     if not sessions:
         return Text("No sessions yet.")
     table = Table(box=None, pad_edge=False, caption=REWARD_NOTE, caption_justify="left")
-    for name in ("session", "app"):
-        table.add_column(name, no_wrap=True, min_width=8)
+    table.add_column("session", no_wrap=True, min_width=ID_CHARS)
+    table.add_column("app", no_wrap=True, min_width=8)
     for name in ("turns", "groups", "reward"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     has_arms = any(row.arm is not None for row in sessions)

@@ -1,5 +1,5 @@
-"""Commands that only read a ledger leave the ledger of an older version of fakevllm as it is, so that
-the older version can still use it."""
+"""Commands that only read a ledger leave the ledger of an older version of fakevllm unchanged, so
+that the older version can still use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fakevllm.ledger.store import Ledger
 from tests.proxy.forgetting.test_retention import put
 from tests.proxy.ledger.ledger_cases import make_older
 
-HOOK = "def on_compute_relative_reward(valid_results, all_answers, question):\n    return [0.0, 1.0]\n"
+HOOK = """
+def on_compute_relative_reward(valid_results, all_answers, question):
+    return [0.0, 1.0]
+"""
 
 
 @pytest.mark.parametrize("command", ["sessions", "tokens", "check-hook"])
