@@ -100,8 +100,8 @@ async def test_curves_written_afterwards_equal_those_written_during_the_run(run:
     await run.catch_up()
     await run.evaluate(0.5)
     await run.train("d")
-    await run.decide(Decision.CANDIDATE)
-    await run.decide(Decision.RELEASED, 4)
+    await run.decide(Decision.CANDIDATE, run.process.log.version)
+    await run.decide(Decision.RELEASED, run.process.log.version)
     run.chart(is_last=True)
     followed = {name: run.charts.points(name) for name in run.charts.names}
     run.curves.clear()
