@@ -15,7 +15,7 @@ from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.settings import PrivacySettings
 
 REDACTOR = RecordRedactor(RedactionInUse(PrivacySettings()))
-SDK = "opentelemetry.sdk"
+OTLP = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 EXPORTER = "fakevllm.tracing.otlp_exporter"
 INSTALL = "install it with `pip install 'fakevllm[otel]'`"
 
@@ -44,7 +44,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delitem(sys.modules, EXPORTER, raising=False)
-    monkeypatch.setitem(sys.modules, SDK, None)
+    monkeypatch.setitem(sys.modules, OTLP, None)
     address = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:secret@collector:4318"}
     assert opened(environment=address) is None
     [line] = caplog.messages
@@ -55,7 +55,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(
 def test_a_wrong_variable_of_opentelemetry_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip(SDK, reason="needs `pip install 'fakevllm[otel]'`")
+    pytest.importorskip(OTLP, reason="needs `pip install 'fakevllm[otel]'`")
     monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "mine")
     assert opened("http://127.0.0.1:9") is None
     [line] = [one for one in caplog.messages if "not sent" in one]
