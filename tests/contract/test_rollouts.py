@@ -335,7 +335,7 @@ async def test_a_client_that_disconnects_frees_the_engine(rig: Rig) -> None:
         for end in await asyncio.gather(*calls, return_exceptions=True)
     )
     assert rig.endpoint.gate.num_running == 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await rig.capture({})).record.untrainable is None
     assert await rig.rollout.health()
 

@@ -134,7 +134,7 @@ class Run(Generic[AnyBackend]):
         return dict(self.journal.read(lambda db: db.exec_driver_sql(query).all()))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 assert not self.task.done(), "the loop ended"
                 await asyncio.sleep(0)

@@ -42,10 +42,16 @@ class ProcessFollower:
     that watches it."""
 
     def __init__(
-        self, run_dir: Path, name: str, every_s: float = EVERY_S, restart_s: float = RESTART_S
+        self,
+        run_dir: Path,
+        name: str,
+        every_s: float = EVERY_S,
+        restart_s: float = RESTART_S,
+        close_limit_s: float = CLOSE_LIMIT_S,
     ) -> None:
         self._command = [sys.executable, "-m", __name__, name, str(run_dir), str(every_s)]
         self._restart_s = restart_s
+        self._close_limit_s = close_limit_s
         self._title = TRACKERS[name].title
         self._is_closing = threading.Event()
         self._process: subprocess.Popen[str] | None = None
@@ -64,7 +70,7 @@ class ProcessFollower:
 
     def close(self) -> None:
         """Make the process write the curves of everything that is in the journal, and wait for its
-        end. Kill it if it does not end within CLOSE_LIMIT_S seconds."""
+        end. Kill it if it does not end within `close_limit_s` seconds."""
         with self._lock:
             self._is_closing.set()
             process = self._process
@@ -72,12 +78,12 @@ class ProcessFollower:
             return
         _close_input(process)
         try:
-            process.wait(CLOSE_LIMIT_S)
+            process.wait(self._close_limit_s)
         except subprocess.TimeoutExpired:
             log.warning(
                 "%s did not write the last curves within %.0f s and was ended: the next server of "
                 "this run writes them.",
-                *(self._title, CLOSE_LIMIT_S),
+                *(self._title, self._close_limit_s),
             )
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

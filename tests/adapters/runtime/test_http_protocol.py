@@ -70,7 +70,7 @@ async def answer_to(*parts: bytes) -> bytes:
                 await writer.drain()
         received = b""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 received = await reader.read()
         return received
 
@@ -253,7 +253,7 @@ async def test_a_connection_whose_body_follows_its_answer_is_closed_when_it_is_i
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
         assert await reader.readexactly(8) == b'"no key"'
         writer.write(b"ab")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
 
 

@@ -114,7 +114,7 @@ async def test_held_groups_are_sent_with_their_feedback_after_a_restart(
         for name in ("g1", "g2"):
             held.delivery.settle(group(name, [0.5, 1.0]))
             await held.delivery.wait_recorded(name)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await held.close()
         assert swarm.calls["/end_group"] == 0
         row = FeedbackRecord(group_id="g1", feedback_id="a", received_at=0.0, thumbs="up")
@@ -144,7 +144,7 @@ async def test_waiting_for_a_group_ends_when_it_is_dropped(ledger: Ledger) -> No
         await asyncio.sleep(0)
         assert not waiting.done()
         held.delivery.settle(group("g1", state="dropped"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await waiting
         assert not held.delivery.accepts_feedback("g1")
         await held.close()

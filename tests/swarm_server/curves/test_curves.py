@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from fakevllm_server.curves.event_files import FOLDER, EventFiles
 from fakevllm_server.curves.points import Cursor, Point
 from fakevllm_server.curves.run_follower import Follower
 from fakevllm_server.curves.tracker import TrackerMissing
-from tests.swarm_server.curves.charted_run import TENSORBOARD, Run
+from tests.swarm_server.curves.charted_run import TENSORBOARD, Run, until
 from tests.swarm_server.curves.readings import Charts
 
 
@@ -239,12 +237,6 @@ def test_a_failed_write_is_retried_without_losing_a_step(tmp_path: Path) -> None
     files.close()
     assert files.cursor() == Cursor(entry=1)
     assert Charts(tmp_path / "x").steps() == [1]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_follower_writes_during_the_run_and_the_rest_at_its_end(

@@ -236,7 +236,7 @@ class AppCall:
 
     async def answered(self) -> AppCall:
         """Wait until the call has ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.task
         return self
 

@@ -74,7 +74,7 @@ class Server:
         await self.rolling()
 
     async def rolling(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.state.engine.status is not EngineStatus.ROLLING:
                 await self.state.engine.next_move()
 
@@ -91,7 +91,7 @@ class Server:
         self.state.notify_loop()
 
     async def trained_after(self, step: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (
                 self.state.runlog.last_step == step
                 or self.state.engine.status.value != "ENGINE.ROLLING"

@@ -313,7 +313,7 @@ async def test_a_dying_engine_that_ends_the_stream_with_an_error_is_asked_again(
 
     async with running(tmp_path, reports_its_death, BOTH) as (state, engine):
         call = AppCall(state, TWO, headers=SIBLINGS)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not engine.bodies:
                 await asyncio.sleep(0.01)
             while engine.num_health_checks < 2:
@@ -377,7 +377,7 @@ async def test_a_proxy_that_disconnects_ends_the_call(tmp_path: Path) -> None:
 
     async with running(tmp_path, hangs) as (state, _):
         call = AppCall(state, TWO, headers=SIBLINGS)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not call.body:
                 await asyncio.sleep(0.01)
             call.disconnect.set()
