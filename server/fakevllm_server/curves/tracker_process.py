@@ -77,7 +77,8 @@ class ProcessFollower:
             log.warning(
                 "%s did not write the last curves within %.0f s and was ended: the next server of "
                 "this run writes them.",
-                *(self._title, CLOSE_LIMIT_S),
+                self._title,
+                CLOSE_LIMIT_S,
             )
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

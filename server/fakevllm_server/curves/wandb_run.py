@@ -99,9 +99,9 @@ class WandbRun:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             module: Any = importlib.import_module("wandb")
-            # Without the package, Python takes a folder `wandb` in the current folder for it.
-            module.init  # noqa: B018
-        except (ImportError, AttributeError) as error:
+            if not hasattr(module, "init"):  # Python takes any folder `wandb` for a package
+                raise ImportError("there is only a folder of this name")
+        except ImportError as error:
             raise TrackerMissing(
                 f"The package `wandb` cannot be imported ({error}): run `pip install "
                 "'fakevllm[wandb]'`, then restart the server."
