@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -177,7 +177,7 @@ class _Refusing(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def refusing_server() -> Iterator[str]:
+def refusing_server() -> Generator[str]:
     with HTTPServer(("127.0.0.1", 0), _Refusing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -189,7 +189,7 @@ def refusing_server() -> Iterator[str]:
 
 
 @contextmanager
-def silent_server() -> Iterator[str]:
+def silent_server() -> Generator[str]:
     """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -212,8 +212,10 @@ async def test_a_server_of_wandb_that_refuses_or_never_answers_costs_one_line_an
         monkeypatch.setenv("WANDB_BASE_URL", url)
         monkeypatch.setenv("WANDB_API_KEY", API_KEY)
         assert write_rows(run) < CLOSE_LIMIT_S + 3
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "wandb" in line and problem in line and API_KEY not in caplog.text
+    # On a busy machine, a process that was refused may also exceed the time limit of the stop.
+    lines = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len([line for line in lines if problem in line]) == 1 and API_KEY not in caplog.text
+    assert all("wandb" in line for line in lines)
     monkeypatch.setenv("WANDB_MODE", "offline")
     write_rows(run)
     assert [row[STEP] for row in WandbRows(run.folder).rows] == [1]
