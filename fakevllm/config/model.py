@@ -24,6 +24,7 @@ from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
 from fakevllm.config.serving import ServeSection
+from fakevllm.config.tracing import TracingSection
 from fakevllm.config.upstream import FallbackSection, UpstreamSection, checked_server_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -245,6 +246,7 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     release: ReleaseSection = ReleaseSection()
+    tracing: TracingSection = TracingSection()
     privacy: PrivacySettings = PrivacySettings()
     """What is redacted before it is written, and how long contents are kept. The job has these
     settings too, for the server."""
