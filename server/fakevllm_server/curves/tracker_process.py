@@ -83,7 +83,8 @@ class ProcessFollower:
             log.warning(
                 "%s did not write the last curves within %.0f s and was ended: the next server of "
                 "this run writes them.",
-                *(self._title, self._close_limit_s),
+                self._title,
+                self._close_limit_s,
             )
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -83,7 +83,6 @@ class WandbRun:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._folder = run_dir / FOLDER
-        self._wandb: Any = None
         self._run: Any = None
         self._state = self._read_state()
 
@@ -93,20 +92,9 @@ class WandbRun:
     def load(self) -> None:
         """Import the package `wandb`, which takes about a second.
 
-        Raises TrackerMissing if the package is not installed, or if the environment turns it off.
+        Raises TrackerMissing if the package is not installed.
         """
-        # wandb reads this variable when it is imported. By default, it sends reports of its errors.
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        try:
-            module: Any = importlib.import_module("wandb")
-            # Without the package, Python takes a folder `wandb` in the current folder for it.
-            module.init  # noqa: B018
-        except (ImportError, AttributeError) as error:
-            raise TrackerMissing(
-                f"The package `wandb` cannot be imported ({error}): run `pip install "
-                "'fakevllm[wandb]'`, then restart the server."
-            ) from None
-        self._wandb = module
+        _import_wandb()
 
     def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         """Write the points in `items` as rows, and then the state file. Rollbacks are left out,
@@ -147,18 +135,17 @@ class WandbRun:
     def _open(self) -> None:
         if self._run is not None:
             return
-        if self._wandb is None:
-            self.load()
+        wandb = _import_wandb()
         # Before wandb, which would write elsewhere if this folder could not be written.
         self._write_state(self._state)
         try:
-            run = self._wandb.init(
+            run = wandb.init(
                 dir=str(self._run_dir),
                 id=self._state.run_id,
                 resume="allow",
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,
                 name=os.environ.get("WANDB_NAME") or self._run_dir.resolve().name,
-                settings=self._wandb.Settings(**SETTINGS),
+                settings=wandb.Settings(**SETTINGS),
             )
         except Exception as error:  # wandb and the packages below it have many kinds
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -180,6 +167,21 @@ class WandbRun:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / STATE_FILE, json.dumps(asdict(state)))
         self._state = state
+
+
+def _import_wandb() -> Any:
+    # wandb reads this variable when it is imported. By default, it sends reports of its errors.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        module: Any = importlib.import_module("wandb")
+        if not hasattr(module, "init"):  # Python takes any folder `wandb` for a package
+            raise ImportError("there is only a folder of this name")
+    except ImportError as error:
+        raise TrackerMissing(
+            f"The package `wandb` cannot be imported ({error}): run `pip install "
+            "'fakevllm[wandb]'`, then restart the server."
+        ) from None
+    return module
 
 
 def _row(point: Point) -> dict[str, object]:
