@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.e2e.processes import Process, wait_until
 
-SETTLE_TIMEOUT_S = 20.0
+SETTLE_TIMEOUT_S = 60.0
 
 
 def ledger_file(proxy: Process) -> Path:

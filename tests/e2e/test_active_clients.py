@@ -72,7 +72,7 @@ def test_two_episodes_of_a_task_with_several_calls_each_make_a_step(server: Proc
         assert ask(episode, "[[say one]]") == "one"
         assert ask(episode, "[[say two]]") == "two"
         assert end(server, episode, reward) == {"success": True}
-    wait_until(lambda: len(run_log(server)) == 1, 10)
+    wait_until(lambda: len(run_log(server)) == 1, 60)
     (entry,) = run_log(server)
     assert entry["metrics"]["calls"] == 4
     assert entry["metrics"]["train_tools"] == 2.0

@@ -48,7 +48,7 @@ def test_settings_without_effect_are_in_the_reply_and_in_the_log(server: Process
         "n_gpu = 8 is without effect",
     ):
         assert len([line for line in warnings if line.startswith(expected)]) == 1, warnings
-    wait_until(lambda: all(line in server.log for line in warnings), 10)
+    wait_until(lambda: all(line in server.log for line in warnings), 60)
 
 
 def test_a_job_that_cannot_work_is_refused_with_the_fix(server: Process) -> None:

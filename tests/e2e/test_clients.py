@@ -249,7 +249,7 @@ def test_the_trained_siblings_in_the_run_log_are_those_in_the_ledger(stack: Stac
 
     wait_until(
         is_settled,
-        20,
+        60,
         lambda: f"equal records: {len(logged())} in the run log, {len(recorded())} in the ledger",
     )
     assert rows(stack.one, "select count(*) from siblings where trained")[0][0] == 0

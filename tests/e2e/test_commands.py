@@ -22,7 +22,7 @@ from tests.e2e.processes import Processes, wait_until
 
 PROXY = ("-m", "fakevllm")
 SERVER = ("-m", "fakevllm_server")
-KEYS_TIMEOUT_S = 10.0
+KEYS_TIMEOUT_S = 60.0
 
 
 def run(folder: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

@@ -80,7 +80,7 @@ def test_a_demonstration_loss_alone_trains_the_answers_of_live_groups(
         assert all(later != pytest.approx(start, abs=1e-9) for later in losses[1:])
     wait_until(
         lambda: rows(proxy, "SELECT COUNT(*) FROM groups WHERE state = 'trained'")[0][0] == 6,
-        20.0,
+        60.0,
         "the trained groups in the ledger",
     )
 

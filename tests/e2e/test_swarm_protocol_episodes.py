@@ -114,7 +114,7 @@ def test_an_abort_always_succeeds(wire: Wire) -> None:
 def test_a_claim_without_a_call_expires_with_a_reason(wire: Wire) -> None:
     claimed = wire.claim(discard_episode_timeout=0.2)
     uuid = claimed["episode_uuid"]
-    wait_until(lambda: not wire.can_continue(uuid), 15)
+    wait_until(lambda: not wire.can_continue(uuid), 60)
     assert wire.refused("/end_episode", wire.end_body(uuid, "t")) == (400, TOO_LONG.format(uuid))
     assert wire.chat(claimed).status_code == 404
 

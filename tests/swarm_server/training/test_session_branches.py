@@ -114,7 +114,7 @@ async def test_branch_metrics_are_computed_while_the_step_is_trained(tmp_path: P
     is_training: list[bool] = []
 
     def vocabulary() -> Vocabulary:
-        is_training.append(backend.is_training.wait(timeout=5))
+        is_training.append(backend.is_training.wait(timeout=60))
         return Vocabulary()
 
     run = Run(tmp_path, backend, vocabulary=vocabulary)
