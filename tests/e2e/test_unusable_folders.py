@@ -17,6 +17,7 @@ from tests.e2e.processes import free_port
 from tests.e2e.test_commands import assert_mistake
 
 NOBODY = 65534
+HOOKS = Path(__file__).parents[2] / "deploy" / "hooks"
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
 """Root without capabilities may not use the folders of other users."""
 READ_ONLY = (
@@ -106,6 +107,6 @@ def test_hooks_need_no_shared_memory_of_the_system(volume: Path) -> None:
     skip_unless_possible(WITHOUT_SHM, volume)
     missing = [*WITHOUT_SHM, "test", "!", "-e", "/dev/shm"]
     assert subprocess.run(missing, cwd=volume.parent).returncode == 0
-    command = [*WITHOUT_SHM, *FAKEVLLM, "check-hook", "hooks"]
+    command = [*WITHOUT_SHM, *FAKEVLLM, "check-hook", str(HOOKS)]
     done = subprocess.run(command, cwd=volume.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
