@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if problem := _missing_needs():
         print(f"container_steps: {problem}", file=sys.stderr)
         raise SystemExit(2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the containers end too
+    signal.signal(signal.SIGTERM, _exit)  # so that the containers end too
     about = conditions()
     work = Path(tempfile.mkdtemp(prefix="fakevllm-container-"))
     try:
@@ -128,6 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print_table(HEADER, rows)
     if options.write and not is_old:
         replace_section(TITLE, f"{about}\n{markdown_table(HEADER, rows)}")
+
+
+def _exit(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _measure(root: Path, work: Path, demo_steps: int) -> list[tuple[str, str]]:
