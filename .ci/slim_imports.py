@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "matplotlib")
+HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "matplotlib", "opentelemetry")
 OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_runtime", "fakevllm_server", "reward_hooks")
 
 for name in HEAVY:

@@ -24,7 +24,7 @@ HEAVY = frozenset(
         *("torch", "transformers", "ray", "vllm", "verl", "numpy", "matplotlib", "tensorboard"),
         *("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"),
         *("sqlalchemy", "sqlmodel", "aiohttp", "httpx", "openai", "rich", "textual", "yaml"),
-        *("tenacity", "asyncio", "multiprocessing"),
+        *("tenacity", "asyncio", "multiprocessing", "opentelemetry"),
     }
 )
 """Packages that take long to import. pydantic is not among them, because typer itself imports it to

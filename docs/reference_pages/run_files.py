@@ -12,7 +12,7 @@ from fakevllm.admission import kill_switch
 from fakevllm.processes import pid_file
 from fakevllm.up import detached
 from fakevllm_server.backends.vllm import capability_probe, held_adapters
-from fakevllm_server.curves import run_follower
+from fakevllm_server.curves import event_files, wandb_run
 from fakevllm_server.run import run_choice
 
 INTRODUCTION = """\
@@ -59,7 +59,15 @@ RUN_FILES: dict[str, tuple[RunFile, ...]] = {
             "The last three [checkpoints](../checkpoints.md), the best "
             "one, and those of the released version and the candidate.",
         ),
-        RunFile(f"{run_follower.FOLDER}/*", "[Curves](../records.md#curves) for TensorBoard."),
+        RunFile(f"{event_files.FOLDER}/*", "[Curves](../records.md#curves) for TensorBoard."),
+        RunFile(
+            f"{wandb_run.FOLDER}/*",
+            "Curves for [wandb](../records.md#wandb), in wandb's own files.",
+        ),
+        RunFile(
+            f"{wandb_run.FOLDER}.lock",
+            "A lock that keeps a second process from writing curves for wandb.",
+        ),
         RunFile("engine.log", "Log of the engine's process."),
         RunFile("trainer.log", "Log of the trainer's process."),
         RunFile(

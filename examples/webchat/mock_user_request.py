@@ -153,6 +153,8 @@ def main() -> None:
         f"{results.answers} answers, {results.right / max(1, results.answers):.0%} right; "
         f"{results.regenerated} regenerated, {results.failed} failed"
     )
+    if results.failed and not results.answers:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

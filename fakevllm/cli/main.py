@@ -190,11 +190,12 @@ def check_hook(
 
         group = None
         if ledger is not None:
+            from fakevllm.ledger.offline_copy import offline_ledger
             from fakevllm.ledger.store import Ledger
 
             if not ledger.exists():
                 raise UserError(f"The ledger {ledger} does not exist.")
-            store = Ledger.open(ledger)
+            store = Ledger.open(offline_ledger(ledger))
             group = store.latest_group()
             store.close()
         hooks = load(config, {}).hooks

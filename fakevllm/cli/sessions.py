@@ -18,6 +18,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fakevllm.errors import UserError
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.session_outline import OutlineItem, outline
 from fakevllm.ledger.session_reads import SessionGroup, SessionRow
@@ -51,7 +52,7 @@ def render(
     """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
-    ledger = Ledger.open(ledger_file)
+    ledger = Ledger.open(offline_ledger(ledger_file))
     try:
         if session is None:
             return render_list(ledger.sessions.latest(limit), names)
@@ -75,8 +76,8 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
     if not sessions:
         return Text("No sessions yet.")
     table = Table(box=None, pad_edge=False, caption=REWARD_NOTE, caption_justify="left")
-    for name in ("session", "app"):
-        table.add_column(name, no_wrap=True, min_width=8)
+    table.add_column("session", no_wrap=True, min_width=ID_CHARS)
+    table.add_column("app", no_wrap=True, min_width=8)
     for name in ("turns", "groups", "reward"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     has_arms = any(row.arm is not None for row in sessions)

@@ -24,6 +24,7 @@ from fakevllm.config.policy import PolicySection
 from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
 from fakevllm.config.serving import ServeSection
+from fakevllm.config.tracing import TracingSection
 from fakevllm.config.upstream import FallbackSection, UpstreamSection, checked_server_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -119,6 +120,15 @@ class ConsoleSection(Section):
     allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
     `host`."""
+
+
+class TrackingSection(Section):
+    """The section `[tracking]`: where the server writes the curves of training. The server reads
+    the section from the same file, so only `fakevllm up` and `fakevllm-server start --config` use
+    it."""
+
+    to: tuple[str, ...] = ("tensorboard",)
+    """Trackers: `tensorboard`, `wandb`, or both. With an empty list, no curves are written."""
 
 
 class SwarmSection(Section):
@@ -236,12 +246,14 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     release: ReleaseSection = ReleaseSection()
+    tracing: TracingSection = TracingSection()
     privacy: PrivacySettings = PrivacySettings()
     """What is redacted before it is written, and how long contents are kept. The job has these
     settings too, for the server."""
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """
+    tracking: TrackingSection = TrackingSection()
     server: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The flags of the swarm server, for `fakevllm up`. The proxy does not check them: the server
     reads them from the same file."""

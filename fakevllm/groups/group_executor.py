@@ -40,7 +40,14 @@ from fakevllm.ledger.reasons import EndReason
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
-from fakevllm.transport.request import Request, SiblingResult, outcome_of, read_answer, with_app_id
+from fakevllm.transport.request import (
+    Request,
+    SiblingResult,
+    end_traced_call,
+    outcome_of,
+    read_answer,
+    with_app_id,
+)
 from fakevllm.transport.shared_call import NotShared
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.http.asgi import wait_for_disconnect
@@ -224,6 +231,8 @@ class GroupExecutor:
         index = result.index
         if index in self._cancelled:
             return
+        if not is_relayed:
+            end_traced_call(self._request, result)
         try:
             outcome = outcome_of(self._request, result)
         except Exception:  # isolates, as above
@@ -247,9 +256,13 @@ class GroupExecutor:
                 self._request, self._plan, self._app, self._on_lead_token
             )
         except WireError as error:
+            result = SiblingResult(0, error=error)
+            end_traced_call(self._request, result)
             await self._refuse(error)
-            return SiblingResult(0, error=error)
-        return SiblingResult(0, reply, read_answer(self._request, reply))
+            return result
+        result = SiblingResult(0, reply, read_answer(self._request, reply))
+        end_traced_call(self._request, result)
+        return result
 
     def _on_lead_token(self) -> None:
         self._execute(self._scheduler.lead_began())

@@ -21,7 +21,7 @@ from fakevllm.release.arms import ARM_UNAVAILABLE, OTHER_ARM
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.sessions.types import Place
 from fakevllm.transport.app_response import AppResponse
-from fakevllm.transport.request import Request, SiblingResult, read_answer
+from fakevllm.transport.request import Request, SiblingResult, end_traced_call, read_answer
 from fakevllm.transport.request_arm import RequestArm
 from fakevllm.transport.retry_handler import failure_reason
 from fakevllm_adapters.formats.base import Answer, Json
@@ -107,6 +107,8 @@ class GroupDraft:
         """Record that the app has its answer. This stops the clock that measures the request's
         latency. Only the first call of this method has an effect."""
         self._answered = self._answered or time.monotonic()
+        if self.request.trace is not None:
+            self.request.trace.mark_answered()
 
     def place(self) -> Place | None:
         """Return the request's place, or None if the place is unknown. The place is the request's
@@ -174,21 +176,33 @@ class GroupDraft:
         with `fallback: ` and this reason, even if the fallback server returned an error.
         """
         reason = f"fallback: {outage}"
-        record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")
+        record = self._served_once(self._single(reply), reason, failure_prefix=f"{reason}: ")
         return replace(record, arm=None, arm_propensity=None)  # no arm's weights have answered
 
-    def served_once(
-        self, reply: EngineResponse, reason: str, failure_prefix: str = ""
-    ) -> GroupRecord:
+    def served_once(self, reply: EngineResponse, reason: str) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
         `reason` is the slug of the reason for sampling only once. If the app gets an answer, this
         slug is stored in the record's column `reason`. If the app gets an error, the slug of the
-        error's cause is stored in this column, with `failure_prefix` in front.
+        error's cause is stored in this column.
         """
+        result = self._single(reply)
+        end_traced_call(self.request, result)
+        return self._served_once(result, reason)
+
+    def _single(self, reply: EngineResponse) -> SiblingResult:
+        """Return the only answer of a request that is not trained."""
         is_read = self.request.exchange is not None
-        answer = read_answer(self.request, reply) if is_read else None
-        result = SiblingResult(0, reply, answer)
+        return SiblingResult(0, reply, read_answer(self.request, reply) if is_read else None)
+
+    def _served_once(
+        self, result: SiblingResult, reason: str, failure_prefix: str = ""
+    ) -> GroupRecord:
+        """Return the ledger record of a request with one answer. `failure_prefix` is put in front
+        of the cause of an error."""
+        reply, answer = result.reply, result.answer
+        assert reply is not None, "without a reply, the request has failed"
+        is_read = self.request.exchange is not None
         if answer is not None and not self.request.can_show(result):
             rows = [_sibling(result, None, {})]
             return self._record("failed", failure_prefix + NOT_SHOWN, 500, rows)

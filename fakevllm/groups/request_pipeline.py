@@ -170,10 +170,7 @@ class Pipeline:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
                     # task ends. A group has sent that error itself.
                     await app.end_with_error(STOPPING)
-                    self._record(
-                        draft.failed(EndReason.PROXY_STOPPED.value, 503),
-                        is_stored=draft.request.is_stored,
-                    )
+                    self._record(request, draft.failed(EndReason.PROXY_STOPPED.value, 503))
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
@@ -294,7 +291,12 @@ class Pipeline:
         overrides: list[Json] = []
         hooks = self._hooks.of_group(request.id)
         if hooks.info.has_submit:
+            trace = request.trace
+            call = None if trace is None else trace.begin_hook(SUBMIT.name)
             submitted = await hooks.submit(request.id, task)
+            if trace is not None and call is not None:
+                failure = submitted.reason if isinstance(submitted, HookFailure) else None
+                trace.end_hook(call, failure, hooks.info.content_hash)
             if isinstance(submitted, HookFailure):
                 self.hook_failures.add(submitted.reason, self._hooks.info.content_hash)
                 self._log_hook_failure(SUBMIT, submitted.reason, request.id)
@@ -344,25 +346,18 @@ class Pipeline:
             if reply.status == 200:
                 self._sibling_limit.request_succeeded()
             if trouble is None:
-                self._record(draft.served_once(reply, reason), is_stored=draft.request.is_stored)
+                self._record(request, draft.served_once(reply, reason))
             else:
-                self._record(draft.fell_back(reply, trouble), is_stored=draft.request.is_stored)
+                self._record(request, draft.fell_back(reply, trouble))
         except ClientDisconnected:
-            self._record(
-                draft.failed(EndReason.CLIENT_DISCONNECTED.value, 499),
-                is_stored=draft.request.is_stored,
-            )
+            self._record(request, draft.failed(EndReason.CLIENT_DISCONNECTED.value, 499))
         except WireError as error:
             await app.refuse(error)
-            self._record(
-                draft.failed(failure_reason(error), error.status), is_stored=draft.request.is_stored
-            )
+            self._record(request, draft.failed(failure_reason(error), error.status))
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.end_with_error(internal_error())
-            self._record(
-                draft.failed(EndReason.INTERNAL_ERROR.value, 500), is_stored=draft.request.is_stored
-            )
+            self._record(request, draft.failed(EndReason.INTERNAL_ERROR.value, 500))
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
         self._executors.discard(executor)
@@ -374,11 +369,12 @@ class Pipeline:
         self.hook_failures.add(reason, self._hooks.info.content_hash)
         if executor.request.is_captured:
             self._metrics.group_ended(group)
+            _finish_trace(executor.request, group)
             # `on_feedback` of the same version adds to the reward; the delivery ends this use
             self._hooks.begin(group.group_id, Use.FEEDBACK)
             self._delivery.settle(group)
         else:
-            self._record(group)  # the server knows nothing of it
+            self._record(executor.request, group)  # the server knows nothing of it
         self._hooks.end(group.group_id, Use.SIBLINGS)
         if self._on_scored is not None:
             self._on_scored([one.reward for one in group.siblings if one.reward is not None])
@@ -390,13 +386,23 @@ class Pipeline:
         if line is not None:
             log.warning("%s", line, extra={"group": group_id})
 
-    def _record(self, group: GroupRecord, *, is_stored: bool = True) -> None:
+    def _record(self, request: Request, group: GroupRecord) -> None:
         """Write the record of an untrained request to the ledger, and count the request in the
-        metrics. If `is_stored` is False, only count the request."""
+        metrics. If the request may not be stored, only count it."""
         self._metrics.group_ended(group)
-        if is_stored:
+        _finish_trace(request, group)
+        if request.is_stored:
             self._ledger.record(group)
         self._delivery.forget(group.group_id)
+
+
+def _finish_trace(request: Request, group: GroupRecord) -> None:
+    if request.trace is None:
+        return
+    try:
+        request.trace.finish(group)
+    except Exception:  # isolates: spans are never worth a failed request
+        log.exception("request %s has no spans", request.id, extra={"group": request.id})
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
-from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
+from fakevllm.transport.request import (
+    Request,
+    SiblingPlan,
+    SiblingResult,
+    begin_traced_call,
+    sample,
+    sibling_headers,
+)
 from fakevllm.transport.request_arm import with_policy
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
 from fakevllm.transport.shared_call import broken_off, sample_shared
@@ -44,6 +51,7 @@ class Sampler:
 
         async def call(request: Request, context: AttemptContext) -> SiblingResult:
             nonlocal last
+            begin_traced_call(request, plan, (index,), self.temperature)
             with contextlib.nullcontext() if is_lead else sibling_limit.sampling():
                 last = await sample(self.upstream, request, plan, index, self.temperature)
             if last.is_busy and not is_lead:
@@ -112,6 +120,7 @@ class Sampler:
         async def attempt(request: Request, context: AttemptContext) -> None:
             outage: WireError | None = None
             outage_results.clear()
+            begin_traced_call(request, plan, indices, self.temperature)
             with sibling_limit.sampling(len(indices)) as end_one:
                 results = sample_shared(self.upstream, request, plan, indices, self.temperature)
                 async with aclosing(results):
@@ -153,6 +162,8 @@ class Sampler:
         """
 
         async def call(request: Request, context: AttemptContext) -> EngineResponse:
+            begin_traced_call(request, plan, (0,), self.temperature)
+
             async def attempt() -> EngineResponse:
                 body = plan.body(request, 0, self.temperature)
                 lead = LeadCall(body, sibling_headers(request, 0), on_first_token)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fakevllm.groups.group_record import GroupDraft
+from fakevllm.groups.hook_warnings import REWARD
 from fakevllm.groups.sibling_selection import failure_of, is_broken_off, with_floor
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.recorded_group import messages_of
@@ -38,7 +39,11 @@ async def score(
     complete = [results[i] for i in positions]
     siblings = [_sibling(draft.request, draft.task, result) for result in complete]
     answers = [result.shown_message for result in complete]
+    trace = draft.request.trace
+    hook = None if trace is None else trace.begin_hook(REWARD.name)
     outcome = await hooks.reward(siblings, answers, draft.question)
+    if trace is not None and hook is not None:
+        trace.end_hook(hook, outcome.reason, outcome.hook_hash)
     if outcome.rewards is not None and failure_floor is not None:
         failures = [failure_of(_answer(result), draft.request.body) for result in complete]
         outcome = replace(outcome, rewards=with_floor(outcome.rewards, failures, failure_floor))

@@ -364,6 +364,11 @@ class Ledger:
         stored before these settings were made."""
         return self._redactor.parts_to_redact(record)
 
+    @property
+    def redactor(self) -> RecordRedactor:
+        """The redactor of everything that is written to the ledger."""
+        return self._redactor
+
     def hidden_id(self, value: str) -> str:
         """Return the form in which the ledger stores an id that an app has chosen. The form is a
         keyed hash if the id has text that is redacted. Otherwise it is the id itself."""

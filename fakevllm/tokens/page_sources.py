@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from pydantic import ValidationError
 
 from fakevllm.errors import UserError
+from fakevllm.ledger.offline_copy import offline_ledger
 from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.page import Page, ledger_page, server_page
 from fakevllm_adapters.protocol.group_tokens import GroupView
@@ -31,7 +32,7 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
     """
     if not file.exists():
         return None
-    ledger = Ledger.open(file)
+    ledger = Ledger.open(offline_ledger(file))
     try:
         group_id, index = _find_group(ledger, episode)
         group = None if group_id is None else ledger.group(group_id)

@@ -12,11 +12,13 @@ from typing import Any
 import orjson
 
 from fakevllm.admission.admission_rules import TRAIN, Ruling
+from fakevllm.tracing.request_trace import RequestTrace, sampling_fields
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.request_arm import RequestArm, check_policy, with_policy
 from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
+from fakevllm_adapters.http.receipt_headers import VERSION_HEADER
 from fakevllm_adapters.privacy.store_header import STORE_NONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
@@ -76,7 +78,7 @@ class Request:
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. The decision is set
     once, before it is first read. After the request was created, the proxy sets only this field,
-    `arm` and `is_redacted`. The code that sets `arm` may also replace `exchange`."""
+    `arm`, `is_redacted` and `trace`. The code that sets `arm` may also replace `exchange`."""
     arm: RequestArm | None = None
     """Arm of the request's session, which decides which weights answer. None if sessions are not
     assigned to arms. The arm is set once, before the first call."""
@@ -84,6 +86,8 @@ class Request:
     """Whether the request has text that is redacted. The server captures no calls of it."""
     is_stored: bool = True
     """Whether the request may be stored. If False, proxy and server write nothing of it."""
+    trace: RequestTrace | None = None
+    """Notes for the request's OpenTelemetry spans; None if no spans are made of it."""
 
     @property
     def body(self) -> Json:
@@ -225,6 +229,13 @@ class SiblingPlan:
         body = request.upstream_body
         return rewrite_body(body, **changed) if changed else body
 
+    def call_fields(self, request: Request, index: int, temperature: float) -> Json:
+        """Return the fields of the body that `body` returns for a parsed request."""
+        if index > 0:
+            return self._sibling_body(request, index, temperature)
+        changed = self._seed_for(request) | self._temperature_for(request) | request.policy_fields
+        return request.body | changed
+
     def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
         """Return the body of the call that samples the siblings `indices`. If the request has a
         seed, the call has the seed of its first sibling, and the engine adds i to this seed for
@@ -337,6 +348,33 @@ def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str
         # Request ids must be unique at the engine: it may refuse a second request with the same id.
         headers[_REQUEST_ID] += f"-{index}"
     return headers
+
+
+def begin_traced_call(
+    request: Request, plan: SiblingPlan, indices: Sequence[int], temperature: float
+) -> None:
+    """Note for the request's spans that a call begins which samples the siblings `indices`. Do
+    nothing if the request has no trace."""
+    if request.trace is None:
+        return
+    for index in indices:
+        sampling = sampling_fields(plan.call_fields(request, index, temperature))
+        request.trace.begin_call(index, sampling, len(indices))
+
+
+def end_traced_call(request: Request, result: SiblingResult) -> None:
+    """Note for the request's spans that a sibling's call has ended. Do nothing if the request has
+    no trace."""
+    if request.trace is None:
+        return
+    headers = {} if result.reply is None else dict(result.reply.headers)
+    version = headers.get(VERSION_HEADER)
+    request.trace.end_call(
+        result.index,
+        result.status,
+        result.answer,
+        None if version is None else version.decode("latin-1"),
+    )
 
 
 async def sample(

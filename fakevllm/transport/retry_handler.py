@@ -21,7 +21,7 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog, NothingSent, SentAnswer
 from fakevllm.transport.relay import relay
-from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.request import Request, SiblingPlan, begin_traced_call
 from fakevllm.transport.request_arm import with_policy
 from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
 from fakevllm.transport.sibling_limit import SiblingLimit
@@ -52,6 +52,8 @@ The attempt raises WireError for an outage. It also raises WireError for a 429 (
 if the engine has sampled siblings meanwhile, because the siblings may have caused the 429."""
 
 LEAD_ONLY = SiblingPlan(1)
+LEAD_TEMPERATURE = 0.0
+"""Argument for a plan with a lead only. It has no effect, because a lead keeps its temperature."""
 
 
 class RetryHandler:
@@ -111,6 +113,8 @@ class RetryHandler:
         """
 
         async def attempt(request: Request, context: AttemptContext) -> EngineResponse:
+            begin_traced_call(request, plan, (0,), LEAD_TEMPERATURE)
+
             async def call() -> EngineResponse:
                 return await relay(
                     self._upstream,
@@ -208,9 +212,16 @@ class RetryHandler:
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
+        if request.trace is not None:
+            request.trace.begin_fallback()
         try:
-            return await self._fallback.relay(request, app), error.reason
+            reply = await self._fallback.relay(request, app)
+            if request.trace is not None:
+                request.trace.end_fallback(reply.status)
+            return reply, error.reason
         except WireError as fallback_error:
+            if request.trace is not None:
+                request.trace.end_fallback(fallback_error.status)
             if app.has_answer_data:
                 raise
             log.warning("the fallback does not answer either: %s", fallback_error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm.tracing.tracing import Tracing, open_tracing
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback_server import Fallback
@@ -171,6 +173,8 @@ class ProxyComponents:
     `release.mode` is `gated`."""
     hooks: RunningHooks | None = None
     """The user's hooks; None without hooks."""
+    tracing: Tracing | None = None
+    """Object that makes OpenTelemetry spans of requests; None if no spans are sent."""
     sources: SettingSources = field(default_factory=SettingSources)
     """The places from which `config` was read."""
 
@@ -200,6 +204,11 @@ async def open_proxy(
             tasks.add_dataset(rows)
             for stored in ledger.tasks():
                 tasks.add([stored.task], stored.owner)
+        tracing = open_tracing(
+            config.tracing, os.environ, ledger.redactor, config.swarm.url, config.fallback.url
+        )
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
         hooks = await _start_hooks(config, stack, redaction)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
@@ -285,6 +294,13 @@ async def open_proxy(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
+        metrics.labelled_gauge(
+            "fakevllm_traced_requests",
+            "Requests whose OpenTelemetry spans were sent, could not be sent, or were dropped "
+            "because the collector is too slow.",
+            "outcome",
+            lambda: {} if tracing is None else tracing.counts,
+        )
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
         add_server_gauges(metrics, lambda: link.status)
         conversations = SessionTree()
@@ -337,6 +353,7 @@ async def open_proxy(
             gate=gate,
             sources=sources,
             hooks=running_hooks,
+            tracing=tracing,
         )
 
 

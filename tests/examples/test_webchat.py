@@ -206,6 +206,13 @@ async def test_mock_users_report_only_the_first_failed_answer_and_continue(tmp_p
     assert reports == [f"The first answer that failed: {message}"]
 
 
+def test_mock_users_exit_with_1_if_no_answer_came(tmp_path: Path) -> None:
+    with running_webchat("http://127.0.0.1:9", tmp_path) as url:
+        users = [sys.executable, "-m", "examples.webchat.mock_user_request", "--app", url]
+        played = subprocess.run([*users, "--chats", "1"], cwd=ROOT, capture_output=True, timeout=60)
+    assert played.returncode == 1
+
+
 @pytest.mark.parametrize("missing", ["OPENAI_BASE_URL", "OPENAI_API_KEY"])
 def test_an_app_without_the_models_url_or_key_prints_one_line(tmp_path: Path, missing: str) -> None:
     variables = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "any"}

@@ -36,6 +36,8 @@ class Answer:
     usage: Json = field(default_factory=dict[str, Any])
     id: str | None = None
     """Id that the upstream (the engine) gave to the answer."""
+    model: str | None = None
+    """Name of the model that the upstream gave to the answer."""
 
     @property
     def text(self) -> str:

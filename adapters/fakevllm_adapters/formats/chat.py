@@ -202,18 +202,18 @@ class ChatAdapter:
         choice = cast(Json, choices[0])
         fields = choice["message"].items()
         message = {key: value for key, value in fields if value is not None or key == "content"}
-        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
+        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body)
 
     def parse_stream(self, events: Sequence[bytes]) -> Answer:
         message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
-        name: object = None
+        first: Json = {}
         for chunk in parse_events(events):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
-            name = name or chunk.get("id")
+            first = first if first.get("id") else chunk
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices", []):
                 if choice.get("index", 0) == 0:
@@ -221,11 +221,12 @@ class ChatAdapter:
                     _extend(message, choice.get("delta") or {})
                     finish_reason = choice.get("finish_reason") or finish_reason
         finish_reason = finish_reason or default_finish_reason(events, has_choice)
-        return build_answer(message, finish_reason, usage, name)
+        return build_answer(message, finish_reason, usage, first)
 
 
-def build_answer(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
-    """Build an Answer from fields of the engine's response. `name` is the answer's id.
+def build_answer(message: Json, finish_reason: object, usage: object, names: Json) -> Answer:
+    """Build an Answer from fields of the engine's response. `names` is the response, or the chunk
+    of a stream, that has the answer's id and the name of the model.
 
     Raises ValueError or TypeError for values that the ledger (the proxy's database of requests)
     cannot store. No engine sends such values.
@@ -236,7 +237,12 @@ def build_answer(message: Json, finish_reason: object, usage: object, name: obje
     if not (_is_count(counts.get("prompt_tokens")) and _is_count(counts.get("completion_tokens"))):
         raise ValueError("usage does not count tokens")
     orjson.dumps(message)
-    return Answer(message, finish_reason, counts, name if isinstance(name, str) else None)
+    return Answer(message, finish_reason, counts, _text_in(names, "id"), _text_in(names, "model"))
+
+
+def _text_in(fields: Json, name: str) -> str | None:
+    value = fields.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _is_count(number: object) -> bool:

@@ -32,25 +32,25 @@ class CompletionsAdapter(ChatAdapter):
         if choice is None:
             raise ValueError("the answer has no choices")
         message = {"role": "assistant", "content": _text(choice)}
-        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
+        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body)
 
     def parse_stream(self, events: Sequence[bytes]) -> Answer:
         text = ""
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
-        name: object = None
+        first: Json = {}
         for chunk in filter(None, map(parse_event, events)):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
-            name = name or chunk.get("id")
+            first = first if first.get("id") else chunk
             usage = chunk.get("usage") or usage
             for choice in _firsts(chunk):
                 has_choice = True
                 text += _text(choice)
                 finish_reason = choice.get("finish_reason") or finish_reason
         finish_reason = finish_reason or default_finish_reason(events, has_choice)
-        return build_answer({"role": "assistant", "content": text}, finish_reason, usage, name)
+        return build_answer({"role": "assistant", "content": text}, finish_reason, usage, first)
 
 
 def _firsts(body: Json) -> Iterator[Json]:

@@ -20,6 +20,8 @@ from fakevllm.ledger.conversation_history import prior_exchanges
 from fakevllm.ledger.records import StoredResponse
 from fakevllm.sessions.client_session_ids import Hints, hints_of
 from fakevllm.sessions.request_placement import Placement
+from fakevllm.tracing.request_trace import RequestTrace
+from fakevllm.tracing.tracing import Tracing
 from fakevllm.transport.request import Request
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.formats.base import Adapter, Exchange, History, Json, NotTranslated
@@ -89,6 +91,8 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
             return await send_error(send, replace(error, body=error_body))
         except ClientDisconnected:
             return
+        if proxy.tracing is not None and is_stored:
+            request.trace = _begin_trace(proxy.tracing, request)
         if identity is not None:
             entry = resends.find(identity, scope)
             if entry is not None and await pipeline.answer_resend(request, entry, receive, send):
@@ -111,6 +115,13 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         await pipeline.handle(draft, receive, send)
 
     return app
+
+
+def _begin_trace(tracing: Tracing, request: Request) -> RequestTrace:
+    is_text_completion = request.adapter.name == "completions"
+    return tracing.begin(
+        request.model, request.body, request.app_headers, is_text_completion=is_text_completion
+    )
 
 
 def _hidden_names(proxy: ProxyComponents, hints: Hints) -> Hints:

@@ -26,7 +26,8 @@ def curves(
 
         from fakevllm_runtime.errors import ConfigError
         from fakevllm_server.cli.run_archive import RunArchive
-        from fakevllm_server.curves.run_follower import FOLDER, Curves
+        from fakevllm_server.curves.event_files import FOLDER, EventFiles
+        from fakevllm_server.curves.run_follower import Curves
         from fakevllm_server.run.folder import RunFolder, RunInUse
 
         RunArchive(run_dir)  # raises ConfigError if the folder has no run
@@ -36,7 +37,7 @@ def curves(
         except RunInUse:
             raise ConfigError(_in_use_message(run_dir, folder)) from None
         try:
-            run_curves = Curves(run_dir)
+            run_curves = Curves(run_dir, EventFiles(folder))
             run_curves.clear()
             num_points = run_curves.catch_up(time.time(), is_last=True)
             run_curves.close()

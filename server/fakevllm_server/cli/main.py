@@ -172,6 +172,13 @@ def start(
     max_journal_mb: Annotated[
         int, typer.Option(help="Size in MB above which old calls are pruned; 0: any.", min=0)
     ] = 0,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where curves are written: tensorboard | wandb | none. Default: tensorboard, if "
+            "it is installed."
+        ),
+    ] = None,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -181,8 +188,9 @@ def start(
 ) -> None:
     """Start the server. The engine starts when a client sends a job."""
     from fakevllm_runtime.engines import check_installed
-    from fakevllm_server.config.model import ServerConfig, read_key, read_keys
+    from fakevllm_server.config.model import DEFAULT_TRACKERS, ServerConfig, read_key, read_keys
     from fakevllm_server.config.privacy import read_privacy
+    from fakevllm_server.curves.trackers import read_trackers
     from fakevllm_server.web.http_server import serve
 
     def run() -> None:
@@ -215,6 +223,7 @@ def start(
                 retention_days=retention_days,
                 max_journal_mb=max_journal_mb,
             ),
+            trackers=read_trackers(track or DEFAULT_TRACKERS),
         )
         check_installed(settings.local_engines)
         if check:

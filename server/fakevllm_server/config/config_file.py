@@ -4,8 +4,9 @@ flags. An example of a YAML file:
 backend: vllm
 engine-arg: [--max-model-len=4096]
 
-In a file whose name ends in `.toml`, the flags are in the table `[server]`. The file may have
-further tables, which the server does not read. So server and proxy can share one `fakevllm.toml`.
+In a file whose name ends in `.toml`, the flags are in the table `[server]`. The list `to` in the
+table `[tracking]` has the values of the flag `--track`. The file may have further tables, which the
+server does not read. So server and proxy can share one `fakevllm.toml`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_server.config.model import ConfigError
 
 TOML_SUFFIX = ".toml"
+TRACK = "track"
+"""Flag that the table `[tracking]` sets."""
+NO_TRACKER = "none"
+"""Value of this flag for no tracker."""
 
 
 class FlagType(Enum):
@@ -61,15 +66,20 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
     if file.suffix == TOML_SUFFIX:
-        return check_values(_parse_toml(text, file), f"[server] of {file}", flags)
+        document = _parse_toml(text, file)
+        values = check_values(_server_table(document, file), f"[server] of {file}", flags)
+        return values | _tracking(document, file, has_track=TRACK in values)
     return check_values(_parse_yaml(text, file), str(file), flags)
 
 
-def _parse_toml(text: str, file: Path) -> Mapping[object, object]:
+def _parse_toml(text: str, file: Path) -> Mapping[str, object]:
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from None
+
+
+def _server_table(document: Mapping[str, object], file: Path) -> Mapping[object, object]:
     table: object = document.get("server")
     if not isinstance(table, dict):
         raise ConfigError(
@@ -77,6 +87,25 @@ def _parse_toml(text: str, file: Path) -> Mapping[object, object]:
             'keys, such as model = "demo".'
         )
     return cast("dict[object, object]", table)
+
+
+def _tracking(document: Mapping[str, object], file: Path, *, has_track: bool) -> dict[str, Any]:
+    """Return the value of the flag `--track` that the table `[tracking]` sets, by the flag's name.
+    Return {} without this table. `has_track` says that `[server]` sets the flag, too."""
+    table: object = document.get("tracking")
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f'`tracking` in {file} is not a table: write [tracking], and to = ["wandb"] below it.'
+        )
+    source = f"[tracking] of {file}"
+    values = check_values(cast("dict[object, object]", table), source, {"to": FlagType.LIST})
+    if "to" not in values:
+        return {}
+    if has_track:
+        raise ConfigError(f"{file} sets `track` in [server] and `to` in [tracking]: remove one.")
+    return {TRACK: values["to"] or [NO_TRACKER]}
 
 
 def _parse_yaml(text: str, file: Path) -> Mapping[object, object]:

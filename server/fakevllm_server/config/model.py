@@ -23,6 +23,7 @@ from fakevllm_server.config.job_model import choose_model
 
 DEFAULT_PORT = 10086
 MAX_PORT = 65535
+DEFAULT_TRACKERS = ("tensorboard",)
 
 log = logging.getLogger("fakevllm.server.config")
 
@@ -77,6 +78,8 @@ class ServerConfig:
     memory."""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     """What the server redacts, and how long calls are kept, in addition to what its job says."""
+    trackers: Sequence[str] = DEFAULT_TRACKERS
+    """Names of the trackers to which the curves of training are written."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
 

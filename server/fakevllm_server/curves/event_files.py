@@ -24,29 +24,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
+from fakevllm_server.curves.points import REWARD_CHANGES, ChartItem, Cursor, Point, Restart
+from fakevllm_server.curves.tracker import TrackerMissing
 from fakevllm_server.run.folder import write_atomically
 
+FOLDER = "tensorboard"
+"""Folder of the event files, in the run directory."""
 FORMAT = "brain.Event:2"
 """File version in the first record of each event file. TensorBoard needs this version to obey START
 events."""
-
-
-TEXT_NAME = "fakevllm/reward_changes"
-"""Name of the TensorBoard entry with the texts that say why the reward curves are interrupted."""
 DT_STRING, DATA_CLASS_TENSOR = 7, 2
 """Two numbers of TensorBoard's file format. DT_STRING is the data type of a text. DATA_CLASS_TENSOR
 is the class of the curves whose values are texts."""
 
 
-class PackageMissing(ConfigError):
-    """Error for a missing package `tensorboard`. Without this package, no event file can be
-    written."""
-
-
 class EventFiles:
-    """The event files of one run. A new file is opened at the first write.
+    """The event files of one run, which implement Tracker. A new file is opened at the first write.
 
     Only one process may write to the folder at a time.
     """
@@ -71,13 +64,13 @@ class EventFiles:
     def load(self) -> None:
         """Import the package `tensorboard`. The import takes some tenths of a second.
 
-        Raises PackageMissing if the package is not installed.
+        Raises TrackerMissing if the package is not installed.
         """
         try:
             self._messages = importlib.import_module("tensorboard.compat.proto.event_pb2")
             records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         except ImportError as error:
-            raise PackageMissing(
+            raise TrackerMissing(
                 f"The package `tensorboard` cannot be imported ({error}): run `pip install "
                 "tensorboard` (or install the extra `tensorboard`), then `fakevllm-server curves` "
                 "to write the curves."
@@ -88,7 +81,7 @@ class EventFiles:
         """Write `items` (points of curves, and rollbacks of the run) to the event file. Then write
         `cursor` to `cursor.json`.
 
-        Raises PackageMissing if the package `tensorboard` is missing. Raises OSError if the disk
+        Raises TrackerMissing if the package `tensorboard` is missing. Raises OSError if the disk
         fails. After an OSError, the next call writes to a new file.
         """
         if items and self._messages is None:
@@ -128,7 +121,7 @@ class EventFiles:
         the run."""
         if isinstance(item, Restart):
             return self._put_start(item.step, item.at)
-        is_of_step = "training/global_step" in item.values or item.text != ""
+        is_of_step = "training/global_step" in item.values or REWARD_CHANGES in item.texts
         if not self._has_steps and is_of_step:
             # The previous process may have written this step and died before it wrote the cursor.
             self._put_start(item.step, item.at)
@@ -145,13 +138,13 @@ class EventFiles:
         event = self._messages.Event(wall_time=point.at, step=point.step)
         for name, value in point.values.items():
             event.summary.value.add(tag=name, simple_value=value)
-        if point.text:
-            self._add_text(event, point.text)
+        for name, text in point.texts.items():
+            self._add_text(event, name, text)
         self._write(event)
 
-    def _add_text(self, event: Any, text: str) -> None:
+    def _add_text(self, event: Any, name: str, text: str) -> None:
         """Add a text to an event, in the form that TensorBoard's text plugin reads."""
-        value = event.summary.value.add(tag=TEXT_NAME)
+        value = event.summary.value.add(tag=name)
         value.metadata.plugin_data.plugin_name = "text"
         value.metadata.data_class = DATA_CLASS_TENSOR
         value.tensor.dtype = DT_STRING

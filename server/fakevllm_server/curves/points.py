@@ -1,30 +1,44 @@
-"""The points of a run's TensorBoard curves. They are read from the run log, which is the part of
-the journal that records steps and evaluations.
+"""The points of a run's curves. They are read from the run log, which is the part of the journal
+that records steps and evaluations, and from the history of releases.
 
 An evaluation is an episode that measures the model. The model is not trained on evaluations. An
 evaluation belongs to the step whose weights were served when the episode ended. When no more
 evaluations of a step are expected, the mean of the step's evaluations becomes one point. If steps
 are trained again after a crash, the points of these steps and of their evaluations are written
 again.
+
+A decision about releases is a point at the step that training had reached. If training went back to
+an earlier step later, the point is at this earlier step, because the curves no longer have the
+later one.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from sqlalchemy import Connection
 
+from fakevllm_adapters.protocol.releases import GATE, Decision
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.curves.metric_names import curve_values
+from fakevllm_server.curves.metric_names import OWN_PREFIX, curve_values
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.rows import ReleaseRow
 
 MAX_READ = 500
 """Maximum number of log entries read at once."""
 REWARD_CURVES = ("critic/score/", "critic/rewards/")
 """Beginnings of the names of the curves that show rewards."""
+REWARD_CHANGES = OWN_PREFIX + "reward_changes"
+"""Name of the texts that say why the reward curves are interrupted."""
+RELEASES = OWN_PREFIX + "releases"
+"""Name of the texts about decisions, and beginning of the names of the curves of decisions."""
+HOLDS: Mapping[Decision, float] = {Decision.HOLD: 1.0, Decision.RESUME: 0.0}
+"""Decisions about all releases, with their values in the curve that shows whether releases are
+held."""
 QUIET_S = 30.0
 """Seconds without a new evaluation after which the latest step's evaluations are considered
 complete."""
@@ -32,15 +46,15 @@ complete."""
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of several TensorBoard curves at one step."""
+    """The values of several curves at one step."""
 
     step: int
     at: float
     """Time of the point in Unix seconds."""
     values: dict[str, float]
     """Maps the name of each curve to its value at the step."""
-    text: str = ""
-    """Text that is shown at the step; empty if the step has no text."""
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    """Texts that are shown at the step, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,8 @@ class Cursor:
     """The last step whose evaluations were written."""
     num_evaluations: int = 0
     """Number of evaluations of `evaluated_step` that were written."""
+    release: int = 0
+    """Number of the last decision about releases that was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +204,32 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
     )
 
 
+def read_releases(db: Connection, cursor: Cursor) -> tuple[list[Point], Cursor]:
+    """Return (points, next cursor) for the decisions about releases that are not written yet. A
+    decision waits until the point of its step is written."""
+    points: list[Point] = []
+    for row in reads.releases(db, cursor.release):
+        step = _step_of_release(db, row, cursor.entry)
+        if step is None:
+            break
+        points.append(_release_point(row, step))
+        cursor = replace(cursor, release=row.record.number)
+    return points, cursor
+
+
 def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
     """Return the cursor after a rollback of the run to the step `restored.step`. The cursor is the
     position up to which the curves are written. `restored` is the rollback's entry in the run log.
 
-    With the new cursor, the evaluations of all steps after `restored.step` are written again.
+    With the new cursor, the evaluations of all steps after `restored.step` are written again, and
+    so are the decisions about releases that were shown at these steps.
     """
+    for row in reads.releases(db):
+        if row.record.number > cursor.release or row.newest >= restored.version:
+            break
+        if (_step_of_release(db, row, restored.seq - 1) or 0) > restored.step:
+            cursor = replace(cursor, release=row.record.number - 1)
+            break
     if cursor.evaluated_step <= restored.step:
         return cursor
     query = "SELECT COUNT(*) FROM entries WHERE kind = 'evaluated' AND step = ? AND seq < ?"
@@ -211,9 +247,40 @@ def _break(entry: LogEntry, at: float) -> Point:
     text = (
         f"Step {entry.step}: {entry.changed}. Earlier rewards are not comparable with later ones."
     )
-    return Point(
-        entry.step, at, {name: math.nan for name in values if name.startswith(REWARD_CURVES)}, text
+    rewards = {name: math.nan for name in values if name.startswith(REWARD_CURVES)}
+    return Point(entry.step, at, rewards, {REWARD_CHANGES: text})
+
+
+def _step_of_release(db: Connection, row: ReleaseRow, last_seq: int) -> int | None:
+    """Return the step at which a decision is shown. Return None if the entry of this step has a
+    number above `last_seq` in the run log."""
+    query = (
+        "SELECT seq, step FROM entries WHERE kind IN ('step', 'restored') AND version <= ? "
+        "ORDER BY seq DESC LIMIT 1"
     )
+    seq, step = db.exec_driver_sql(query, (row.newest,)).one_or_none() or (0, 0)
+    if seq > last_seq:
+        return None
+    query = "SELECT MIN(step) FROM entries WHERE kind = 'restored' AND version > ? AND seq <= ?"
+    restored_step = db.exec_driver_sql(query, (row.newest, last_seq)).scalar()
+    return step if restored_step is None else min(step, restored_step)
+
+
+def _release_point(row: ReleaseRow, step: int) -> Point:
+    """Return the point of a decision. Its text does not name the operator, because the curves may
+    be sent to other machines."""
+    record = row.record
+    by = "the release gate" if record.decided_by == GATE else "an operator"
+    decision = record.decision
+    if record.version is None:
+        values = {f"{RELEASES}/held": HOLDS[decision]} if decision in HOLDS else {}
+        text = f"Releases: {decision} by {by}."
+    else:
+        values = {f"{RELEASES}/{decision}": float(record.version)}
+        text = f"Version {record.version}: {decision} by {by}."
+    if row.restored is not None:
+        text += f" Training went back to version {row.restored}."
+    return Point(step, record.time_s, values, {RELEASES: text})
 
 
 def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:

@@ -1,9 +1,9 @@
-"""Writes the curves of a run while it runs. A thread reads the journal (the server's SQLite file)
-and writes TensorBoard event files.
+"""Writes the curves of a run to a tracker while the run goes on. A thread reads the journal (the
+server's SQLite file) and writes the curves.
 
 Training never waits for this thread. An error in the thread is logged and does not stop the run.
-Curves that could not be written are written at the next attempt, by the next server process, or by
-the command `fakevllm-server curves`.
+Curves that could not be written are written at the next attempt or by the next server process.
+Those of TensorBoard can also be written by the command `fakevllm-server curves`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fakevllm_server.curves.event_files import EventFiles, PackageMissing
 from fakevllm_server.curves.points import (
     ChartItem,
     Cursor,
@@ -23,12 +22,14 @@ from fakevllm_server.curves.points import (
     cursor_after_rollback,
     read_evaluations,
     read_log,
+    read_releases,
 )
+from fakevllm_server.curves.tracker import Tracker, TrackerMissing
+from fakevllm_server.curves.trackers import TrackerKind
 from fakevllm_server.journal.external_reader import read_journal_file
 
 log = logging.getLogger("fakevllm.server")
 
-FOLDER = "tensorboard"
 EVERY_S = 5.0
 """Seconds between two reads of the journal. TensorBoard reloads its files every 5 s too."""
 CLOSE_LIMIT_S = 10.0
@@ -36,13 +37,13 @@ CLOSE_LIMIT_S = 10.0
 
 
 class Curves:
-    """The TensorBoard curves of one run. The object also knows up to which position of the journal
-    (the server's SQLite file) the curves are written."""
+    """The curves of one run in one tracker. The object also knows up to which position of the
+    journal (the server's SQLite file) the curves are written."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
         self._journal = run_dir / "journal.sqlite"
-        self._files = EventFiles(run_dir / FOLDER)
-        self._cursor = self._files.cursor()
+        self._tracker = tracker
+        self._cursor = tracker.cursor()
 
     def catch_up(self, now: float, *, is_last: bool = False) -> int:
         """Write curves for everything that is new in the journal, and return the number of new
@@ -67,36 +68,50 @@ class Curves:
         evaluations = read_journal_file(self._journal, read_evaluations, self._cursor)
         points, cursor = evaluations.new_points(self._cursor, now, is_last=is_last)
         self._write(points, cursor)
+        num += len(points)
+        points, cursor = read_journal_file(self._journal, read_releases, self._cursor)
+        self._write(points, cursor)
         return num + len(points)
 
     def clear(self) -> None:
         """Delete the curves, so that the next call of `catch_up` writes all of them again.
 
-        If the package `tensorboard` is not installed, nothing is deleted, and PackageMissing is
-        raised.
+        If the tracker's package is not installed, nothing is deleted, and TrackerMissing is raised.
         """
-        self._files.load()
-        self._files.clear()
+        self._tracker.load()
+        self._tracker.clear()
         self._cursor = Cursor()
 
     def close(self) -> None:
-        self._files.close()
+        self._tracker.close()
 
     def _write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         if cursor != self._cursor:
-            self._files.write(items, cursor)
+            self._tracker.write(items, cursor)
             self._cursor = cursor
 
 
 class Follower:
-    """A thread that keeps the curves of a running server up to date."""
+    """Keeps the curves of a running server in one tracker up to date, in a thread or in a process
+    of its own."""
 
-    def __init__(self, run_dir: Path, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        kind: TrackerKind,
+        every_s: float = EVERY_S,
+        max_retry_s: float | None = None,
+    ) -> None:
+        """Create a follower that reads the journal every `every_s` seconds. After each failure the
+        follower waits twice as long as before, but at most `max_retry_s` seconds; by default, it
+        always waits `every_s` seconds."""
         self._run_dir = run_dir
+        self._kind = kind
         self._every_s = every_s
+        self._max_retry_s = every_s if max_retry_s is None else max_retry_s
         self._is_closing = threading.Event()
         self._last_error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="curves", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="curves", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -104,27 +119,35 @@ class Follower:
     def close(self) -> None:
         """Make the thread write the curves of everything that is in the journal, and then stop the
         thread. Wait for its end, but at most CLOSE_LIMIT_S seconds."""
-        self._is_closing.set()
+        self.begin_close()
         self._thread.join(CLOSE_LIMIT_S)
 
-    def _run(self) -> None:
-        curves = Curves(self._run_dir)
+    def begin_close(self) -> None:
+        """Make `run` write the rest of the curves and return."""
+        self._is_closing.set()
+
+    def run(self) -> None:
+        """Write the curves until `begin_close` is called, or until the tracker turns out to be
+        missing."""
+        curves = Curves(self._run_dir, self._kind.open(self._run_dir))
         is_last = False
+        wait_s = self._every_s
         while not is_last:
-            is_last = self._is_closing.wait(self._every_s)
+            is_last = self._is_closing.wait(wait_s)
             # Catch all errors to isolate the run: curves can be written later from the journal.
             try:
                 curves.catch_up(time.time(), is_last=is_last)
-                self._last_error = None
-            except PackageMissing as missing:
-                log.info("No TensorBoard curves are written: %s", missing)
+                self._last_error, wait_s = None, self._every_s
+            except TrackerMissing as missing:
+                log.info("No %s curves are written: %s", self._kind.title, missing)
                 break
             except Exception as failure:
                 self._log_once(str(failure))
+                wait_s = max(self._every_s, min(2 * wait_s, self._max_retry_s))
         curves.close()
 
     def _log_once(self, error: str) -> None:
         """Log the error of a failed write, unless the previous write failed with the same error."""
         if error != self._last_error:
-            log.warning("TensorBoard curves cannot be written, retrying: %s", error)
+            log.warning("%s curves cannot be written, retrying: %s", self._kind.title, error)
         self._last_error = error

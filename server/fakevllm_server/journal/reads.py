@@ -283,16 +283,17 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
     return [SavedCheckpoint(*row) for row in _rows(db, query)]
 
 
-def releases(db: Connection) -> list[ReleaseRow]:
-    """Return the history of releases, oldest first. Return [] if the journal is from an older
-    server and has no such history."""
+def releases(db: Connection, after: int = 0) -> list[ReleaseRow]:
+    """Return the history of releases, oldest first. Only decisions with a number above `after` are
+    returned. Return [] if the journal is from an older server and has no such history."""
     if not _has_releases(db):
         return []
     query = (
         "SELECT number, id, decision, version, parent, at, decided_by, evidence_json, "
-        "request_hash, newest, restored, is_rollback, pinned_json FROM releases ORDER BY number"
+        "request_hash, newest, restored, is_rollback, pinned_json FROM releases "
+        "WHERE number > ? ORDER BY number"
     )
-    return [_release(row) for row in _rows(db, query)]
+    return [_release(row) for row in _rows(db, query, after)]
 
 
 def _has_releases(db: Connection) -> bool:

@@ -83,7 +83,9 @@ class Journal:
             self._db = self._write_engine.connect()
             self._look_up_db = self._read_engine.connect()
         except NewerSchemaError as error:
-            raise self._config_error(f"was written by a newer version ({error})") from None
+            raise self._config_error(
+                f"was written by a newer version of fakevllm ({error})", "update fakevllm"
+            ) from None
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             if isinstance(error, OSError) and is_refused_access(error):
                 message = unusable_message(path, error, "choose another --run-dir")
@@ -236,13 +238,13 @@ class Journal:
         for change in changes:
             crash_point(f"{change.label}.after_commit")
 
-    def _config_error(self, problem: str) -> ConfigError:
-        """Close the journal's database connections, and return a ConfigError with this problem. The
-        caller must raise it."""
+    def _config_error(self, problem: str, remedy: str = "repair it") -> ConfigError:
+        """Close the journal's database connections, and return a ConfigError with this problem and
+        this remedy. The caller must raise it."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(
-            f"the journal {self._path} {problem}: repair it, or choose another --run-dir."
+            f"the journal {self._path} {problem}: {remedy}, or choose another --run-dir."
         )
 
 

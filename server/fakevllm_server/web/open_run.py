@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.curves.tracker_process import ProcessFollower
+from fakevllm_server.curves.trackers import TRACKERS
 from fakevllm_server.episodes.job_identity import (
     JobIdentity,
     changed_settings,
@@ -47,7 +50,7 @@ class OpenRun:
         self.relative = relative
         """Path of the run's folder, relative to the server's run directory."""
         self.folder = folder
-        self._curves: Follower | None = None
+        self._curves: list[Follower | ProcessFollower] = []
         with ExitStack() as on_error:
             on_error.callback(self._release)
             try:
@@ -123,17 +126,23 @@ class OpenRun:
         """True if, according to the journal, an engine was started and not stopped."""
         return self.journal.read(reads.meta, _ENGINE_RUNS) is not None
 
-    def follow_curves(self) -> None:
-        """Write the run's TensorBoard curves from now on, until `close`."""
-        self._curves = Follower(self.path)
-        self._curves.start()
+    def follow_curves(self, trackers: Sequence[str]) -> None:
+        """Write the run's curves to these trackers from now on, until `close`."""
+        for name in trackers:
+            kind = TRACKERS[name]
+            follower = (
+                ProcessFollower(self.path, name)
+                if kind.has_own_process
+                else Follower(self.path, kind)
+            )
+            follower.start()
+            self._curves.append(follower)
 
     async def close(self) -> None:
-        """Write the queued changes of the journal, and the last points of the TensorBoard curves.
-        Then unlock the run's folder."""
+        """Write the queued changes of the journal, and the last points of the curves. Then unlock
+        the run's folder."""
         await asyncio.to_thread(self.journal.close)
-        if self._curves is not None:
-            await asyncio.to_thread(self._curves.close)
+        await asyncio.gather(*(asyncio.to_thread(one.close) for one in self._curves))
         self._release()
 
     def _release(self) -> None:

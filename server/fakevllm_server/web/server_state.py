@@ -374,7 +374,7 @@ class ServerState:
         else:
             log.info("new run in %s", run.path)
         if self._follows_curves:
-            run.follow_curves()
+            run.follow_curves(self.config.trackers)
         await previous.close()
 
     async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
@@ -444,10 +444,10 @@ class ServerState:
         self._pruning = asyncio.create_task(retention.run())
 
     def follow_curves(self) -> None:
-        """Write the TensorBoard curves of the current run until `close` is called. If another run
-        becomes current, write its curves from then on."""
+        """Write the curves of the current run until `close` is called. If another run becomes
+        current, write its curves from then on."""
         self._follows_curves = True
-        self.run.follow_curves()
+        self.run.follow_curves(self.config.trackers)
 
     async def list_runs(self) -> list[RunSummary]:
         """Return all training runs below the server's run directory, with their sizes."""

@@ -125,6 +125,15 @@ def test_the_list_has_the_names_of_keys_and_short_ids(tmp_path: Path) -> None:
     assert tree[0] == "0123456789abcdef  0a1b2c3d"
 
 
+def test_a_narrow_terminal_shows_ids_that_can_be_copied(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    ledger = Ledger.open(file)
+    put(ledger, placed("a", "0123456789abcdef", kind="new", question="many words " * 20))
+    ledger.close()
+    shown = lines_of(render(file, None, 10, {}), width=80)
+    assert shown[1].startswith("0123456789ab ")
+
+
 def test_the_arm_is_shown_if_sessions_have_arms(tmp_path: Path) -> None:
     file = tmp_path / "ledger.sqlite"
     ledger = Ledger.open(file)

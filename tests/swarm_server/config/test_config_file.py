@@ -169,12 +169,36 @@ def test_a_toml_file_sets_flags_in_its_table_server(
         ("[server]\nport = 1.5\n", r"`port` in \[server\] of .* must be a whole number"),
         ("[server.model]\nname = 1\n", "`model` in .* must be a text"),
         ("[server]\ncheck = true\n", "Unknown key `check`"),
+        ('[server]\n[tracking]\nto = ["wand"]\n', "Unknown tracker 'wand': .* wandb or none"),
+        ('[server]\n[tracking]\nto = "wandb"\n', r"`to` in \[tracking\] .* a list of texts"),
+        ("[server]\n[tracking]\ntoo = []\n", r"Unknown key `too` in \[tracking\]"),
+        ('tracking = "wandb"\n[server]\n', "`tracking` in .* is not a table"),
+        ('[server]\ntrack = ["none"]\n[tracking]\nto = []\n', "sets `track` in .* remove one"),
+        ('[server]\ntrack = ["none", "wandb"]\n', "--track none does not go with other"),
     ],
 )
 def test_a_mistake_in_a_toml_file_is_one_line_and_exit_code_2(
     text: str, message: str, tmp_path: Path, served: list[ServerConfig]
 ) -> None:
     check_refusal(started(written_toml(tmp_path, text)), message, served)
+
+
+@pytest.mark.parametrize(
+    ("table", "trackers"),
+    [
+        ("", ("tensorboard",)),
+        ("[tracking]\n", ("tensorboard",)),
+        ('[tracking]\nto = ["wandb", "tensorboard", "wandb"]\n', ("wandb", "tensorboard")),
+        ("[tracking]\nto = []\n", ()),
+    ],
+)
+def test_the_table_tracking_names_the_trackers(
+    tmp_path: Path, served: list[ServerConfig], table: str, trackers: tuple[str, ...]
+) -> None:
+    file = written_toml(tmp_path, f'[server]\nbackend = "fake"\n{table}')
+    assert started(file).exit_code == 0
+    assert started(file, "--track", "none").exit_code == 0
+    assert [one.trackers for one in served] == [trackers, ()]
 
 
 def test_a_check_prints_the_address_and_starts_nothing(

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from fakevllm_server.curves.run_follower import FOLDER
+from fakevllm_server.curves.event_files import FOLDER
 
 READER = "tensorboard.backend.event_processing.event_accumulator"
 
@@ -24,6 +24,9 @@ class Charts:
     def points(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of each point of a curve, in the order in which they were read."""
         return [(point.step, point.value) for point in self._read.Scalars(name)]
+
+    def all_points(self) -> dict[str, list[tuple[int, float]]]:
+        return {name: self.points(name) for name in self.names}
 
     def steps(self, name: str = "training/global_step") -> list[int]:
         return [step for step, _ in self.points(name)]

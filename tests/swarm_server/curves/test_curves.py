@@ -8,83 +8,19 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from swarm_server.samples import call
 
-from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.curves import event_files
-from fakevllm_server.curves.event_files import EventFiles, PackageMissing
+from fakevllm_server.curves.event_files import FOLDER, EventFiles
 from fakevllm_server.curves.points import Cursor, Point
-from fakevllm_server.curves.run_follower import FOLDER, Curves, Follower
+from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.curves.tracker import TrackerMissing
+from tests.swarm_server.curves.charted_run import TENSORBOARD, Run
 from tests.swarm_server.curves.readings import Charts
-from tests.swarm_server.journal.server_process import ServerProcess
-
-CLIENT = "client"
-
-
-class Run:
-    """A run with its curves, whose server can crash and restart."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process = ServerProcess(folder)
-        self.curves = Curves(folder)
-
-    async def train(self, *names: str, hooks: str = "") -> None:
-        for name in names:
-            for index in range(2):
-                await self.process.intake.add_call(SiblingRef(name, index), call())
-            end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0], hook_hash=hooks)
-            assert (await self.process.intake.end_group(end, None)).pooled
-            assert await self.process.step()
-
-    async def evaluate(self, reward: float) -> None:
-        claimed = await self.process.intake.claim(CLIENT, "eval", 60.0)
-        end = EndEpisodeRequest(client_uuid=CLIENT, episode_uuid=claimed.uuid, task_id="t")
-        await self.process.intake.end_episode(end, reward, None)
-
-    async def crash(self) -> None:
-        """Restart the server, which rolls back to the last checkpoint. No curves are written."""
-        self.process = self.process.restarted()
-        await self.process.boot_trainer()
-        self.reopen_curves()
-
-    def reopen_curves(self) -> None:
-        self.curves.close()
-        self.curves = Curves(self.folder)
-
-    async def catch_up(self) -> None:
-        while await self.process.step():
-            pass
-
-    def chart(self, *, is_last: bool = False) -> int:
-        assert self.process.journal.drain()
-        return self.curves.catch_up(time.time(), is_last=is_last)
-
-    @property
-    def charts(self) -> Charts:
-        return Charts(self.folder)
-
-    @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        name = "val/reward/mean"
-        return self.charts.points(name) if name in self.charts.names else []
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted((self.folder / FOLDER).glob("events.out.tfevents.*"))
-
-
-@pytest.fixture
-async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    run = Run(tmp_path / "run")
-    await run.process.boot_trainer()
-    yield run
-    run.curves.close()
-    run.process.close()
 
 
 async def test_each_step_is_a_point_with_verls_names_and_the_time_of_its_weights(run: Run) -> None:
@@ -164,6 +100,8 @@ async def test_curves_written_afterwards_equal_those_written_during_the_run(run:
     await run.catch_up()
     await run.evaluate(0.5)
     await run.train("d")
+    await run.decide(Decision.CANDIDATE, run.process.log.version)
+    await run.decide(Decision.RELEASED, run.process.log.version)
     run.chart(is_last=True)
     followed = {name: run.charts.points(name) for name in run.charts.names}
     run.curves.clear()
@@ -256,6 +194,39 @@ async def test_evaluations_of_a_step_that_was_given_up_do_not_return(run: Run) -
     assert run.evaluations == [(3, 0.5)]
 
 
+async def test_a_decision_about_releases_is_at_the_step_that_training_had_reached(
+    run: Run,
+) -> None:
+    await run.decide(Decision.HOLD)
+    await run.train("a", "b")
+    await run.decide(Decision.RELEASED, 1)
+    await run.train("c")
+    await run.decide(Decision.RESUME)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/held") == [(0, 1.0), (3, 0.0)]
+    assert run.charts.points("fakevllm/releases/released") == [(2, 1.0)]
+    raw = b"".join(file.read_bytes() for file in run.files)
+    assert b"Version 1: released by the release gate." in raw
+
+
+async def test_a_decision_at_a_discarded_step_is_shown_where_training_went_back_to(
+    run: Run,
+) -> None:
+    await run.train("a", "b", "c")  # saved at 2
+    await run.decide(Decision.CANDIDATE, 3)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(3, 3.0)]
+    await run.crash()
+    await run.catch_up()  # step 3 again
+    await run.decide(Decision.RELEASED, 3)
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(2, 3.0)]
+    assert run.charts.points("fakevllm/releases/released") == [(3, 3.0)]
+    run.curves.clear()
+    run.chart()
+    assert run.charts.points("fakevllm/releases/candidate") == [(2, 3.0)]
+
+
 def test_a_failed_write_is_retried_without_losing_a_step(tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "x" / "tensorboard")
     (tmp_path / "x").write_text("a file at the path of the folder")
@@ -279,7 +250,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_follower_writes_during_the_run_and_the_rest_at_its_end(
     run: Run,
 ) -> None:
-    follower = Follower(run.folder, every_s=0.01)
+    follower = Follower(run.folder, TENSORBOARD, every_s=0.01)
     follower.start()
     await run.train("a")
     await until(lambda: run.files and run.charts.steps() == [1])
@@ -297,7 +268,7 @@ async def test_a_repeated_error_of_a_follower_is_logged_once_and_retried(
     (run.folder / FOLDER).write_text("a file at the path of the folder")
     await run.train("a")
     assert run.process.journal.drain()
-    follower = Follower(run.folder, every_s=0.01)
+    follower = Follower(run.folder, TENSORBOARD, every_s=0.01)
     follower.start()
     await until(lambda: "TensorBoard curves cannot be written" in caplog.text)
     (run.folder / FOLDER).unlink()
@@ -314,25 +285,25 @@ async def test_a_missing_package_is_logged_when_there_is_something_to_write(
 
     monkeypatch.setattr(event_files.importlib, "import_module", missing)
     caplog.set_level(logging.INFO)
-    idle = Follower(run.folder)
+    idle = Follower(run.folder, TENSORBOARD)
     idle.start()
     idle.close()
     assert "tensorboard" not in caplog.text.lower()  # nothing to write
     await run.train("a")
     assert run.process.journal.drain()
-    follower = Follower(run.folder)
+    follower = Follower(run.folder, TENSORBOARD)
     follower.start()
     follower.close()
     assert "pip install tensorboard" in caplog.text
     assert run.files == []
-    with pytest.raises(PackageMissing):
+    with pytest.raises(TrackerMissing):
         run.curves.clear()
 
 
 def test_a_follower_without_a_journal_ends_with_its_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower = Follower(tmp_path, every_s=0.01)
+    follower = Follower(tmp_path, TENSORBOARD, every_s=0.01)
     follower.start()
     follower.close()
     assert not any(thread.name == "curves" for thread in threading.enumerate())

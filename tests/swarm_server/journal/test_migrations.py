@@ -86,7 +86,7 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
     with db:
         db.execute("INSERT INTO migrations VALUES ('m999_future', 0)")
     db.close()
-    with pytest.raises(ConfigError, match=r"newer version.*m999_future.*choose another --run-dir"):
+    with pytest.raises(ConfigError, match=r"newer version.*m999_future.*update fakevllm"):
         Journal(path)
 
 
