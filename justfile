@@ -60,6 +60,7 @@ long:
     python -m benchmarks.soak
     python -m benchmarks.swarm_load
     python -m benchmarks.demo_kills
+    python -m benchmarks.container_steps
 
 # run the tests with SDKs and coding agents from PyPI and npm, in an environment that is created if needed
 clients folder=".venv-clients":

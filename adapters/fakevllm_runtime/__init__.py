@@ -8,6 +8,7 @@ modules are:
 * `http_server`: the listening socket and the uvicorn server.
 * `engines`: the packages that each engine needs, and the time that an engine's process may take to
   start.
+* `path_access`: messages about files and folders that the process may not use.
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
 * `read_only`: connections that only read an SQLite file.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_runtime.path_access import unusable_message
 
 
 def follow_key_file(
@@ -29,7 +30,8 @@ def follow_key_file(
             lambda error: log.warning("the key file %s keeps its previous keys: %s", file, error),
         )
     except OSError as error:
-        raise ConfigError(f"The key file {file} cannot be read: {error.strerror}.") from None
+        message = unusable_message(file, error, "name another one")
+        raise ConfigError(f"The key file {message}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"The key file {file} is not UTF-8 text.") from None
     except ValueError as error:

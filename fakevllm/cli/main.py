@@ -298,7 +298,8 @@ def demo(
         typer.Option(help="Control experiment, which must not learn."),
     ] = "none",
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for all files. A run in it is resumed.")
+        Path | None,
+        typer.Option(readable=False, help="Folder for all files. A run in it is resumed."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the run's numbers to this file.")

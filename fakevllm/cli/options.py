@@ -12,7 +12,9 @@ ConfigFile = Annotated[
     typer.Option("--config", help="Configuration file. Default: ./fakevllm.toml, if it exists."),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option("--run-dir", help="Run directory of the proxy, with its ledger.")
+    Path | None,
+    # Without `readable`, typer's own message would come first, which does not say what to do.
+    typer.Option("--run-dir", readable=False, help="Run directory of the proxy, with its ledger."),
 ]
 LedgerFile = Annotated[
     Path | None, typer.Option("--ledger", help="Ledger file. Default: the one in --run-dir.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.http.access_guard import is_loopback
 from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, revoke_key
+from fakevllm_runtime.path_access import unusable_message
 
 
 def console_lacks_key_file(key_file: Path | None, host: str) -> bool:
@@ -90,7 +91,8 @@ class KeyFile:
         try:
             yield
         except OSError as error:
-            raise ConfigError(f"The key file {self.path}: {error.strerror}.") from None
+            message = unusable_message(self.path, error, "name another one with --key-file")
+            raise ConfigError(f"The key file {message}") from None
         except UnicodeDecodeError:
             raise ConfigError(f"The key file {self.path} is not UTF-8 text.") from None
         except ValueError as error:

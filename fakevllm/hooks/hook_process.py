@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import ctypes
 import itertools
 import multiprocessing
 import signal
@@ -30,6 +29,7 @@ from fakevllm.hooks.loader import HookFiles
 from fakevllm.hooks.process_main import EXIT_GRACE_S, HEADER, files_frame, frame, run
 from fakevllm.hooks.results import Json
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
+from fakevllm.hooks.shared_number import SharedNumber
 
 START_TIMEOUT_S = 120.0
 """Maximum number of seconds for loading the hooks. It is large because a hook file may import a
@@ -81,7 +81,7 @@ class HookProcess:
     def __init__(
         self,
         process: SpawnProcess,
-        running_call: ctypes.c_uint64,
+        running_call: SharedNumber,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -109,13 +109,13 @@ class HookProcess:
         Raises HookError if the hooks cannot be loaded.
         """
         own_socket, child_socket = socket.socketpair()
-        running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
+        running_call = SharedNumber.zero()
         # Without the files: process.start() writes its arguments into a pipe, and would block the
         # event loop if they did not fit into the pipe's buffer.
         arguments = (child_socket, timeout_s, running_call, sandbox)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
         reader, writer = await asyncio.open_connection(sock=own_socket)
-        with child_socket:
+        with child_socket, running_call.file:
             _start_ignoring_ctrl_c(process)
         # Without this, an interpreter that exits without close() would wait for the hook process,
         # while the hook process waits for the interpreter.

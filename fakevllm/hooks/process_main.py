@@ -17,7 +17,6 @@ import asyncio
 import atexit
 import contextlib
 import copy
-import ctypes
 import inspect
 import os
 import pickle
@@ -54,6 +53,7 @@ from fakevllm.hooks.results import (
     valid_utf8,
 )
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
+from fakevllm.hooks.shared_number import SharedNumber
 from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 HEADER = struct.Struct("!I")
@@ -81,7 +81,7 @@ def files_frame(files: HookFiles, privacy: Json) -> bytes:
 def run(
     sock: socket.socket,
     timeout_s: float,
-    running_call: ctypes.c_uint64,
+    running_call: SharedNumber,
     sandbox: HookSandbox,
 ) -> None:
     """Serve hook calls until the proxy closes the connection. This function is the entry point of
@@ -131,7 +131,7 @@ class _Child:
         sock: socket.socket,
         stream: IO[bytes],
         timeout_s: float,
-        running_call: ctypes.c_uint64,
+        running_call: SharedNumber,
         output: HookOutput,
     ) -> None:
         """Create the state. `stream` reads from `sock`, whose first frame was already read."""
@@ -318,7 +318,7 @@ class _TrackedAwaitable:
     cause.
     """
 
-    def __init__(self, hook: Awaitable[Any], running_call: ctypes.c_uint64, call_id: int) -> None:
+    def __init__(self, hook: Awaitable[Any], running_call: SharedNumber, call_id: int) -> None:
         self._hook = hook
         self._running_call = running_call
         self._id = call_id

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from fakevllm.errors import LedgerError
+from fakevllm_runtime.path_access import unusable_message
 
 
 class LedgerLock:
@@ -30,9 +31,8 @@ class LedgerLock:
             # in the same folder.
             self._lock = os.open(folder / f"{ledger.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise LedgerError(
-                f"{ledger.parent} cannot be used ({error.strerror}): choose another --run-dir."
-            ) from None
+            message = unusable_message(ledger.parent, error, "choose another --run-dir")
+            raise LedgerError(message) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -65,6 +65,7 @@ from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.contents import content_store, dbapi_connection
 from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
+from fakevllm_runtime.path_access import is_refused_access, unusable_message
 
 BUSY_TIMEOUT_S = 5.0
 """Maximum seconds for which a write waits while another process holds the lock of the file."""
@@ -141,6 +142,9 @@ class Ledger:
             ) from error
         except (OSError, DatabaseError, sqlite3.Error) as error:
             write_engine.dispose()
+            if isinstance(error, OSError) and is_refused_access(error):
+                message = unusable_message(path, error, "choose another --run-dir")
+                raise LedgerError(f"The ledger {message}") from error
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"
             raise LedgerError(message) from error

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from fakevllm.errors import UserError
+from fakevllm_runtime.path_access import unusable_message
 
 NAME = "up.pid"
 MAX_BYTES = 32
@@ -32,9 +33,8 @@ class PidFile:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise UserError(
-                f"{path} cannot be used ({error.strerror}): choose another --run-dir."
-            ) from None
+            message = unusable_message(path, error, "choose another --run-dir")
+            raise UserError(message) from None
         try:
             self._lock(folder)
         except BaseException:

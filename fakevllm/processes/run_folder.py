@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fakevllm.errors import UserError
+from fakevllm_runtime.path_access import unusable_message
 
 
 def make_run_folder(folder: Path, setting: str) -> None:
@@ -18,5 +19,5 @@ def make_run_folder(folder: Path, setting: str) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UserError(
-            f"The run folder {folder} cannot be used ({error.strerror}): name another {setting}."
+            f"The run folder {unusable_message(folder, error, f'name another {setting}')}"
         ) from None

@@ -16,6 +16,7 @@ from fakevllm.processes.run_folder import make_run_folder
 from fakevllm.up.log_lines import READY, standard_output
 from fakevllm.up.programs import STOP_TIMEOUT_S
 from fakevllm.up.settings import UpSettings
+from fakevllm_runtime.path_access import unusable_message
 
 LOG_NAME = "up.log"
 
@@ -74,9 +75,8 @@ def _opened(log_file: Path) -> BinaryIO:
         # The log has the link that logs in to the console.
         fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
-        raise UserError(
-            f"{log_file} cannot be written ({error.strerror}): choose another --run-dir."
-        ) from None
+        message = unusable_message(log_file, error, "choose another --run-dir")
+        raise UserError(message) from None
     return os.fdopen(fd, "ab")
 
 

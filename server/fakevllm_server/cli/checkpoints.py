@@ -33,7 +33,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RunDir = Annotated[Path, typer.Option("--run-dir", help="Run directory of the server.")]
+RunDir = Annotated[
+    Path, typer.Option("--run-dir", readable=False, help="Run directory of the server.")
+]
 RUN_DIR = Path("runs/default")
 LARGE_BYTES = 1 << 28
 """Number of bytes from which on a progress bar is shown while a checkpoint is read."""

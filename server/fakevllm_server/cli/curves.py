@@ -11,9 +11,9 @@ from fakevllm_server.cli.exit_codes import run_server_command
 
 
 def curves(
-    run_dir: Annotated[Path, typer.Option(help="Run directory of the server.")] = Path(
-        "runs/default"
-    ),
+    run_dir: Annotated[
+        Path, typer.Option(readable=False, help="Run directory of the server.")
+    ] = Path("runs/default"),
 ) -> None:
     """Write all TensorBoard curves of a run again. Stop the run's server first.
 

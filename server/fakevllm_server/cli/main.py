@@ -112,7 +112,8 @@ def start(
         Path | None, typer.Option(help="Folder with the models that a job may name.")
     ] = None,
     run_dir: Annotated[
-        Path, typer.Option(help="Folder for checkpoints, logs and the engine's socket.")
+        Path,
+        typer.Option(readable=False, help="Folder for checkpoints, logs and the engine's socket."),
     ] = Path("runs/default"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 10086,

@@ -11,9 +11,9 @@ from fakevllm_server.cli.exit_codes import run_server_command
 
 
 def runs(
-    run_dir: Annotated[Path, typer.Option(help="Run directory of the server.")] = Path(
-        "runs/default"
-    ),
+    run_dir: Annotated[
+        Path, typer.Option(readable=False, help="Run directory of the server.")
+    ] = Path("runs/default"),
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per run.")
     ] = False,

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DatabaseError
 from fakevllm_runtime.erasure import SECURE_DELETE, truncate_log, vacuum
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
+from fakevllm_runtime.path_access import is_refused_access, unusable_message
 from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.migrations import MIGRATIONS, m008_loose_pieces
 from fakevllm_server.journal.prompts import recent_prompts
@@ -86,6 +87,9 @@ class Journal:
                 f"was written by a newer version of fakevllm ({error})", "update fakevllm"
             ) from None
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
+            if isinstance(error, OSError) and is_refused_access(error):
+                message = unusable_message(path, error, "choose another --run-dir")
+                raise ConfigError(f"The journal {message}") from error
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             raise self._config_error(f"cannot be opened ({cause})") from error
         self._retention = Retention()

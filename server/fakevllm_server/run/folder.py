@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_runtime.path_access import unusable_message
 from fakevllm_server.run.metadata import EngineStart, with_engine_start
 from fakevllm_server.run.model_identity import ModelIdentity, read_recorded_model
 
@@ -42,9 +43,8 @@ class RunFolder:
             path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be used ({error.strerror}): choose another --run-dir."
-            ) from None
+            message = unusable_message(path, error, "choose another --run-dir")
+            raise ConfigError(message) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
