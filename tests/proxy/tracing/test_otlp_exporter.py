@@ -97,5 +97,4 @@ def test_a_collector_that_is_away_or_hangs_is_given_up_after_the_timeout(
         assert OtlpExporter(f"{collector.url}/v1/traces", "1").export([planned()]) is not None
         assert time.monotonic() - started < 20.0
         url = collector.url
-    cause = OtlpExporter(f"{url}/v1/traces", "1").export([planned()])
-    assert cause is not None and "refused" in cause
+    assert OtlpExporter(f"{url}/v1/traces", "1").export([planned()]) is not None
