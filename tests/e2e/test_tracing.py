@@ -57,7 +57,8 @@ def test_a_group_s_spans_are_in_the_app_s_trace_and_have_no_content(
     with OtlpCollector() as collector, Processes(tmp_path) as processes:
         proxy = started(processes, collector.url)
         text = "A question that must stay here."
-        reply = ask(proxy, text, temperature=0.5, headers=PARENT, stream=is_streamed)
+        fields = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
+        reply = ask(proxy, text, temperature=0.5, headers=PARENT, **fields)
         [request] = request_spans(collector, 1)
         group = httpx.get(f"{proxy.url}/fakevllm/groups/{reply.headers['x-fakevllm-group']}")
     children = [span for span in collector.spans if span.parent_id == request.span_id]
