@@ -44,5 +44,6 @@ def test_an_answer_has_its_reasoning_before_its_text() -> None:
 def test_messages_of_a_wrong_type_are_left_out() -> None:
     for value in (None, 7, [1, "text"], {"role": "user"}, [[1, 2]]):
         assert input_messages(value) == []
-    assert input_messages([{"role": "user", "content": 7, "tool_calls": [None, {}]}])
+    tool_calls: list[object] = [None, {}]
+    assert input_messages([{"role": "user", "content": 7, "tool_calls": tool_calls}])
     assert content_json([]) is None
