@@ -21,9 +21,12 @@ def serve_flags() -> dict[str, str]:
     >>> serve_flags()["proxy.port"], serve_flags()["job.num_repeat"]
     ('--port', '--n')
     """
-    app: Any = get_command(main.app)
-    flags = {one.name: one.opts[0] for one in app.commands["serve"].params}
+    flags = _flags_by_parameter(get_command(main.app))
     return {key: flags[parameter] for key, parameter in _parameters()}
+
+
+def _flags_by_parameter(app: Any) -> dict[str, str]:
+    return {one.name: one.opts[0] for one in app.commands["serve"].params}
 
 
 def _parameters() -> Iterator[tuple[str, str]]:
