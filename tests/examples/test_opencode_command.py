@@ -72,7 +72,9 @@ def test_users_without_a_proxy_get_one_line_before_opencode_starts(
             done = run_users(url, opencode)
             (line,) = done.stderr.splitlines()
             assert line.startswith(f"No proxy answers at {url} ("), line
-            assert "start `fakevllm serve`, or --url http://HOST:PORT/v1" in line
+            assert line.endswith(
+                ": start `fakevllm up` or `fakevllm serve`, or set --url http://HOST:PORT/v1."
+            )
             assert (done.returncode, done.stdout) == (2, "")
 
 
