@@ -37,7 +37,7 @@ def test_a_missing_opencode_causes_a_message_with_the_command_to_install_it() ->
 
 
 def test_the_readme_installs_the_tested_version() -> None:
-    assert f"npm install -g {PACKAGE} " in README.read_text()
+    assert f"    npm install -g {PACKAGE}\n" in README.read_text()
 
 
 FAILED = {"error": {"name": "APIError", "data": {"message": "Not Found"}}}
