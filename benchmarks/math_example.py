@@ -17,7 +17,7 @@ from benchmarks import learning_runs
 from benchmarks.results import ROOT
 from benchmarks.run_log_reader import read_step_entries
 
-EVALUATION = re.compile(r"64 tasks: ([\d.]+) before, ([\d.]+) after")
+EVALUATION = re.compile(r"64 tasks: mean reward ([\d.]+) before training, ([\d.]+) after")
 
 
 @dataclass(frozen=True, slots=True)
