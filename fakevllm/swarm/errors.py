@@ -69,7 +69,9 @@ def _cause(error: aiohttp.ClientError) -> str:
     """Return the error's text. Leave out the host and the TLS settings that aiohttp adds to the
     text."""
     errno = error.errno if isinstance(error, OSError) else None
-    if errno is not None and errno > 0:
+    # The number of a TLS error is OpenSSL's. As a number of the system, it has another meaning.
+    is_tls = isinstance(error, aiohttp.ClientSSLError)
+    if errno is not None and errno > 0 and not is_tls:
         return os.strerror(errno)
     text = error.strerror if isinstance(error, OSError) else str(error)
     return one_line(text or type(error).__name__)

@@ -123,6 +123,14 @@ def test_every_error_of_the_server_is_described_in_one_line(
     assert "\n" not in line and "ConnectionKey" not in line and len(line) < 400
 
 
+async def test_a_server_that_speaks_no_tls_is_described_in_the_words_of_openssl() -> None:
+    async with ScriptedSwarm() as swarm, aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.ClientSSLError) as raised:
+            await http.get(swarm.url.replace("http:", "https:"))
+    line = describe_error(raised.value)
+    assert line.startswith("cannot be reached ([SSL"), line
+
+
 class CountingLedger(Ledger):
     num_reads = 0
 
