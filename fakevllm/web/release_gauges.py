@@ -44,8 +44,8 @@ def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
     )
     metrics.labelled_gauge(
         "fakevllm_evaluation_difference",
-        "Mean reward of the candidate minus that of the released version (bound mean), and the ends "
-        "of its interval (low and high). Absent before the first pair.",
+        "Mean reward of the candidate minus that of the released version (bound mean), and the "
+        "ends of its interval (low and high). Absent before the first pair.",
         "bound",
         lambda: _bounds(view().evaluation),
     )
