@@ -8,8 +8,9 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from docs.reference_pages import docstrings
-from docs.reference_pages.fields import HEAD, FieldRow, rows_of
+from docs.reference_pages.fields import HEAD, rows_of
 from docs.reference_pages.markdown import Page, code, prose, section, table
+from docs.reference_pages.serve_flags import serve_flags
 from fakevllm.config.model import Config, LimitsSection
 from fakevllm.config.serving import RouteRules, ServeRules
 from fakevllm.config.setting_origins import ENVIRONMENT_VARIABLES
@@ -19,7 +20,8 @@ from fakevllm_adapters.job.model import TrainJob
 INTRODUCTION = """\
 This page lists every key of `fakevllm.toml`, with its type, default and unit. \
 [Configuration](../configuration.md) explains how the keys work together, and has the whole file \
-with its defaults. A key that has the default *none* is not set.
+with its defaults. A key that has the default *none* is not set. The column *flag* names the flag \
+of [`fakevllm serve`](commands.md#fakevllm-serve) that sets the same key.
 
 The keys of `[job]` are on [a page of their own](job.md). The keys of `[server]` are the flags of \
 [`fakevllm-server start`](commands.md#fakevllm-server-start)."""
@@ -49,16 +51,15 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
 def _section(model: type[BaseModel], title: str, key: str) -> str:
     elsewhere = _DESCRIBED_ELSEWHERE.get(model)
     rows = rows_of(model, docstrings.of_class(elsewhere) if elsewhere is not None else None)
-    cells = [[code(row.name), *row.cells, _variable(key, row)] for row in rows]
+    cells = [[code(row.name), *row.cells, *_flag_and_variable(f"{key}.{row.name}")] for row in rows]
     meaning = docstrings.text_of(model.__doc__)
-    return section(
-        code(title), prose(meaning), table(["key", *HEAD, "environment variable"], cells)
-    )
+    head = ["key", *HEAD, "flag", "environment variable"]
+    return section(code(title), prose(meaning), table(head, cells))
 
 
-def _variable(section_key: str, row: FieldRow) -> str:
-    variable = ENVIRONMENT_VARIABLES.get(f"{section_key}.{row.name}")
-    return "" if variable is None else code(variable)
+def _flag_and_variable(key: str) -> list[str]:
+    found = (serve_flags().get(key), ENVIRONMENT_VARIABLES.get(key))
+    return ["" if name is None else code(name) for name in found]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from docs.reference_pages import docstrings
 from docs.reference_pages.fields import HEAD, rows_of
 from docs.reference_pages.markdown import Page, code, prose, section, table
+from docs.reference_pages.serve_flags import serve_flags
 from fakevllm_adapters.job import ajet_settings, ajet_yaml
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.unused_settings import NEVER_USED
@@ -19,7 +20,7 @@ A setting has one name in three places: as a key of `[job]` in `fakevllm.toml`, 
 A setting without *AgentJet's key* does not exist in AgentJet's YAML. A setting that has the \
 default *none* is not set."""
 SPELLINGS = """\
-These keys are accepted as other spellings of a setting:"""
+These keys and flags are accepted as other spellings of a setting:"""
 _SYNONYMS = {
     "target_modules": ("`lora_target_modules` in TOML, YAML and the SDK",),
     "kl_loss_coef": (
@@ -76,9 +77,14 @@ def _other_spellings() -> str:
     older = {
         name: (f"`{key}` in older YAML of AgentJet",) for name, key in ajet_yaml.OLDER_KEYS.items()
     }
+    flags = {
+        key.removeprefix("job."): (f"the flag {code(flag)} of `fakevllm serve`",)
+        for key, flag in serve_flags().items()
+        if key.startswith("job.")
+    }
     rows = [
         [code(name), spelling]
-        for names in (_SYNONYMS, older)
+        for names in (flags, _SYNONYMS, older)
         for name, spellings in names.items()
         for spelling in spellings
     ]

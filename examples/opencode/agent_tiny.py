@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 from examples.opencode.opencode_command import locate_command, record_request
 from examples.opencode.tasks import FILES, LIMIT, Turn, random_session
@@ -60,6 +59,8 @@ STAGES = (
 does not make the model forget the sums."""
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 4096
+REPORT_EVERY = 20
+"""Number of training steps from one progress line to the next."""
 READABLE = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Texts that are single tokens and are decoded as text, not as special tokens. The reason is that
 the engine parses tool calls from the text."""
@@ -200,14 +201,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
+    print("recording a request of opencode", flush=True)
     sessions = Sessions(record_request(options.opencode), random.Random(options.seed))
+    print("training the tokenizer", flush=True)
     tokenizer = make.make_tokenizer(sessions.texts(), VOCAB_SIZE, MAX_POSITIONS, readable=READABLE)
     model = make.make_model(tokenizer)
     num_steps = sum(stage.num_steps for stage in STAGES)
-    losses = list(track(warm_up(model, tokenizer, sessions), "warming up", total=num_steps))
+    print(f"training the model for {num_steps} steps", flush=True)
+    loss = 0.0
+    for step, loss in enumerate(warm_up(model, tokenizer, sessions), start=1):
+        if step % REPORT_EVERY == 0:
+            print(f"step {step} of {num_steps}: loss {loss:.3f}", flush=True)
     make.write(model, tokenizer, options.out)
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    print(f"wrote {options.out}: {size:.2f} M parameters, loss {losses[-1]:.3f}")
+    print(f"wrote {options.out}: {size:.2f} M parameters, loss {loss:.3f}")
 
 
 if __name__ == "__main__":

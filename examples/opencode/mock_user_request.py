@@ -112,7 +112,7 @@ def find_problem(url: str, key: str) -> str | None:
 
     A proxy whose engine is not ready (503) is accepted.
     """
-    fix = "start `fakevllm serve`, or --url http://HOST:PORT/v1"
+    fix = "start `fakevllm up` or `fakevllm serve`, or set --url http://HOST:PORT/v1"
     headers = {"Authorization": f"Bearer {key}"}
     try:
         reply = httpx.get(f"{url}/models", headers=headers, timeout=PROXY_TIMEOUT_S)

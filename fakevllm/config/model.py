@@ -92,17 +92,18 @@ class ProxySection(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on. 0 means a free port that the operating system chooses."""
     run_dir: Path = Path("runs/default")
-    """Folder with the ledger, the proxy's SQLite file."""
+    """Folder with the ledger, the proxy's SQLite file. Only one proxy at a time can use the folder.
+    The folder may also be the server's run directory."""
     key_file: Path | None = None
     """File with the API keys of apps, one per line. None means the file `keys` in the run
-    directory, if that file exists. If `host` is not a loopback address, the proxy requires a key
-    file."""
+    directory, if that file exists. The proxy also uses this file if it is created while the proxy
+    runs. If `host` is not a loopback address, the proxy requires a key file."""
     allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
-    `host`."""
+    `host`. The names have no port. Requests for other names get status 403."""
     allowed_origins: Annotated[tuple[str, ...], AfterValidator(_checked_origins)] = ()
     """Origins of web pages and desktop apps that may use the routes under /v1/; "*" means every
-    origin."""
+    origin. An origin is written as the browser sends it in the header `Origin`."""
 
 
 class ConsoleSection(Section):
@@ -119,7 +120,7 @@ class ConsoleSection(Section):
     console requires a key file."""
     allowed_hosts: Annotated[tuple[str, ...], AfterValidator(_checked_host_names)] = ()
     """Names that are accepted in a request's `Host` header, in addition to loopback names and
-    `host`."""
+    `host`. The names have no port. Requests for other names get status 403."""
 
 
 class TrackingSection(Section):
@@ -155,7 +156,10 @@ class HooksSection(Section):
     its group.
     """
     environment: tuple[str, ...] = ()
-    """Names of environment variables that hooks may read, in addition to a default list."""
+    """Names of environment variables that hooks may read, in addition to a default list. This list
+    has the variables for PATH, HOME, locale, temporary folder, Python, CUDA, HTTP proxies and
+    certificates, and those that begin with `FAKEVLLM_JUDGE_`. Hooks see no other variables, so that
+    they cannot read API keys."""
     memory_mb: int = Field(default=0, ge=0)
     """Maximum address space of the hook process in MiB; 0 means no limit."""
     watch: bool = False
@@ -169,7 +173,7 @@ class ModelsSection(Section):
 
     aliases: tuple[str, ...] = ()
     """Names that an app may use for the served model, in addition to the model's own name; "*"
-    accepts any name."""
+    accepts any name. An answer has the name that the app asked for."""
 
 
 class DatasetSection(Section):
@@ -179,7 +183,9 @@ class DatasetSection(Section):
     """
 
     file: Path | None = None
-    """JSON Lines file with one task per row."""
+    """JSON Lines file with one task per row. The proxy looks for the texts of the rows in the first
+    user message of each request. If the message has the text of exactly one row, the hooks get this
+    row. `/fakevllm/stats` counts the requests that match no row, or several rows."""
     field: str = "question"
     """Name of the field that has a row's text."""
 
@@ -194,7 +200,8 @@ def _checked_removed_fields(names: tuple[str, ...]) -> tuple[str, ...]:
 
 class LimitsSection(Section):
     """The section `[limits]`: limits on the size of one request, and on the number of concurrent
-    requests."""
+    requests. A request beyond a limit gets status 400 in vLLM's form, unless the limit names
+    another status."""
 
     body_bytes: int = Field(default=_DEFAULT_LIMITS.body_bytes, ge=1)
     num_headers: int = Field(default=_DEFAULT_LIMITS.num_headers, ge=1)
@@ -209,17 +216,23 @@ class LimitsSection(Section):
     num_stop_token_ids: int = Field(default=_DEFAULT_LIMITS.num_stop_token_ids, ge=0)
     num_allowed_token_ids: int = Field(default=_DEFAULT_LIMITS.num_allowed_token_ids, ge=0)
     num_open: int = Field(default=4096, ge=0)
-    """Maximum number of concurrent requests; 0 means no limit."""
+    """Maximum number of concurrent requests; 0 means no limit. Further requests get status 429 with
+    the header `Retry-After`."""
     num_open_per_key: int = Field(default=1024, ge=0)
-    """Maximum number of concurrent requests with one API key; 0 means no limit."""
+    """Maximum number of concurrent requests with one API key; 0 means no limit. Further requests
+    get status 429 with the header `Retry-After`. Requests with the task keys of a replay count for
+    the API key of the replay."""
     num_calls: int = Field(default=DEFAULT_NUM_CALLS, ge=1)
-    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. Waiting
-    calls for leads (the apps' own requests) are sent before calls for other siblings (additional
-    samples of a request).
+    """Maximum number of open calls from the proxy to the swarm server. Each sibling (an additional
+    sample of a request) counts as one call. Further calls wait. Waiting calls for leads (the apps'
+    own requests) are sent before calls for siblings. At most three quarters of this number may be
+    siblings.
     """
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
     """Names of body fields that the proxy passes on to the engine, although it removes them from
-    requests by default.
+    requests by default. These fields are removed: `api_base`, `api_key`, `api_type`, `api_version`,
+    `base_url`, `custom_llm_provider`, `ec_transfer_params`, `extra_headers`, `kv_transfer_params`
+    and `vllm_xargs`.
     """
 
     @cached_property

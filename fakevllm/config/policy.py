@@ -102,7 +102,8 @@ class PolicySection(Section):
     siblings (answers) are sampled for each."""
 
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
-    """Fraction of sessions (conversations) whose requests are fanned out."""
+    """Fraction of sessions (conversations) whose requests are fanned out. A hash of the session
+    decides which sessions these are."""
     shadow: bool = False
     """Whether apps get the answer to their own, unchanged request even if another sibling has a
     higher reward. If True, the other siblings are sampled and trained in the background."""

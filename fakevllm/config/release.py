@@ -45,10 +45,10 @@ class ReleaseSection(Section):
     """
     baseline_share: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Share of the sessions that the version `baseline_version` answers. These sessions are not
-    trained."""
+    trained. This share must be below 1, in the mode `gated` together with `canary_share`."""
     baseline_version: int = Field(default=0, ge=0)
     """Version of the weights that answers the sessions of the baseline; 0 is the model before any
-    training."""
+    training. Any other version must have a checkpoint."""
     reward_range: Annotated[tuple[float, float], AfterValidator(_checked_range)] = (0.0, 1.0)
     """Smallest and largest reward that the hook can return. The width of confidence intervals
     depends on this range."""

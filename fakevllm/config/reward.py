@@ -43,5 +43,6 @@ class FeedbackSection(Section):
     """Number of feedback values that an API key must have before feedback of this key is trained as
     a sample of its own. The baseline of such a sample is the mean of the key's other values."""
     edits: Literal["keep", "sft", "dpo"] = "keep"
-    """How corrected texts of users are used. `keep`: they are stored. `sft` and `dpo`: they are
-    also trained as demonstrations, with this loss of the job."""
+    """How corrected texts of users are used. `keep`: they are stored. `sft`: the model also
+    imitates them. `dpo`: the model also learns to prefer them to its own answers. For `sft` and
+    `dpo`, `job.loss` or `job.demonstration_loss` must have the same value."""

@@ -24,13 +24,15 @@ class ServeRules(Section):
     policy: PolicyName = "best"
     """Policy by which the answer for the app is chosen from the sampled answers. `best` is the
     answer with the highest reward. `lead` is the answer to the app's own request. `greedy` is the
-    answer to the app's own request at temperature 0."""
+    answer to the app's own request at temperature 0. With `lead` and `greedy`, the answer is
+    streamed while it is sampled."""
     quorum: int | None = Field(default=None, ge=1)
     """Number of sampled answers that the app waits for. The best of these answers is served. None
-    means all answers."""
+    means all answers. Answers that arrive later are trained too."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds that the app waits for sampled answers. After this time, the best answer so far is
-    served. None means no limit."""
+    """Seconds from the start of a request that the app waits for sampled answers. After this time,
+    the best answer so far is served. Answers that arrive later are trained too. None means no
+    limit."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     """Fraction of requests for which a random sampled answer is served. These requests show how
     much the apps gain from the best answer.

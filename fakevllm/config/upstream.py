@@ -31,7 +31,7 @@ class UpstreamSection(Section):
 
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds a request waits if the server is unavailable, or if the server's engine is not ready.
-    """
+    0 means that the request does not wait."""
 
 
 class FallbackSection(Section):
@@ -39,7 +39,8 @@ class FallbackSection(Section):
     engine is unavailable."""
 
     url: Annotated[str, AfterValidator(checked_http_url)] | None = None
-    """URL of the fallback server, with or without `/v1`."""
+    """URL of the fallback server, with or without `/v1`. This server answers the requests that have
+    waited for `upstream.hold_s`."""
     key: str | None = Field(default=None, repr=False)
     """API key for the fallback server."""
     model: str | None = Field(default=None, min_length=1)

@@ -26,7 +26,7 @@ log = logging.getLogger("fakevllm.tracing")
 _PARENT_HEADERS = ("traceparent", "tracestate")
 _NOT_INSTALLED = (
     "OpenTelemetry spans are not sent to %s, because the extra is not installed: install it with "
-    "`pip install 'fakevllm[otel]'`"
+    "`pip install -e '.[otel]'` in the clone of fakevllm"
 )
 
 

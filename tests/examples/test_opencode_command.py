@@ -37,7 +37,7 @@ def test_a_missing_opencode_causes_a_message_with_the_command_to_install_it() ->
 
 
 def test_the_readme_installs_the_tested_version() -> None:
-    assert f"npm install -g {PACKAGE} " in README.read_text()
+    assert f"    npm install -g {PACKAGE}\n" in README.read_text()
 
 
 FAILED = {"error": {"name": "APIError", "data": {"message": "Not Found"}}}
@@ -72,7 +72,9 @@ def test_users_without_a_proxy_get_one_line_before_opencode_starts(
             done = run_users(url, opencode)
             (line,) = done.stderr.splitlines()
             assert line.startswith(f"No proxy answers at {url} ("), line
-            assert "start `fakevllm serve`, or --url http://HOST:PORT/v1" in line
+            assert line.endswith(
+                ": start `fakevllm up` or `fakevllm serve`, or set --url http://HOST:PORT/v1."
+            )
             assert (done.returncode, done.stdout) == (2, "")
 
 

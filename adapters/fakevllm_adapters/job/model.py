@@ -66,7 +66,7 @@ class TrainJob(SwarmSections):
     the server's own `--model` overrides it."""
     num_repeat: int = Field(default=4, ge=1, le=256)
     """Number of answers that are sampled for each request (siblings), and number of episodes per
-    task."""
+    task. With 1, requests are served once and not trained."""
     batch_size: int = Field(default=8, ge=1, le=MAX_BATCH_SIZE)
     """Number of groups per training step."""
     temperature: float = Field(default=1.0, gt=0)
@@ -90,7 +90,7 @@ class TrainJob(SwarmSections):
     """Smallest standard deviation by which a group's centred rewards are divided. Without the
     floor, the noise in a judge's nearly equal rewards would be amplified."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount per token."""
+    """Discount per token, for the algorithm `reinforce_plus_plus`."""
     use_kl_in_reward: bool = False
     """Whether kl_coef times the token's log-ratio to the starting weights is subtracted from each
     token's reward."""
@@ -142,11 +142,12 @@ class TrainJob(SwarmSections):
     ppo_epochs: int = Field(default=1, ge=1)
     """Number of optimizer updates per step, each over the whole batch."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Maximum number of tokens in a forward pass. A call that is longer than this maximum is not
-    split. Its pass may also have tokens of other calls, up to this maximum."""
+    """Maximum number of tokens in a forward pass. Lower it if memory runs out. A call that is
+    longer than this maximum is not split. Its pass may also have tokens of other calls, up to this
+    maximum."""
     gradient_checkpointing: bool = False
     """Whether the embedded trainer stores no activations of layers and recomputes them in the
-    backward pass."""
+    backward pass. This needs less memory, and a third more time."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA adapters, which the embedded trainer trains instead of the weights. 0 means full
     training."""
@@ -157,7 +158,8 @@ class TrainJob(SwarmSections):
     LM head. `lora_target_modules` is a synonym."""
     forest: bool = True
     """Whether the embedded trainer computes shared prefixes of calls once. The resulting weights
-    are the same except for rounding."""
+    are the same except for rounding. Each step reports what this saves, as `rho`. Some model
+    architectures cannot share prefixes. `engine.log` then gives the reason."""
     clip_ratio_low: float | None = Field(default=None, gt=0)
     """Lower clip range: the ratio of new to old probability is clipped below at 1 -
     `clip_ratio_low`. None means the loss's default."""
@@ -190,17 +192,18 @@ class TrainJob(SwarmSections):
     """Importance weights for the difference between trainer and engine, per token or per sequence.
     None means no weights."""
     rollout_is_threshold: Threshold = "2.0"
-    """Bounds of the importance weights: `HIGH`, or `LOW_HIGH` as a text."""
+    """Bounds of the importance weights: `HIGH`, or `LOW_HIGH` as a text. Without quotes, TOML and
+    YAML read `0.5_2` as the number 0.52."""
     rollout_is_batch_normalize: bool = False
     """Whether the importance weights are divided by their mean over the step."""
     rollout_rs: str | None = None
     """Rejection sampling between trainer and engine: comma-separated names of divergences."""
     rollout_rs_threshold: Threshold | None = None
-    """Threshold of the rejection by `rollout_rs`: `HIGH`, or `LOW_HIGH` as a text."""
+    """Threshold of the rejection by `rollout_rs`: `HIGH`, or `LOW_HIGH` as a text, in quotes."""
     max_mismatch_k3: float | None = Field(default=1.0, gt=0, lt=10)
     """Largest mean KL (k3) between trainer and engine. A step above this limit makes no update.
-    After several such steps in a row, training stops. The k3 of a single token is capped at 10.
-    None means no limit."""
+    After three such steps in a row, training stops, and serving continues. The k3 of a single token
+    is capped at 10, so a limit near 10 is almost no limit. None means no limit."""
     max_staleness: int = Field(default=4, ge=0)
     """Maximum age, in versions, of the weights that sampled a call. Calls of older weights are not
     trained, and a metric counts them."""

@@ -239,7 +239,8 @@ def compile_expression(name: str, expression: str) -> Pattern:
         re2: Any = importlib.import_module("re2")
     except ImportError:
         raise ValueError(
-            "regular expressions need RE2: install it with `pip install 'fakevllm[privacy]'`"
+            "regular expressions need RE2: install it with `pip install -e '.[privacy]'` "
+            "in the clone of fakevllm"
         ) from None
     options = re2.Options()
     options.log_errors = False

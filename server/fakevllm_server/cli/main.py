@@ -93,7 +93,11 @@ def start(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Check the flags and the file, print the address, and exit."),
+        typer.Option(
+            "--check",
+            help="Check the flags and the file, print address, run directory and engines as JSON, "
+            "and exit.",
+        ),
     ] = False,
     backend: Annotated[
         str, typer.Option(help="Rollout engine and trainer: embedded | vllm | verl | fake.")
@@ -115,33 +119,47 @@ def start(
         Path,
         typer.Option(readable=False, help="Folder for checkpoints, logs and the engine's socket."),
     ] = Path("runs/default"),
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen on. Any address but loopback requires --key-file."),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 10086,
     served_model_name: Annotated[
         str | None,
         typer.Option(help="Name of the model for apps. Default: the model folder's name."),
     ] = None,
-    key_file: Annotated[Path | None, typer.Option(help="File with one API key per line.")] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the API keys of proxies and clients, one per line."),
+    ] = None,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Additional name allowed in the `Host` header.")
     ] = None,
     allow_hub: Annotated[
-        bool, typer.Option(help="Allow --model to be a name on the Hugging Face hub.")
+        bool,
+        typer.Option(
+            help="Allow --model to be a name on the Hugging Face hub, from which the engines then "
+            "download the model."
+        ),
     ] = False,
     allow_train_code: Annotated[
         bool, typer.Option(help="Keep training code that clients upload; it is never run.")
     ] = False,
     keep_latest_call: Annotated[
         bool,
-        typer.Option(help="Keep the latest call for /replay_latest_llm_call (debugging)."),
+        typer.Option(
+            help="Keep the latest call for /replay_latest_llm_call (debugging). Each open call "
+            "then needs up to 2 MiB more memory."
+        ),
     ] = False,
     media_domain: Annotated[
         list[str] | None,
-        typer.Option(help="Host from which vLLM may fetch images, audio and video."),
+        typer.Option(help="Host from which vLLM may fetch images, audio and video. Default: none."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the engine.")] = 0,
     engine_arg: Annotated[
-        list[str] | None, typer.Option(help="Additional argument for the rollout engine.")
+        list[str] | None,
+        typer.Option(help="Additional argument for the rollout engine: --engine-arg=--device=cpu."),
     ] = None,
     trainer_arg: Annotated[
         list[str] | None,
@@ -149,7 +167,9 @@ def start(
     ] = None,
     rollout_url: Annotated[
         list[str] | None,
-        typer.Option(help="URL of a running vLLM to use instead of starting one."),
+        typer.Option(
+            help="URL of a running vLLM to use instead of starting one. Only one URL is allowed."
+        ),
     ] = None,
     rollout_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key for --rollout-url.")

@@ -179,7 +179,7 @@ def _import_wandb() -> Any:
     except ImportError as error:
         raise TrackerMissing(
             f"The package `wandb` cannot be imported ({error}): run `pip install "
-            "'fakevllm[wandb]'`, then restart the server."
+            "-e '.[wandb]'` in the clone of fakevllm, then restart the server."
         ) from None
     return module
 

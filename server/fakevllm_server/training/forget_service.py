@@ -124,7 +124,7 @@ class ForgetService:
         dropped = self._intake.pool.forget(group_ids)
         self._log.record_drops(self._engine.global_step, dropped)
         await self._journal.wait_written(self._journal.put(), None)
-        log.info("%d groups were forgotten, with %d calls", len(group_ids), num_calls)
+        log.info("forgotten groups: %d, their calls: %d", len(group_ids), num_calls)
         return ForgetGroupsReply(
             success=True,
             num_calls=num_calls,

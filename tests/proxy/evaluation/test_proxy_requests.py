@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+import os
+import socket
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH, RowReply, RowRequest, Sample
 from fakevllm.evaluation.proxy_requests import ProxyRequests
+from fakevllm.runtime.admin_client import fetch_json, no_proxy
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.scripted_swarm import ScriptedSwarm
 
@@ -60,10 +65,22 @@ async def test_a_refused_row_ends_the_evaluation_with_one_line(answer: Any, mess
         assert server.headers[ROW_PATH]["Authorization"] == "Bearer sk-1"
 
 
-async def test_a_proxy_that_is_not_there_is_named() -> None:
-    async with ProxyRequests("http://127.0.0.1:9", None) as proxy:
-        with pytest.raises(ConfigError, match="No fakevllm proxy answers"):
+async def test_a_proxy_that_is_not_there_has_the_message_of_the_other_commands() -> None:
+    url = "http://127.0.0.1:9"
+    with pytest.raises(ConfigError) as of_status:
+        fetch_json(url, "/fakevllm/stats", None)
+    async with ProxyRequests(url, None) as proxy:
+        with pytest.raises(ConfigError) as of_eval:
             await proxy.check(["hi"], [])
+    refused = f"[Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)}"
+    assert f"No fakevllm proxy answers at {url} ({refused}): start it" in str(of_status.value)
+    assert str(of_eval.value) == str(of_status.value)
+
+
+def test_an_unknown_host_is_reported_in_the_words_of_the_resolver() -> None:
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    error = aiohttp.ClientConnectorDNSError(cast("Any", None), unknown)
+    assert f"({unknown}): start it" in no_proxy("http://nowhere", error)
 
 
 async def test_the_check_sends_the_texts() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 
 pytest.importorskip(
-    "opentelemetry.exporter.otlp.proto.http", reason="needs `pip install 'fakevllm[otel]'`"
+    "opentelemetry.exporter.otlp.proto.http", reason="needs `pip install -e '.[otel]'`"
 )
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (

@@ -17,7 +17,7 @@ from fakevllm_adapters.privacy.settings import PrivacySettings
 REDACTOR = RecordRedactor(RedactionInUse(PrivacySettings()))
 OTLP = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 EXPORTER = "fakevllm.tracing.otlp_exporter"
-INSTALL = "install it with `pip install 'fakevllm[otel]'`"
+INSTALL = "install it with `pip install -e '.[otel]'` in the clone of fakevllm"
 
 
 def opened(url: str | None = None, environment: dict[str, str] | None = None) -> Tracing | None:
@@ -55,7 +55,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(
 def test_a_wrong_variable_of_opentelemetry_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip(OTLP, reason="needs `pip install 'fakevllm[otel]'`")
+    pytest.importorskip(OTLP, reason="needs `pip install -e '.[otel]'`")
     monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "mine")
     assert opened("http://127.0.0.1:9") is None
     [line] = [one for one in caplog.messages if "not sent" in one]

@@ -12,7 +12,7 @@ from fakevllm.tracing.span_plan import RequestSpans, SpanPlanner, Upstream
 from tests.proxy.tracing.finished_traces import PARENT, call, trace
 from tests.proxy.tracing.otlp_collector import OtlpCollector
 
-pytest.importorskip("opentelemetry.sdk", reason="needs `pip install 'fakevllm[otel]'`")
+pytest.importorskip("opentelemetry.sdk", reason="needs `pip install -e '.[otel]'`")
 
 from fakevllm.tracing.otlp_exporter import OtlpExporter
 

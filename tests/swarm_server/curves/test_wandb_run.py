@@ -255,7 +255,7 @@ async def test_a_missing_package_and_an_unwritable_folder_cost_one_line_each(
     write_rows(run)
     (record,) = caplog.records
     assert "No wandb curves are written: The package `wandb` cannot be imported" in record.message
-    assert "pip install 'fakevllm[wandb]'" in record.message
+    assert "pip install -e '.[wandb]'" in record.message
     assert not (run.folder / "wandb").exists()
     caplog.clear()
     (run.folder / "wandb").write_text("a file at the path of the folder")

@@ -21,7 +21,7 @@ import pytest
 
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None,
-    reason="the package wandb is not installed: pip install 'fakevllm[wandb]'",
+    reason="the package wandb is not installed: pip install -e '.[wandb]'",
 )
 HEADER_BYTES = 7
 BLOCK_BYTES = 32_768

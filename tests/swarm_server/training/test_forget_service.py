@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_server.journal.forgotten_calls import num_calls
-from fakevllm_server.training import loop, stop_and_restart
+from fakevllm_server.training import forget_service, loop, stop_and_restart
 from fakevllm_server.training.forget_service import ForgetService
 from fakevllm_server.training.release_service import Action, Result
 
@@ -82,6 +83,17 @@ async def test_groups_before_the_checkpoint_need_no_other_one(tmp_path: Path) ->
     await run.trained("a")
     assert (await forget(run, "a")).checkpoint_step is None
     assert run.saved_steps == [1]
+    await run.stop()
+
+
+async def test_the_log_counts_the_forgotten_groups_and_their_calls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, forget_service.log.name)
+    run = start(tmp_path, PAIRS)
+    await run.finish_group("a")
+    await forget(run, "a")
+    assert "forgotten groups: 1, their calls: 2" in caplog.messages
     await run.stop()
 
 
