@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 import typer
+import yaml
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -30,13 +31,13 @@ from fakevllm.hooks.recorded_group import made_up_group
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.job.ajet_yaml import AJET_KEYS
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.job.unused_settings import NEVER_USED
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.cli import main as server_cli
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.routes.authorization import ADMIN_PATHS
+from tests.adapters.job.ajet_jobs import stock
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -97,22 +98,35 @@ def test_the_shown_configuration_has_every_key() -> None:
     }
 
 
-def test_the_table_of_the_job_agrees_with_its_schema() -> None:
-    page = (ROOT / "docs/job.md").read_text().partition("## The table")[2]
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    by_name = {row[0].strip("`"): row for row in rows}
-    assert len(by_name) == len(rows) and by_name.keys() == TrainJob.model_fields.keys()
-    for name, (_, meaning, default, key, *on_engines) in by_name.items():
-        value = TrainJob.model_fields[name].default
-        spelt = "none" if value is None else f"`{json.dumps(value)}`"
-        assert default.partition(" (")[0] == spelt, f"the default of {name} is {spelt}"
-        assert key == (f"`{AJET_KEYS[name]}`" if name in AJET_KEYS else "–"), f"the key of {name}"
-        assert meaning.endswith((".", "…")) and len(on_engines) == 4, name
-        assert set(on_engines) <= {"yes", "argument", "checked", "kept", "no", "refused"}, name
-        of_vllm = on_engines == ["no", "argument", "argument", "no"]
-        assert of_vllm is (name in JOB_ARGUMENTS.values()), f"{name} is an argument of vLLM, or not"
-        is_no = set(on_engines) == {"no"}
-        assert is_no is (name in {*NEVER_USED, "backbone"}), f"{name} is without effect, or not"
+def test_the_page_about_the_job_shows_exactly_the_defaults_that_differ_from_agentjets() -> None:
+    rows = job_rows("## Defaults that differ")
+    stock_job: Any = yaml.safe_load(stock())
+    differing: dict[str, tuple[str, str]] = {}
+    for name, key in AJET_KEYS.items():
+        theirs: Any = stock_job
+        for part in key.split("."):
+            theirs = theirs[part]
+        ours = TrainJob().model_dump(mode="json")[name]
+        if theirs != ours:
+            differing[name] = (spelt(ours), spelt(theirs))
+    differing["experiment_name"] = ("none", "the YAML file's name")
+    assert {row[0].strip("`"): (row[1], row[2]) for row in rows} == differing
+
+
+def test_the_page_about_the_job_names_the_settings_that_vllm_gets() -> None:
+    shown = [re.findall(r"`(\w+)`", row[0]) for row in job_rows("## Which engine")]
+    assert set(shown[0]) == set(JOB_ARGUMENTS.values())
+    assert {name for names in shown for name in names} <= TrainJob.model_fields.keys()
+
+
+def job_rows(heading: str) -> list[list[str]]:
+    """Return the cells of the rows below a heading of docs/job.md, without the table's head."""
+    section = (ROOT / "docs/job.md").read_text().partition(heading)[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+
+
+def spelt(value: object) -> str:
+    return "none" if value is None else f"`{json.dumps(value)}`"
 
 
 @pytest.mark.parametrize("page", page_names())
@@ -241,10 +255,9 @@ def test_docs_name_no_machine_and_no_registry(page: str) -> None:
 
 def test_every_hook_reason_is_explained() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "fakevllm/hooks").glob("*.py"))
-    page = (ROOT / "fakevllm/hooks/README.md").read_text()
-    assert {slug for slug in re.findall(r'f?"(hook_\w+):', sources) if f"`{slug}`" not in page} == (
-        set()
-    )
+    page = (ROOT / "docs/reference/codes.md").read_text()
+    raised = set(re.findall(r'f?"(hook_\w+):', sources))
+    assert raised and {slug for slug in raised if f"| `{slug}` |" not in page} == set()
 
 
 def test_every_recipe_is_in_contributing() -> None:

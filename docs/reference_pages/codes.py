@@ -33,7 +33,7 @@ from fakevllm_server.types.drop_reasons import DropReason
 INTRODUCTION = """\
 This page lists the states and reasons that ledger, journal, metrics and replies contain. \
 [The ledger](../../fakevllm/ledger/README.md) has queries for them, \
-[traffic.md](../traffic.md#why-a-request-was-not-trained) explains why requests are not \
+[traffic.md](../traffic.md#why-a-request-was-not-trained) explains why some requests are not \
 trained, and [algorithms.md](../algorithms.md#what-becomes-of-a-group) what becomes of groups at \
 the server. \
 A reason may have a detail after a colon, as in `skip_rule: private`."""
@@ -60,7 +60,7 @@ _ENUMS: Sequence[tuple[str, Sequence[type[StrEnum]]]] = (
 _CONSTANTS: dict[type[StrEnum], Sequence[tuple[ModuleType, Sequence[str]]]] = {
     EndReason: (
         (arms, ("OTHER_ARM", "ARM_UNAVAILABLE")),
-        (group_record, ("REDACTED",)),
+        (group_record, ("REDACTED", "NOT_SHOWN")),
     ),
     DropReason: (
         (group_filter, ("TIED", "REJECTED_VERSION", "UNVERIFIED", "NO_LOSS")),
@@ -83,7 +83,7 @@ def page() -> Page:
 
 def _section(title: str, enums: Sequence[type[StrEnum]]) -> str:
     rows = [row for enum in enums for row in (*_members(enum), *_constants(enum))]
-    introduction = " ".join(_introduction(enum) for enum in enums)
+    introduction = "\n\n".join(_introduction(enum) for enum in enums)
     return section(title, prose(introduction), table(["value", "meaning"], rows))
 
 

@@ -23,8 +23,10 @@ from fakevllm_server.journal import tables as journal
 
 LEDGER = """\
 This page lists every column of the ledger, the proxy's SQLite file `ledger.sqlite`. \
-[The ledger](../../fakevllm/ledger/README.md) explains its states and reasons, and \
-[Asking the ledger](../ledger.md) has queries. Query the views `groups`, `siblings` and `calls` \
+[The ledger](../../fakevllm/ledger/README.md) explains what the file promises and how the views \
+are put together, [Asking the ledger](../ledger.md) has queries, and \
+[States and reasons](codes.md) lists the values of `state`, `reason`, `kind`, `evidence` and \
+`arm`. Query the views `groups`, `siblings` and `calls` \
 instead of the tables `group_rows`, `sibling_rows` and `call_rows`."""
 JOURNAL = """\
 This page lists every column of the journal, the SQLite file `journal.sqlite` in the server's run \

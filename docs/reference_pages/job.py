@@ -13,9 +13,10 @@ from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 
 INTRODUCTION = """\
 This page lists every setting of a training job, with its type, default and unit. \
-[The job](../job.md) explains the settings, AgentJet's defaults, and the engines on which each \
-setting has an effect. A setting has one name in three places: as a key of `[job]` in \
-`fakevllm.toml`, as a key below `job:` in YAML, and as an argument of the SDK's `TrainJob`. \
+[The job](../job.md) explains AgentJet's defaults, the engines that support each setting, and \
+which settings contradict each other. [algorithms.md](../algorithms.md) has the formulas. \
+A setting has one name in three places: as a key of `[job]` in `fakevllm.toml`, as a key below \
+`job:` in YAML, and as an argument of the SDK's `TrainJob`. \
 A setting without *AgentJet's key* does not exist in AgentJet's YAML. A setting that has the \
 default *none* is not set."""
 SPELLINGS = """\

@@ -57,7 +57,7 @@ RUN_FILES: dict[str, tuple[RunFile, ...]] = {
         RunFile(
             "checkpoints/step-*/*",
             "The last three [checkpoints](../checkpoints.md), the best "
-            "one, and those of the released version and the candidate.",
+            "one, and those of the released version and the candidate, as safetensors and JSON.",
         ),
         RunFile(f"{event_files.FOLDER}/*", "[Curves](../records.md#curves) for TensorBoard."),
         RunFile(
@@ -87,7 +87,8 @@ RUN_FILES: dict[str, tuple[RunFile, ...]] = {
         RunFile(capability_probe.PROBE_FILE, "Results of the probes of vLLM."),
         RunFile(
             held_adapters.FILE_NAME,
-            "Digest of the vLLM, its arguments and the adapters that it has held.",
+            "Digest of the vLLM, its arguments and the "
+            "[adapters](../engines.md#versions-as-adapters) that it has held.",
         ),
         RunFile("train_code/*", "Training code that clients have uploaded. It is never run."),
     ),

@@ -34,7 +34,12 @@ _IMAGE_TYPES = ("image_url", "input_image", "image")
 class ServeOnlyReason(StrEnum):
     """Reason why a request is sampled once and not trained. The ledger (the proxy's database)
     stores the value of the reason. If the reason has a detail, the ledger stores the value, a colon
-    and the detail."""
+    and the detail.
+
+    If the proxy cannot read or translate a request, the reason is `invalid_json` or
+    `not_translated`. The request is passed on unchanged, and the engine answers or refuses it. If
+    the fallback server answers, the reason is `fallback` with the reason why the engine gave no
+    answer, such as `fallback: engine_busy`."""
 
     PAUSED = "paused"
     """The kill switch is on."""
@@ -49,7 +54,7 @@ class ServeOnlyReason(StrEnum):
     """The request is outside the fraction of the traffic that is trained."""
     ONE_SIBLING = "one_sibling"
     """Only one answer would be sampled for the request, so there is no other answer to compare it
-    with."""
+    with. One cause is that there are no hooks."""
     SEVERAL_PROMPTS = "several_prompts"
     """The request has a list of prompts."""
     INVALID_REQUEST = "invalid_request"
@@ -57,11 +62,13 @@ class ServeOnlyReason(StrEnum):
     GREEDY_REQUEST = "greedy_request"
     """The app requested temperature 0."""
     SEVERAL_CHOICES_ASKED = "several_choices_asked"
-    """The app requested more than one choice (`n`)."""
+    """The app requested more than one choice: its `n` is above 1."""
     NOT_A_SAMPLE = "not_a_sample"
-    """The request has a field, such as `echo`, whose answer is not a plain sample of the model."""
+    """The request uses `echo`, `suffix`, `use_beam_search` or `prompt_logprobs`, so its answer is
+    not a plain sample of the model."""
     AT_MOST_ONE_TOKEN = "at_most_one_token"
-    """The request allows at most one token, as checks of a connection do."""
+    """The request allows at most one token (`max_tokens` of 0 or 1), as checks of a connection
+    do."""
     NOT_STORED = "not_stored"
     """Nothing of the request may be stored. The ledger has no row of it, but metrics count it."""
     SERVER_DOES_NOT_REDACT = "server_does_not_redact"

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from fakevllm.transport.engine_client import EngineResponse
 
 REDACTED = "redacted"
-"""Reason slug for a request that is not trained because it has text that is redacted."""
+"""Reason for not training a request that has text that is redacted, or whose answer has such text.
+A further reason may follow after a colon."""
 NOT_SHOWN = "not_told_in_the_apps_format"
-"""Reason slug for an answer that cannot be translated into the app's API format. An example is a
+"""Reason for an error: the answer cannot be translated into the app's API format. An example is a
 tool call that was cut off, if the app uses Anthropic's Messages API."""
 
 

@@ -37,16 +37,18 @@ class HookReason(StrEnum):
     TIMEOUT = "hook_timeout"
     """The hook did not return within `hooks.timeout_s`."""
     LENGTH = "hook_length"
-    """The number of results differs from the number of siblings."""
+    """The number of results differs from the number of siblings. `on_compute_relative_reward` must
+    return one reward per sibling."""
     TYPE = "hook_type"
-    """A result has a wrong type."""
+    """A result has a wrong type. A reward must be a number or None. `on_user_submit_new_requests`
+    must return None, an int or a list of dicts."""
     VALUE = "hook_value"
-    """A result has a value that is not allowed, such as a reward beyond the limit."""
+    """A result has a value that is not allowed, such as a reward below -1e9 or above 1e9."""
     NAN = "hook_nan"
     """A reward or value is not finite."""
     OVERRIDE = "hook_override"
     """The engine refuses what `on_user_submit_new_requests` changed for a sibling. The group
-    continues without that sibling."""
+    continues without that sibling, so this reason is only in the log."""
     CRASHED = "hook_crashed"
     """The hook process ended."""
     CLOSED = "hook_closed"

@@ -8,7 +8,8 @@ from enum import StrEnum
 class EndReason(StrEnum):
     """Reasons why a group (a request with its sampled answers) is not trained, apart from the
     admission rules and the failures of hooks. If the engine refuses a request, the reason is
-    `upstream_` with the HTTP status, such as `upstream_400`."""
+    `upstream_` with the HTTP status, such as `upstream_400`. If the engine broke off every answer,
+    the reason is `broken_off`."""
 
     NO_ANSWER = "no_answer"
     """No sibling has an answer. The column `error` of the siblings has the cause."""

@@ -188,8 +188,8 @@ class GroupRecord:
     response_id: str | None = field(default=None, metadata=INDEXED)
     """Id by which later requests of the app may refer to the answer (`previous_response_id`)."""
     served_by: str | None = None
-    """Rule by which the served sibling was chosen: best, random, lead or greedy. NULL if no sibling
-    was chosen."""
+    """Rule by which the served sibling was chosen: best, random, lead or greedy. The lead is the
+    answer to the app's own request. NULL if no sibling was chosen."""
     propensity: float | None = None
     """Probability with which the served sibling was chosen, given the answers and rewards."""
     cut: str | None = None

@@ -315,7 +315,8 @@ KEPT_ANSWERS = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """An answer that is kept for a retry, because its app disconnected before it had all of it. The row
-may be written before the row of its group, so its group id is no foreign key."""
+is deleted when a retry has received the answer, or when the time for retries is over. The row may
+be written before the row of its group, so its group id is no foreign key."""
 
 RESPONSES = Table(
     "responses",
@@ -368,7 +369,8 @@ META = Table(
     Column("key", String, primary_key=True, comment="Name of the fact."),
     Column("value", String, nullable=False, comment="The fact as text."),
 )
-"""Facts about the file, such as the positions in the server's run logs."""
+"""Facts about the file, such as the positions in the server's run logs, and the salt by which
+sessions are assigned to arms."""
 
 COUNTERS = Table(
     "counters",

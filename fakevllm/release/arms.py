@@ -31,11 +31,10 @@ class Arm(StrEnum):
 
 
 OTHER_ARM = "other_arm"
-"""Reason slug of groups and feedback that are not trained, because their session is not in the
-training arm."""
+"""Reason for not training groups and feedback of a session that is not in the training arm."""
 ARM_UNAVAILABLE = "arm_unavailable"
-"""Reason slug of groups that the newest version answered, because the version of their arm could
-not be sampled."""
+"""Reason for not training a group of another arm that the newest version answered, because the
+version of its arm could not be sampled."""
 
 
 @dataclass(frozen=True, slots=True)

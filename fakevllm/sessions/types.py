@@ -16,7 +16,8 @@ class Kind(StrEnum):
     request continues.
 
     new          The request opens the session.
-    sub_agent    The request opens the session. Another session has started this session.
+    sub_agent    The request opens the session of a sub-agent. Its parent is the group of another
+                 session that started the sub-agent.
     continues    The request continues the parent's answer.
     regenerates  The request has the same history as an earlier request that was answered.
     repeats      The request has the same history as an earlier request that failed.

@@ -21,7 +21,8 @@ def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
     )
     metrics.labelled_gauge(
         "fakevllm_release_decisions",
-        "Decisions about versions in the history of the server's run, by their kind.",
+        "Decisions about versions in the history of the server's run, by their kind: candidate, "
+        "released, rejected, undecided, hold and resume.",
         "decision",
         lambda: view().num_decisions,
     )
@@ -43,7 +44,8 @@ def add_release_gauges(metrics: Metrics, view: Callable[[], GateView]) -> None:
     )
     metrics.labelled_gauge(
         "fakevllm_evaluation_difference",
-        "Mean reward of the candidate minus that of the released version, and its interval.",
+        "Mean reward of the candidate minus that of the released version (bound mean), and the "
+        "ends of its interval (low and high). Absent before the first pair.",
         "bound",
         lambda: _bounds(view().evaluation),
     )

@@ -60,15 +60,18 @@ class LengthSection(BaseModel):
     """
 
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Length of the prompt before the first sampled token."""
+    """Maximum length of the prompt before the first sampled token. It is only compared with the
+    other settings: longer prompts are trained, too."""
     max_response_length: int | None = Field(default=None, ge=1)
-    """Length from the first sampled token to the end of the episode, over all its calls."""
+    """Maximum length from the first sampled token to the end of the episode, over all its calls.
+    Longer episodes are trained, too. The length penalty (`overlong_buffer_len`) uses this length
+    if `max_response_length_in_one_turn` is not set."""
     max_response_length_in_one_turn: int | None = Field(default=None, ge=1)
-    """Length of the answer to one call. The limit applies only to episodes that clients run, and
-    not to calls through a proxy. A call without a token limit, or with a higher one, gets this
-    limit."""
+    """Maximum length of the answer to one call. The limit applies only to episodes that clients
+    run, and not to calls through a proxy. A call without a token limit, or with a higher one, gets
+    this limit."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Length of the prompt and all answers together."""
+    """Maximum length of the prompt and all answers together."""
 
     @property
     def max_answer_length(self) -> int | None:
@@ -86,7 +89,8 @@ class EngineSection(BaseModel):
     backbone: str | None = None
     """Training backend of AgentJet. The server's own flags choose the engines instead."""
     n_gpu: int | None = Field(default=None, ge=1)
-    """Number of GPUs per node. It must divide the number of episodes per training step."""
+    """Number of GPUs per node. It must divide the number of episodes per training step. It is only
+    compared with the other settings: the server trains on the GPUs that it was given."""
     nnodes: int = Field(default=1, ge=1)
     """Number of nodes."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)

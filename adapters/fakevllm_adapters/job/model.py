@@ -62,7 +62,8 @@ class TrainJob(SwarmSections):
     )
 
     model: str | None = None
-    """Model folder. The server's own --model overrides it."""
+    """Model folder. If the server has `--models-dir`, this is a folder below that one. Otherwise
+    the server's own `--model` overrides it."""
     num_repeat: int = Field(default=4, ge=1, le=256)
     """Number of answers that are sampled for each request (siblings), and number of episodes per
     task. With 1, requests are served once and not trained."""
@@ -70,7 +71,8 @@ class TrainJob(SwarmSections):
     """Number of groups per training step."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of a request's siblings. Sibling 0 answers the app's own request, and
-    keeps that request's temperature."""
+    keeps that request's temperature. If a call of an active client sets no temperature, it gets
+    this one. As an exception, the default 1 gives such a call the engine's own default."""
     algorithm: Literal[
         "grpo",
         "rloo",
@@ -159,9 +161,11 @@ class TrainJob(SwarmSections):
     are the same except for rounding. Each step reports what this saves, as `rho`. Some model
     architectures cannot share prefixes. `engine.log` then gives the reason."""
     clip_ratio_low: float | None = Field(default=None, gt=0)
-    """Lower clip range; None means the loss's default."""
+    """Lower clip range: the ratio of new to old probability is clipped below at 1 -
+    `clip_ratio_low`. None means the loss's default."""
     clip_ratio_high: float | None = Field(default=None, gt=0)
-    """Upper clip range; None means the loss's default."""
+    """Upper clip range: the ratio of new to old probability is clipped above at 1 +
+    `clip_ratio_high`. None means the loss's default."""
     clip_ratio_c: float = Field(default=3.0, gt=1)
     """Bound on the probability ratio where the advantage is negative (dual-clip PPO)."""
     grad_clip: float = Field(default=1.0, gt=0)
@@ -214,7 +218,7 @@ class TrainJob(SwarmSections):
     """Number of the last step. After this step, the server only serves and no longer trains."""
     seed: int = 0
     """Random seed for shuffles, and for the choice between equally good siblings if the request has
-    no seed."""
+    no seed. With `lockstep`, it is also the seed for sampling."""
     lockstep: bool = False
     """Whether groups run one after another, each with a seed that follows from its dataset row. Two
     runs with the same seed are then bit-identical (with the embedded engine on a CPU)."""
@@ -222,8 +226,10 @@ class TrainJob(SwarmSections):
     """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
     permutes the rewards within each group."""
     privacy: PrivacySettings | None = None
-    """What is redacted before it is written, and how long contents are kept. The server adds its
-    own settings. The section of fakevllm.toml is `[privacy]`."""
+    """What is redacted before it is written, and how long contents are kept: a mapping with
+    `redact`, `patterns`, `retention_days` and `max_journal_mb`. The server adds its own settings:
+    patterns of both are redacted, and the smaller one of two limits counts. The section of
+    fakevllm.toml is `[privacy]`."""
 
     @property
     def privacy_or_default(self) -> PrivacySettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FINISHED = "training_finished"
-"""Reason slug of groups that arrive after the last step of the run."""
+"""Reason for not training a group that arrives after the last step of the run."""
 
 _EXPLANATIONS = {
     FINISHED: (

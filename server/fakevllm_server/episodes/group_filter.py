@@ -22,7 +22,8 @@ from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.drop_reasons import DropReason
 
 TIED = "tied"
-"""Reason for not pooling a group whose rewards are all equal."""
+"""Reason for not training a group whose rewards are all equal, if the job's `filter_groups` leaves
+such groups out."""
 FULL = DropReason.POOL_FULL.value
 """Reason for dropping a group because the pool was full."""
 REJECTED_VERSION = "rejected_version"

@@ -34,7 +34,7 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 log = logging.getLogger("fakevllm.server")
 
 CORRUPT = "corrupt"
-"""Drop reason of a group with a corrupt call: a call that does not match its stored digest."""
+"""Reason for dropping a group with a corrupt call: a call that does not match its stored digest."""
 
 
 @dataclass(frozen=True, slots=True)

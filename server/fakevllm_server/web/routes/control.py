@@ -92,7 +92,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        """Reply with status 200, or with 503 and the reason if no engine can be started."""
+        """Reply with status 200, or with 503 and the reason if no engine can be started, for
+        example because the journal's disk is full."""
         if state.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unhealthy", "detail": state.detail}, 503)
@@ -177,7 +178,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/load_policy")
     async def load_policy(request: LoadPolicyRequest) -> LoadPolicyReply:
         """Hold the weights of an earlier version beside the served ones, so that calls can be
-        sampled with them."""
+        sampled with them. The reply has the model name for these calls."""
         client, loader = state.serving_engine(), state.policies
         assert loader is not None, "an engine that serves has a loader"
         try:
@@ -251,7 +252,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_runs")
     async def get_runs() -> RunsReply:
-        """List the runs below the run directory."""
+        """List the runs below the run directory, with the experiment, the model, the last step and
+        the size of each run."""
         current = state.run.relative
         return RunsReply(
             runs=[
@@ -278,7 +280,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_run_log")
     async def get_run_log(after: int = 0) -> LogReply:
-        """Return the entries of the run log after the entry `after`."""
+        """Return the entries of the run log after the entry `after`. They say which groups were
+        trained, dropped or lost."""
         return LogReply(entries=state.runlog.entries_after(after))
 
     return routes

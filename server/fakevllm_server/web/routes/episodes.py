@@ -96,7 +96,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/renew_episode")
     async def renew_episode(request: CanContinueRequest, http: Request) -> RenewReply:
-        """Reset the idle timeout of an episode whose agent makes no call for a long time."""
+        """Reset the idle timeout of an episode whose agent makes no call for a long time.
+        If the claim has expired, the reply has status 410."""
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
             episode = state.episodes.find_owned(request.episode_uuid, request.client_uuid)

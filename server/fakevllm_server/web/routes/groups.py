@@ -64,7 +64,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:
-        """Train one answer of an ended group again, because of a user's feedback."""
+        """Train one answer of an ended group again, because of a user's feedback. The
+        request contains the calls of the answer, and its advantage."""
         if request.run_id != state.run_id:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
@@ -78,7 +79,8 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_demonstration")
     async def add_demonstration(request: AddDemonstrationRequest) -> EndGroupReply:
-        """Train a user's edit of an answer as a demonstration."""
+        """Train a user's edit of an answer as a demonstration. The request contains the edit's
+        token ids."""
         if request.run_id != state.run_id:
             return EndGroupReply(success=False, failure_reason="other_run")
         try:
@@ -92,7 +94,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/add_logged_group")
     async def add_logged_group(request: AddLoggedGroupRequest) -> AddLoggedGroupReply:
-        """Train a group of an earlier run with new rewards."""
+        """Train a group of an earlier run with new rewards. The request contains its calls."""
         try:
             calls = [[RecordedCall.from_log(call) for call in own] for own in request.calls]
             check_ids(chain.from_iterable(calls), state.vocab_size)

@@ -62,8 +62,8 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/get_episode_buffer")
     async def get_episode_buffer(request: Request) -> EpisodeBuffer:
-        """Return the caller's claimed episodes. An admin gets the claimed episodes of all
-        clients."""
+        """Return the caller's claimed episodes, with masked keys. An admin gets the claimed
+        episodes of all clients."""
         caller, sees_all = caller_of(state, request.scope), is_admin(state, request.scope)
         episodes = [each for each in state.episodes.claimed if sees_all or each.owner == caller]
         base_url = str(request.base_url)
@@ -197,7 +197,8 @@ def _trainer_routes() -> APIRouter:
 
 def _refusal(path: str) -> Callable[[], Awaitable[SuccessReply]]:
     async def refuse() -> SuccessReply:
-        """Refuse a request for AgentJet's own trainer, because this server has its own."""
+        """Refuse a request for AgentJet's own trainer, because this server has its own. The reply
+        is `{"success": false, "failure_reason": …}`."""
         return SuccessReply(
             success=False,
             failure_reason=f"{path} is for a trainer, and this server has its own. Clients use "
