@@ -110,7 +110,8 @@ def keys_below(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if prefix:
             yield f"{prefix}{name}"
-        for kind in (field.annotation, *get_args(field.annotation)):
+        kinds: tuple[object, ...] = (field.annotation, *get_args(field.annotation))
+        for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TrainJob:
                 of_names = ".NAME" if kind is not field.annotation and name == "routes" else ""
                 yield from keys_below(kind, f"{prefix}{name}{of_names}.")
