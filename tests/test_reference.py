@@ -111,9 +111,9 @@ def keys_below(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         if prefix:
             yield f"{prefix}{name}"
         kinds: tuple[object, ...] = (field.annotation, *get_args(field.annotation))
-        for kind in kinds:
+        for place, kind in enumerate(kinds):
             if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TrainJob:
-                of_names = ".NAME" if kind is not field.annotation and name == "routes" else ""
+                of_names = ".NAME" if place > 0 and name == "routes" else ""
                 yield from keys_below(kind, f"{prefix}{name}{of_names}.")
 
 
