@@ -10,7 +10,6 @@ import mmap
 import os
 import sys
 import tempfile
-from multiprocessing import reduction
 from typing import IO, Any
 
 NUM_BYTES = mmap.PAGESIZE
@@ -46,6 +45,8 @@ class SharedNumber:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a process that starts get the file, and so the memory."""
+        from multiprocessing import reduction  # only the process that starts another one needs it
+
         return _attached, (reduction.DupFd(self.file.fileno()),)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 from fakevllm_adapters.http.validation_messages import closest_name
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 
 TOML_SUFFIX = ".toml"
 TRACK = "track"
