@@ -36,19 +36,26 @@ def access_remedy(path: Path, error: OSError) -> str | None:
         return "mount its file system so that it can be written"
     if error.errno not in NO_ACCESS:
         return None
-    refused = _nearest_visible(Path(error.filename) if isinstance(error.filename, str) else path)
+    wanted = Path(error.filename if isinstance(error.filename, str) else path).absolute()
+    refused = _nearest_visible(wanted)
     owner, user = refused.stat().st_uid, os.geteuid()
     if owner == user:
         return f"allow its owner to use it with `chmod u+rwX {shlex.quote(str(refused))}`"
+    # A folder above the wanted one may be / or /etc, so no command is given for it.
+    remedy = (
+        f"change the owner with `chown -R {user} {shlex.quote(str(refused))}`"
+        if refused == wanted
+        else "let this user use it"
+    )
     return (
         f"{refused} belongs to {_user_name(owner)}, and this process runs as {_user_name(user)}: "
-        f"change the owner with `chown -R {user} {shlex.quote(str(refused))}`"
+        f"{remedy}"
     )
 
 
 def _nearest_visible(path: Path) -> Path:
     """Return the path, or the nearest folder above it, whose owner this process can see."""
-    for candidate in (path.absolute(), *path.absolute().parents):
+    for candidate in (path, *path.parents):
         try:
             candidate.stat()
         except OSError:  # isolates: it does not exist, or a folder above it is closed

@@ -27,6 +27,20 @@ def traces_url(url: str | None, environment: Mapping[str, str]) -> str | None:
     return f"{base}{TRACES_PATH}" if base else None
 
 
+def hide_credentials(text: str, url: str) -> str:
+    """Return the text without the user name, the password and the query of the address, for log
+    lines.
+
+    >>> hide_credentials("no answer: /v1/traces?key=secret", "http://host/v1/traces?key=secret")
+    'no answer: /v1/traces?...'
+    """
+    parts = urlsplit(url)
+    for secret in (parts.query, parts.password, parts.username):
+        if secret:
+            text = text.replace(secret, "...")
+    return text
+
+
 def without_credentials(url: str) -> str:
     """Return the address without a user name, a password and a query, for log lines.
 

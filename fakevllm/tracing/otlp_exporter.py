@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from fakevllm.tracing.collector_address import hide_credentials
 from fakevllm.tracing.span_plan import CONVENTIONS, PlannedSpan, RequestSpans
 
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{CONVENTIONS}"
@@ -36,6 +37,7 @@ class OtlpExporter:
     def __init__(self, url: str, version: str) -> None:
         """Create the exporter. No connection is opened yet. `version` is the proxy's version."""
         self._ended = _EndedSpans()
+        self._url = url
         self._exporter = OTLPSpanExporter(endpoint=url)
         provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
         provider.add_span_processor(self._ended)
@@ -53,7 +55,8 @@ class OtlpExporter:
             return None
         if self._exporter.export(ended) is SpanExportResult.SUCCESS:
             return None
-        return self._messages.first or "the exporter gives no reason"
+        cause = self._messages.first or "the exporter gives no reason"
+        return hide_credentials(cause, self._url)[:MAX_CAUSE_CHARS]
 
     def close(self) -> None:
         self._exporter.shutdown()
@@ -83,7 +86,7 @@ class _LastMessages(logging.Handler):
         self.first: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.first = self.first or record.getMessage()[:MAX_CAUSE_CHARS]
+        self.first = self.first or record.getMessage()
 
     def clear(self) -> None:
         self.first = None

@@ -23,6 +23,8 @@ log = logging.getLogger("fakevllm.tracing")
 
 MAX_QUEUED = 1024
 """Maximum number of ended requests that wait for the thread."""
+MAX_QUEUED_WITH_CONTENT = 64
+"""The same if spans have content. Each request then holds its prompt and all answers in memory."""
 MAX_BATCH = 64
 """Maximum number of requests whose spans are sent at once. With eight siblings, a request has about
 ten spans, and OpenTelemetry's own limit is 512 spans."""
@@ -66,7 +68,7 @@ class SpanSender:
         self._is_closing = False
         self._is_failing = False
         self._throttle = LogThrottle(WARN_EVERY_S)
-        self._num_sent = self._num_failed = self._num_dropped = self._num_in_flight = 0
+        self._num_queued = self._num_sent = self._num_failed = self._num_dropped = 0
         # A daemon, because a collector that hangs must not delay the end of the process.
         self._thread = threading.Thread(target=self._run, name="fakevllm-spans", daemon=True)
         self._thread.start()
@@ -80,6 +82,7 @@ class SpanSender:
         """Queue the spans of a request that has ended. Drop them if the queue is full."""
         try:
             self._queue.put_nowait(trace)
+            self._num_queued += 1
         except queue.Full:
             self._num_dropped += 1
             self._warn("the collector is too slow")
@@ -95,16 +98,14 @@ class SpanSender:
                 "OpenTelemetry spans could not be sent to %s before the stop; the spans of %s are "
                 "lost",
                 self._url,
-                counted(self._num_in_flight + self._queue.qsize(), "request"),
+                counted(self._num_queued - self._num_sent - self._num_failed, "request"),
             )
 
     def _run(self) -> None:
         while True:
             batch = self._next_batch()
             if batch:
-                self._num_in_flight = len(batch)
                 self._send(batch)
-                self._num_in_flight = 0
             if self._is_closing and self._queue.empty():
                 return self._exporter.close()
 

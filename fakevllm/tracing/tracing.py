@@ -9,7 +9,11 @@ from importlib.metadata import version
 
 from fakevllm.config.tracing import TracingSection
 from fakevllm.ledger.redacted_records import RecordRedactor
-from fakevllm.tracing.collector_address import traces_url, without_credentials
+from fakevllm.tracing.collector_address import (
+    hide_credentials,
+    traces_url,
+    without_credentials,
+)
 from fakevllm.tracing.request_trace import (
     FinishedTrace,
     RequestFacts,
@@ -17,7 +21,7 @@ from fakevllm.tracing.request_trace import (
     sampling_fields,
 )
 from fakevllm.tracing.span_plan import RequestSpans, SpanPlanner, Upstream
-from fakevllm.tracing.span_sender import SpanSender
+from fakevllm.tracing.span_sender import MAX_QUEUED, MAX_QUEUED_WITH_CONTENT, SpanSender
 from fakevllm.tracing.trace_redaction import redacted, without_content
 from fakevllm_adapters.formats.base import Json
 
@@ -92,7 +96,8 @@ def open_tracing(
     try:
         exporter = OtlpExporter(url, version("fakevllm"))
     except Exception as error:  # isolates: OpenTelemetry's variables may be for another program
-        log.warning("OpenTelemetry spans are not sent to %s: %s", shown_url, error)
+        cause = hide_credentials(str(error), url)
+        log.warning("OpenTelemetry spans are not sent to %s: %s", shown_url, cause)
         return None
     fallback = None if fallback_url is None else Upstream.of_url(fallback_url)
     planner = SpanPlanner(Upstream.of_url(engine_url), fallback, with_content=settings.content)
@@ -100,7 +105,8 @@ def open_tracing(
     def plan(trace: FinishedTrace) -> RequestSpans:
         return planner.spans(redacted(trace, redactor))
 
-    sender = SpanSender(plan, exporter, shown_url)
+    max_queued = MAX_QUEUED_WITH_CONTENT if settings.content else MAX_QUEUED
+    sender = SpanSender(plan, exporter, shown_url, max_queued=max_queued)
     log.info(
         "sending OpenTelemetry spans to %s, %s",
         shown_url,

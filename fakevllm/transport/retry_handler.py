@@ -21,7 +21,13 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog, NothingSent, SentAnswer
 from fakevllm.transport.relay import relay
-from fakevllm.transport.request import Request, SiblingPlan, begin_traced_call
+from fakevllm.transport.request import (
+    Request,
+    SiblingPlan,
+    SiblingResult,
+    begin_traced_call,
+    end_traced_call,
+)
 from fakevllm.transport.request_arm import with_policy
 from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
 from fakevllm.transport.sibling_limit import SiblingLimit
@@ -128,6 +134,7 @@ class RetryHandler:
         try:
             return await self.retry_until_answered(request, app, attempt), None
         except WireError as error:
+            end_traced_call(request, SiblingResult(0, error=error))
             return await self.use_fallback(request, app, error)
 
     async def retry_until_answered(

@@ -33,6 +33,9 @@ RESTART_S = 60.0
 LOCK_LIMIT_S = 60.0
 """Maximum seconds to wait for the end of the process of a server that was killed."""
 LOCK_POLL_S = 0.1
+END_LIMIT_S = 30.0
+"""Seconds after which the process ends in any case, when its server has ended. wandb may wait
+without a limit. This is less than LOCK_LIMIT_S, so the next process gets the lock."""
 RELAY_LIMIT_S = 1.0
 """Maximum seconds to wait for the last lines of a process that has ended."""
 
@@ -76,6 +79,13 @@ class ProcessFollower:
             process = self._process
         if process is None:
             return
+        if process.poll():
+            log.warning(
+                "The last %s curves are not written, because their process had ended with exit "
+                "code %s: the next server of this run writes them.",
+                self._title,
+                process.returncode,
+            )
         _close_input(process)
         try:
             process.wait(self._close_limit_s)
@@ -173,6 +183,8 @@ def _wait_for_end_of_server(follower: Follower) -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     follower.begin_close()
+    time.sleep(END_LIMIT_S)
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ discard rows. Therefore the rows have numbers of their own, and the x-axis of al
 `training/global_step`. A step that is trained again gets a second row.
 
 The file `fakevllm.json` in wandb's folder has the id of wandb's run, the number of rows, and the
-cursor. A restarted server continues this run. If the previous process crashed after it had sent
-rows and before it wrote this file, the rows are sent again under the same numbers.
+cursor. A restarted server continues this run. Before rows are sent, the file gets their number and
+their digest. If the process ends before it knows that wandb has them, the same rows are sent again
+under the same numbers. If other rows come first then, all get new numbers: some rows may be there
+twice, but wandb refuses none.
 
 This module runs in a process of its own (see tracker_process.py), because wandb changes the process
 that imports it, and waits for the network.
@@ -15,6 +17,7 @@ that imports it, and waits for the network.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -74,6 +77,10 @@ class WandbState:
     run_id: str
     num_rows: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    num_pending: int = 0
+    """Number of further rows that were sent, and that wandb may not have."""
+    pending_digest: str = ""
+    """SHA-256 of these rows."""
 
 
 class WandbRun:
@@ -103,20 +110,26 @@ class WandbRun:
         Raises TrackerMissing if wandb cannot be used. Raises WandbError if its run cannot be
         opened. Raises OSError if the disk fails.
         """
-        points = [item for item in items if isinstance(item, Point)]
-        state = self._state
+        rows = [_row(item) for item in items if isinstance(item, Point)]
+        if not rows:
+            return self._write_state(replace(self._state, cursor=cursor))
+        self._send(rows)
+        num_rows = self._state.num_rows + len(rows)
+        self._write_state(WandbState(self._state.run_id, num_rows, cursor))
+
+    def _send(self, rows: Sequence[Mapping[str, object]]) -> None:
+        self.load()  # without the package, nothing is written
+        # Before wandb, which would write elsewhere if this folder could not be written.
+        self._write_state(with_pending(self._state, rows))
         try:
-            if points:
-                self._open()
-                for number, point in enumerate(points, state.num_rows):
-                    # Without `commit`, wandb would hold the row back until the next one.
-                    self._run.log(_row(point), step=number, commit=True)
-                self._run.status()  # wandb answers when its own process has received all rows
+            self._open()
+            for number, row in enumerate(rows, self._state.num_rows):
+                # Without `commit`, wandb would hold the row back until the next one.
+                self._run.log(dict(row), step=number, commit=True)
+            self._run.status()  # wandb answers when its own process has received all rows
         except BaseException:
             self.close()
             raise
-        state = replace(state, num_rows=state.num_rows + len(points), cursor=cursor)
-        self._write_state(state)
 
     def clear(self) -> None:
         """Delete the folder of wandb's runs. The next rows belong to a new run of wandb. Runs on
@@ -136,8 +149,6 @@ class WandbRun:
         if self._run is not None:
             return
         wandb = _import_wandb()
-        # Before wandb, which would write elsewhere if this folder could not be written.
-        self._write_state(self._state)
         try:
             run = wandb.init(
                 dir=str(self._run_dir),
@@ -159,7 +170,7 @@ class WandbRun:
     def _read_state(self) -> WandbState:
         try:
             values = json.loads((self._folder / STATE_FILE).read_bytes())
-            return WandbState(values["run_id"], values["num_rows"], Cursor(**values["cursor"]))
+            return WandbState(**values | {"cursor": Cursor(**values["cursor"])})
         except (OSError, ValueError, TypeError, KeyError):
             return WandbState(new_id())
 
@@ -182,6 +193,18 @@ def _import_wandb() -> Any:
             "-e '.[wandb]'` in the clone of fakevllm, then restart the server."
         ) from None
     return module
+
+
+def with_pending(state: WandbState, rows: Sequence[Mapping[str, object]]) -> WandbState:
+    """Return the state before these rows are sent. `num_rows` is the number of the first one."""
+    num, num_rows = state.num_pending, state.num_rows
+    if num > len(rows) or _digest(rows[:num]) != state.pending_digest:
+        num_rows += num  # other rows: the numbers of the pending ones may be taken
+    return replace(state, num_rows=num_rows, num_pending=len(rows), pending_digest=_digest(rows))
+
+
+def _digest(rows: Sequence[Mapping[str, object]]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def _row(point: Point) -> dict[str, object]:

@@ -115,6 +115,7 @@ async def test_the_fallback_server_has_a_call_of_its_own(tmp_path: Path) -> None
     assert not request.is_error and request.attributes["fakevllm.group.reason"] == "fallback"
     engine, served = collector.of_kind("CLIENT")
     assert engine.is_error and "fakevllm.fallback" not in engine.attributes
+    assert engine.attributes["error.type"] == "503"
     assert not served.is_error and served.attributes["fakevllm.fallback"] is True
     assert f"http://127.0.0.1:{served.attributes['server.port']}" == other.url
 

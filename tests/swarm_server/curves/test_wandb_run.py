@@ -16,6 +16,7 @@ import pytest
 
 from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_server.curves.tracker_process import ProcessFollower
+from fakevllm_server.curves.wandb_run import WandbState, with_pending
 from tests.e2e.processes import wait_until
 from tests.swarm_server.curves.charted_run import Run, until
 from tests.swarm_server.curves.wandb_rows import WandbRows, is_same, needs_wandb
@@ -111,6 +112,17 @@ async def test_rows_that_may_have_been_sent_already_keep_their_numbers(run: Run)
     assert [(row["_step"], row[STEP]) for row in WandbRows(run.folder).rows] == [
         *((0, 1), (1, 2), (1, 2)),
     ]
+
+
+def test_rows_that_may_have_been_sent_keep_their_numbers_and_other_rows_get_new_ones() -> None:
+    first, second, other = {"a": 1}, {"a": 2}, {"b": 1}
+    state = with_pending(WandbState("run", num_rows=5), [first])
+    assert state.num_rows == 5
+    assert with_pending(state, [first]).num_rows == 5
+    assert with_pending(state, [first, second]).num_rows == 5
+    assert with_pending(state, [other, first]).num_rows == 6
+    state = with_pending(state, [first, second])
+    assert with_pending(state, [first]).num_rows == 7, "fewer rows than were sent are other rows"
 
 
 @needs_wandb
