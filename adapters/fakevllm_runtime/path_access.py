@@ -11,6 +11,7 @@ import pwd
 import shlex
 from pathlib import Path
 
+ROOT = 0
 NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -41,10 +42,10 @@ def access_remedy(path: Path, error: OSError) -> str | None:
     owner, user = refused.stat().st_uid, os.geteuid()
     if owner == user:
         return f"allow its owner to use it with `chmod u+rwX {shlex.quote(str(refused))}`"
-    # A folder above the wanted one may be / or /etc, so no command is given for it.
+    # A folder of root above the wanted one may be / or /etc, so no command is given for it.
     remedy = (
         f"change the owner with `chown -R {user} {shlex.quote(str(refused))}`"
-        if refused == wanted
+        if refused == wanted or owner != ROOT
         else "let this user use it"
     )
     return (

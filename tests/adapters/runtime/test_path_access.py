@@ -34,11 +34,21 @@ def test_the_nearest_folder_above_a_missing_path_is_named(
     message = unusable_message(missing, error(errno.EACCES, missing), "choose another --run-dir")
     assert message.startswith(f"{missing} cannot be used (Permission denied): {tmp_path} belongs")
     assert "this process runs as the user 54321" in message
-    assert message.endswith(": let this user use it, or choose another --run-dir.")
     existing = unusable_message(tmp_path, error(errno.EACCES, tmp_path), "choose another --run-dir")
     assert existing.endswith(f"`chown -R 54321 {tmp_path}`, or choose another --run-dir.")
     monkeypatch.setattr(os, "geteuid", lambda: own)
     assert f"`chmod u+rwX {tmp_path}`" in unusable_message(missing, error(errno.EPERM), "stop")
+
+
+def test_no_command_changes_the_owner_of_a_system_folder_above_a_missing_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    missing = Path("/no such folder/runs")
+    message = unusable_message(missing, error(errno.EACCES, missing), "choose another --run-dir")
+    assert "(Permission denied): / belongs to the user root" in message
+    assert message.endswith(": let this user use it, or choose another --run-dir.")
+    assert "chown" not in message
 
 
 def test_other_errors_have_no_remedy_of_their_own(tmp_path: Path) -> None:
