@@ -39,7 +39,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
-    """What `docker run` would be told."""
+    """The settings of a container, such as those that `docker run` takes."""
 
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] | None = None

@@ -34,8 +34,8 @@ class Tracker(Protocol):
     def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         """Write `items` (points of curves, and rollbacks of the run), and then `cursor`.
 
-        Raises TrackerMissing if the tracker cannot be used. After any other error, the next call
-        gets the same items again.
+        Raises TrackerMissing if the tracker cannot be used. After any other error, a later call
+        gets the same items again, but further items may come before them.
         """
         ...
 

@@ -102,4 +102,5 @@ def test_the_cause_says_that_a_collector_refuses_connections(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "4")
     with OtlpCollector() as collector:
         url = collector.url
-    assert OtlpExporter(f"{url}/v1/traces", "1").export([planned()]) is not None
+    cause = OtlpExporter(f"{url}/v1/traces?key=secret", "1").export([planned()])
+    assert cause is not None and "refused" in cause and "secret" not in cause

@@ -146,6 +146,19 @@ async def test_rows_are_written_while_the_run_goes_on_also_after_the_process_was
     assert [row[STEP] for row in WandbRows(run.folder).rows] == [1, 2]
 
 
+async def test_a_line_says_that_the_last_curves_of_a_dead_process_are_not_written(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = ProcessFollower(run.folder, "wandb")
+    follower.start()
+    await until(lambda: follower.pid is not None)
+    assert follower.pid is not None
+    os.kill(follower.pid, signal.SIGKILL)
+    await until(lambda: "retrying" in caplog.text)
+    follower.close()
+    assert "The last wandb curves are not written" in caplog.text
+
+
 @needs_wandb
 async def test_the_process_ends_with_its_server(run: Run) -> None:
     await run.train("a")
