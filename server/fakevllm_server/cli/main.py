@@ -6,13 +6,20 @@ Slow imports are inside the commands' functions, so that `--help` is fast.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fakevllm_server.cli import checkpoints, curves, runs
+from fakevllm_server.cli import checkpoints, curves, plan, runs
 from fakevllm_server.cli.exit_codes import run_server_command
+from fakevllm_server.cli.server_file import (
+    ROLLOUT_URL,
+    ServerFile,
+    read_server_file,
+    split_arguments,
+)
 
 if TYPE_CHECKING:
     from fakevllm_server.config.model import ServerConfig
@@ -26,14 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app)
 app.command()(curves.curves)
+app.command()(plan.plan)
 app.command()(runs.runs)
-
-
-ROLLOUT_URL = "rollout_url"
-"""Name of the parameter of `start` for `--rollout-url`. On the command line it is a list, so that a
-second URL can be refused. In a configuration file it is one text."""
-NOT_IN_CONFIG_FILE = ("config", "check", "until_stdin_closes", "listen_fd")
-"""Parameters of `start` that a configuration file cannot set."""
 
 
 def _print_version(is_requested: bool) -> None:
@@ -55,26 +56,20 @@ def about(
 
 
 def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Use the values in a configuration file as the defaults of the flags of `start`.
+    """Use the values in a configuration file as the defaults of the flags of `start`, and keep the
+    content of the file in `context.obj`.
 
     Flags on the command line override these defaults.
     """
     if file is None:
         return None
-    from fakevllm_server.config.config_file import FlagType, flag_types, read_config_file
-
-    flags = {
-        name: flag_type
-        for name, flag_type in flag_types(start).items()
-        if name not in NOT_IN_CONFIG_FILE
-    }
-    flags[ROLLOUT_URL] = FlagType.TEXT
 
     def load() -> None:
-        values = read_config_file(file, flags)
-        if ROLLOUT_URL in values:
-            values[ROLLOUT_URL] = [values[ROLLOUT_URL]]
-        context.default_map = values
+        settings = read_server_file(file, start)
+        context.obj = settings
+        values = settings.flags
+        url = values.get(ROLLOUT_URL)
+        context.default_map = values | ({} if url is None else {ROLLOUT_URL: [url]})
 
     run_server_command(load)
     return file
@@ -82,6 +77,7 @@ def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
 
 @app.command()
 def start(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -208,10 +204,13 @@ def start(
 ) -> None:
     """Start the server. The engine starts when a client sends a job."""
     from fakevllm_runtime.engines import check_installed
+    from fakevllm_server.config.memory_check import check_start
     from fakevllm_server.config.model import DEFAULT_TRACKERS, ServerConfig, read_key, read_keys
     from fakevllm_server.config.privacy import read_privacy
     from fakevllm_server.curves.trackers import read_trackers
     from fakevllm_server.web.http_server import serve
+
+    file: ServerFile = context.obj or ServerFile({}, None, None)
 
     def run() -> None:
         settings = ServerConfig(
@@ -233,9 +232,10 @@ def start(
             trainer=trainer,
             rollout_url=_single_url(rollout_url or []),
             rollout_key=read_key(rollout_key_file),
+            cluster=file.cluster,
             weights_dir=weights_dir,
-            engine_args=_parts(engine_arg),
-            trainer_args=_parts(trainer_arg),
+            engine_args=split_arguments(engine_arg),
+            trainer_args=split_arguments(trainer_arg),
             keys=read_keys(key_file),
             privacy=read_privacy(
                 redact or [],
@@ -245,6 +245,7 @@ def start(
             ),
             trackers=read_trackers(track or DEFAULT_TRACKERS),
         )
+        check_start(settings, file.job, os.environ)
         check_installed(settings.local_engines)
         if check:
             print(json.dumps(_summary(settings)))
@@ -283,15 +284,6 @@ def _single_url(urls: list[str]) -> str | None:
             f"{' and '.join(urls[1:])} out."
         )
     return urls[0] if urls else None
-
-
-def _parts(arguments: list[str] | None) -> list[str]:
-    """Return the command-line arguments, with each `--flag=value` split into a flag and a value."""
-    return [
-        part
-        for argument in arguments or ()
-        for part in (argument.split("=", 1) if argument.startswith("--") else [argument])
-    ]
 
 
 def main() -> None:

@@ -6,19 +6,28 @@ engine-arg: [--max-model-len=4096]
 
 In a file whose name ends in `.toml`, the flags are in the table `[server]`. The list `to` in the
 table `[tracking]` has the values of the flag `--track`. The file may have further tables, which the
-server does not read. So server and proxy can share one `fakevllm.toml`.
+server does not read. So server and proxy can share one `fakevllm.toml`. The one exception is the
+table `[job]`, with which the memory of the GPUs is checked.
+
+The section `cluster` (in a TOML file the table `[server.cluster]`) divides the GPUs.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+from pydantic import ValidationError
+
 from fakevllm_adapters.http.validation_messages import closest_name
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.yaml_reader import describe_errors
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_server.placement.cluster_section import ClusterSection
 
 TOML_SUFFIX = ".toml"
 TRACK = "track"
@@ -34,6 +43,17 @@ class FlagType(Enum):
     NUMBER = "a whole number"
     SWITCH = "true or false"
     LIST = "a list of texts"
+    AMOUNT = "a number"
+    TABLE = "a table of settings"
+
+
+CLUSTER = "cluster"
+"""Key of the section that divides the GPUs."""
+CLUSTER_KEYS = dict.fromkeys((field.name for field in fields(ClusterSection)), FlagType.NUMBER) | {
+    "colocate": FlagType.TEXT,
+    "gpu_memory_gib": FlagType.AMOUNT,
+}
+"""The keys of this section, with the types of their values."""
 
 
 def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
@@ -59,17 +79,47 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     `flags` are the flags that the file may set. Raises ConfigError if the file cannot be read, is
     not valid, or has an invalid key or value.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+    text = _read_text(file)
     if file.suffix == TOML_SUFFIX:
         document = _parse_toml(text, file)
         values = check_values(_server_table(document, file), f"[server] of {file}", flags)
         return values | _tracking(document, file, has_track=TRACK in values)
     return check_values(_parse_yaml(text, file), str(file), flags)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+
+
+def read_cluster(values: Mapping[object, object], file: Path) -> ClusterSection:
+    """Return the section `cluster` of a configuration file. Raises ConfigError for an unknown key,
+    a value of the wrong type, a missing key, or a division that the GPUs do not allow."""
+    source = f"[server.cluster] of {file}" if file.suffix == TOML_SUFFIX else f"cluster of {file}"
+    settings = check_values(values, source, CLUSTER_KEYS)
+    for key in ("gpus_per_node", "training_gpus"):
+        if key not in settings:
+            raise ConfigError(f"`{key}` is missing in {source}: add it, such as {key} = 1.")
+    return ClusterSection(**settings)
+
+
+def read_job(file: Path) -> TrainJob | None:
+    """Return the job in the table `[job]` of a TOML file. Return None for a file without this
+    table, and for a YAML file. Raises ConfigError for an invalid setting."""
+    if file.suffix != TOML_SUFFIX:
+        return None
+    table: object = _parse_toml(_read_text(file), file).get("job")
+    if table is None:
+        return None
+    try:
+        return TrainJob.model_validate(table)
+    except ValidationError as error:
+        message = describe_errors(error, TrainJob.model_fields)
+        raise ConfigError(f"[job] of {file}: {message}") from None
 
 
 def _parse_toml(text: str, file: Path) -> Mapping[str, object]:
@@ -168,6 +218,10 @@ def _has_type(value: object, flag_type: FlagType) -> bool:
             return isinstance(value, int) and not isinstance(value, bool)
         case FlagType.SWITCH:
             return isinstance(value, bool)
+        case FlagType.AMOUNT:
+            return _is_number(value) and not isinstance(value, bool)
+        case FlagType.TABLE:
+            return isinstance(value, dict)
         case FlagType.LIST:
             return isinstance(value, list) and all(
                 isinstance(part, str) for part in cast("list[object]", value)

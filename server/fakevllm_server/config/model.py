@@ -18,8 +18,10 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
-from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
+from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
+from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
+from fakevllm_server.placement.cluster_section import ClusterSection
 
 DEFAULT_PORT = 10086
 MAX_PORT = 65535
@@ -73,6 +75,8 @@ class ServerConfig:
     """URL of a vLLM that the user runs. The server then starts no rollout engine."""
     rollout_key: str | None = field(default=None, repr=False)
     """API key for the vLLM at `rollout_url`."""
+    cluster: ClusterSection | None = None
+    """How the GPUs are divided. None leaves the division to vLLM and the trainer."""
     weights_dir: Path | None = None
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
@@ -101,6 +105,8 @@ class ServerConfig:
             check_url("--rollout-url", self.rollout_url)
         elif self.rollout_name == "vllm":
             self._refuse_vllm_arguments()
+        if self.cluster is not None:
+            check_engines(self, self.cluster)
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: add --key-file FILE with one API "
@@ -165,15 +171,31 @@ class ServerConfig:
             )
         return [*self.engine_args, "--lockstep"]
 
+    def engine_settings_for(self, job: TrainJob) -> dict[str, str]:
+        """Return the arguments of vLLM that a job and the section `cluster` set, by name. The
+        section overrides the job."""
+        if self.rollout_name != "vllm":
+            return {}
+        arguments = job_arguments(job)
+        if self.cluster is not None:
+            arguments["tensor-parallel-size"] = str(self.cluster.tensor_parallel)
+            if self.cluster.data_parallel > 1:
+                arguments["data-parallel-size"] = str(self.cluster.data_parallel)
+        return arguments
+
     def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
-        """Return the additional command-line arguments of the trainer for a job.
+        """Return the additional command-line arguments of the trainer for a job. With a section
+        `cluster`, the verl trainer starts one worker for each GPU that trains.
 
         If the job needs a reference policy, the verl trainer gets the argument `--keep-reference`.
         With this argument, the trainer copies the initial weights when it starts, before training
         changes them.
         """
-        keeps_reference = job.needs_reference and self.trainer_name == "verl"
-        return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
+        if self.trainer_name != "verl":
+            return self.trainer_args
+        own = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
+        own += ["--keep-reference"] if job.needs_reference else []
+        return [*self.trainer_args, *own] if own else self.trainer_args
 
     @property
     def rollout_name(self) -> str:

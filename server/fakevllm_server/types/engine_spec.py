@@ -44,6 +44,9 @@ class EngineSpec:
     """URL of a rollout engine that the user runs. The server then starts no rollout engine."""
     api_key: str | None = field(default=None, repr=False)
     """API key for the engine at `url`."""
+    visible_gpus: str | None = None
+    """GPUs that the engine's process may use, as a value of CUDA_VISIBLE_DEVICES. None leaves the
+    server's own value."""
     media_domains: Sequence[str] = ()
     """Hosts from which the engine may fetch the media URLs of requests."""
 
@@ -60,7 +63,10 @@ class EngineSpec:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables that the engine's process gets."""
-        return dict(os.environ) if self.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"}
+        own = {} if self.allow_hub else {"HF_HUB_OFFLINE": "1"}
+        if self.visible_gpus is not None:
+            own["CUDA_VISIBLE_DEVICES"] = self.visible_gpus
+        return os.environ | own
 
     def new_socket(self) -> Path:
         """Return a path for a Unix socket that no process has used before.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
-from fakevllm_server.backends.vllm.command import job_arguments
+from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
@@ -577,6 +578,8 @@ class ServerState:
             )
         name = config.served_name_of(setting)
         model = None if setting is None else find_model(setting, config.allow_hub)
+        check_memory(config, job, model)
+        cluster = config.cluster
         rollout = EngineSpec(
             config.rollout_name,
             config.run_dir,
@@ -585,17 +588,19 @@ class ServerState:
             seed=config.seed,
             allow_hub=config.allow_hub,
             extra_args=config.engine_args_for(job),
-            job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
+            job_args=config.engine_settings_for(job),
             lora_rank=job.lora_rank if config.trainer_name == "embedded" else 0,
             target_modules=job.target_modules,
             url=config.rollout_url,
             api_key=config.rollout_key,
+            visible_gpus=cluster and cluster.visible_gpus(cluster.rollout_range, os.environ),
             media_domains=config.media_domains,
         )
         trainer = replace(
             rollout,
             engine=config.trainer_name,
             extra_args=config.trainer_args_for(job),
+            visible_gpus=cluster and cluster.visible_gpus(cluster.training_range, os.environ),
             train_only=True,
         )
         return rollout, trainer

@@ -53,6 +53,8 @@ def _engine_config(*, is_cpu: bool, seed: int) -> FSDPEngineConfig:
         strategy="fsdp2",
         model_dtype="fp32",
         use_torch_compile=False,
+        # Otherwise each worker keeps the gradients of all weights until the step's last pass.
+        use_no_sync_for_gradient_accumulation=False,
         # Entropy is only a metric, so its activations should not use an accelerator's memory.
         entropy_checkpointing=not is_cpu,
         use_dynamic_bsz=True,

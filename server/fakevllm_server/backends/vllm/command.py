@@ -24,6 +24,7 @@ KNOWN_VERSIONS = ((0, 24), (0, 32))
 """The tested range of (major, minor): the first version is included, the second is not."""
 
 REFUSED = {
+    "model": "vLLM would serve another model than the one that is trained: use --model instead",
     "uds": "the server chooses the engine's socket: remove --uds",
     "api-key": "only the server reaches the engine: protect the server with --key-file",
     "trust-remote-code": "code from a model folder is never run: remove --trust-remote-code",
@@ -265,7 +266,9 @@ def _defaults(
         yield "max-lora-rank", str(rank)
         yield "max-loras", str(MAX_ADAPTERS)
         yield "max-cpu-loras", str(NUM_CACHED_ADAPTERS)
-        yield "api-server-count", "1"  # an adapter is loaded by one of several API servers only
+    if rank is not None or "data-parallel-size" in spec.job_args:
+        # Only one of several API servers would load an adapter, or be paused for new weights.
+        yield "api-server-count", "1"
     for name, value in spec.job_args.items():
         if name != "gpu-memory-utilization" or not install.is_cpu:
             yield name, value

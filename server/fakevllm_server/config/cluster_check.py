@@ -1,0 +1,77 @@
+"""Check that the section `cluster` fits the engines of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fakevllm_runtime.errors import ConfigError
+from fakevllm_server.backends.vllm.command import parse_flags
+from fakevllm_server.placement.cluster_section import ClusterSection
+
+if TYPE_CHECKING:
+    from fakevllm_server.config.model import ServerConfig
+
+PLACED_BY_SECTION = {
+    "tensor-parallel-size": "tensor_parallel",
+    "data-parallel-size": "data_parallel",
+    "pipeline-parallel-size": "tensor_parallel",
+}
+"""Arguments of vLLM that would use other GPUs than the section says, each with the key to use."""
+SHORT_FLAGS = {
+    "-tp": "tensor-parallel-size",
+    "-dp": "data-parallel-size",
+    "-pp": "pipeline-parallel-size",
+}
+TRAINER_ARGUMENTS = {
+    "num-workers": "set cluster.training_gpus instead",
+    "ray-address": "remove the section cluster, because it places workers on this machine only",
+}
+"""Arguments of the verl trainer that contradict the section, with the remedy."""
+
+
+def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
+    """Raise ConfigError if the engines of the server cannot be placed as the section says."""
+    rollout, trainer = config.rollout_name, config.trainer_name
+    if "fake" in (rollout, trainer):
+        raise ConfigError(
+            "The section cluster is for GPUs, and the fake engine has none: remove it."
+        )
+    if config.rollout_url is not None:
+        raise ConfigError(
+            "cluster places the vLLM that this server starts, and --rollout-url names one that "
+            "runs: remove one of them."
+        )
+    if trainer == "embedded" and cluster.training_gpus > 1:
+        raise ConfigError(
+            f"cluster.training_gpus is {cluster.training_gpus}, and the embedded trainer uses one "
+            "GPU: set it to 1, or use --trainer verl."
+        )
+    if rollout == "embedded" and cluster.rollout_gpus > 1:
+        raise ConfigError(
+            f"cluster gives {cluster.rollout_gpus} GPUs to the embedded engine, which samples on "
+            "one: set tensor_parallel, data_parallel and replicas to 1, or use --rollout vllm."
+        )
+    if rollout == trainer and cluster.colocate != "shared":
+        raise ConfigError(
+            "The embedded engine samples and trains on the same GPU: set cluster.colocate to "
+            '"shared", or use --backend vllm.'
+        )
+    _refuse_arguments(config)
+
+
+def _refuse_arguments(config: ServerConfig) -> None:
+    """Raise ConfigError for arguments of the engines that contradict the section."""
+    flags = [SHORT_FLAGS.get(flag, flag) for flag in parse_flags(config.engine_args)]
+    flags += [SHORT_FLAGS[part] for part in config.engine_args if part in SHORT_FLAGS]
+    for flag in flags:
+        if flag in PLACED_BY_SECTION:
+            raise ConfigError(
+                f"--engine-arg=--{flag} contradicts the section cluster: set "
+                f"cluster.{PLACED_BY_SECTION[flag]} instead."
+            )
+    for flag in parse_flags(config.trainer_args):
+        if flag in TRAINER_ARGUMENTS:
+            raise ConfigError(
+                f"--trainer-arg=--{flag} contradicts the section cluster: "
+                f"{TRAINER_ARGUMENTS[flag]}."
+            )

@@ -1,0 +1,178 @@
+"""The section `cluster` of the server's settings: how many GPUs there are, and which of them sample
+and train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from fakevllm_runtime.errors import ConfigError
+from fakevllm_server.backends.verl.worker_placement import place_workers
+from fakevllm_server.types.backend import BackendRefused
+
+GIB = 2**30
+MAX_GPU_MEMORY_GIB = 4096
+COLOCATIONS = ("none", "shared", "sleep")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable that lists the GPUs which a process may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """The section `cluster`. The constructor raises ConfigError for a division that the GPUs do not
+    allow.
+
+    The rollout engine gets the first GPUs, in the order in which the machine counts them. The
+    training workers get the following GPUs or, with `colocate`, the first ones too.
+    """
+
+    gpus_per_node: int
+    """Number of GPUs of each machine that the server may use."""
+    training_gpus: int
+    """Number of GPUs that train. verl starts one worker on each of them."""
+    nodes: int = 1
+    """Number of machines."""
+    tensor_parallel: int = 1
+    """Number of GPUs among which vLLM divides each layer."""
+    data_parallel: int = 1
+    """Number of copies of the model in one vLLM. Each copy has `tensor_parallel` GPUs."""
+    replicas: int = 1
+    """Number of vLLM servers."""
+    colocate: str = "none"
+    """Whether the same GPUs sample and train. `none`: each GPU does one of them. `shared`: both are
+    in memory at the same time. `sleep`: vLLM frees its memory during each training step."""
+    gpu_memory_gib: float | None = None
+    """Memory of one GPU in GiB. If it is set, the server checks that the model fits."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and field.name != "gpu_memory_gib" and value < 1:
+                raise ConfigError(f"cluster.{field.name} must be 1 or more, got {value}.")
+        memory = self.gpu_memory_gib
+        if memory is not None and not 0 < memory <= MAX_GPU_MEMORY_GIB:
+            raise ConfigError(
+                f"cluster.gpu_memory_gib must be above 0 and at most {MAX_GPU_MEMORY_GIB}, got "
+                f"{memory:g}: write the memory of one GPU in GiB."
+            )
+        if self.colocate not in COLOCATIONS:
+            raise ConfigError(
+                f"cluster.colocate must be one of {', '.join(COLOCATIONS)}, got {self.colocate!r}."
+            )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if self.tensor_parallel > self.gpus_per_node:
+            raise ConfigError(
+                f"cluster.tensor_parallel is {self.tensor_parallel}, and a node has "
+                f"{self.gpus_per_node} GPUs: vLLM divides a layer within one node, so lower it."
+            )
+        wanted = self.num_used_gpus
+        if wanted > self.num_gpus:
+            raise ConfigError(
+                f"cluster needs {wanted} GPUs ({self.division}), and "
+                f"{self.nodes} x {self.gpus_per_node} = {self.num_gpus} exist: lower "
+                "training_gpus, tensor_parallel, data_parallel or replicas."
+            )
+        try:
+            place_workers(self._free_gpus_per_node(), self.training_gpus)
+        except BackendRefused as refused:
+            raise ConfigError(
+                f"cluster.training_gpus cannot be placed beside the rollout engine: {refused}."
+            ) from None
+
+    def _free_gpus_per_node(self) -> list[int]:
+        """Return the number of GPUs of each node that may train."""
+        num_taken = 0 if self.is_colocated else self.rollout_gpus
+        firsts = range(0, self.num_gpus, self.gpus_per_node)
+        return [
+            min(max(first + self.gpus_per_node - num_taken, 0), self.gpus_per_node)
+            for first in firsts
+        ]
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs that the server may use."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def rollout_gpus(self) -> int:
+        """Number of GPUs of the rollout engine."""
+        return self.tensor_parallel * self.data_parallel * self.replicas
+
+    @property
+    def num_used_gpus(self) -> int:
+        """Number of GPUs that sample or train."""
+        if self.is_colocated:
+            return max(self.rollout_gpus, self.training_gpus)
+        return self.rollout_gpus + self.training_gpus
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.colocate != "none"
+
+    @property
+    def division(self) -> str:
+        """The numbers of GPUs as text."""
+        joint = "of which train" if self.is_colocated else "to train"
+        factors = f"{self.tensor_parallel} x {self.data_parallel} x {self.replicas}"
+        return f"{factors} = {self.rollout_gpus} to sample, {self.training_gpus} {joint}"
+
+    @property
+    def rollout_range(self) -> range:
+        """Numbers of the GPUs of the rollout engine. GPUs are counted from 0 through all nodes."""
+        return range(self.rollout_gpus)
+
+    @property
+    def training_range(self) -> range:
+        """Numbers of the GPUs that train."""
+        first = 0 if self.is_colocated else self.rollout_gpus
+        return range(first, first + self.training_gpus)
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        return None if self.gpu_memory_gib is None else int(self.gpu_memory_gib * GIB)
+
+    def check_startable(self, environ: Mapping[str, str]) -> None:
+        """Raise ConfigError if this version of the server cannot start the engines as the section
+        says. `environ` are the environment variables of the server."""
+        not_started = {
+            f"cluster.nodes = {self.nodes}": self.nodes > 1,
+            f"cluster.replicas = {self.replicas}": self.replicas > 1,
+            'cluster.colocate = "sleep"': self.colocate == "sleep",
+        }
+        for setting, is_set in not_started.items():
+            if is_set:
+                raise ConfigError(
+                    f"{setting} is calculated by `fakevllm-server plan`, but this version does not "
+                    "start it: remove it, or use another division."
+                )
+        if environ.get("RAY_ADDRESS"):
+            raise ConfigError(
+                "RAY_ADDRESS is set, and workers in that cluster may land on the GPUs of the "
+                "rollout engine: unset it, or remove the section cluster."
+            )
+        listed = _listed_gpus(environ)
+        if listed is not None and len(listed) < self.num_used_gpus:
+            raise ConfigError(
+                f"{VISIBLE_GPUS} lists {len(listed)} GPUs, and cluster needs "
+                f"{self.num_used_gpus} ({self.division}): list more GPUs, or change the division."
+            )
+
+    def visible_gpus(self, gpus: range, environ: Mapping[str, str]) -> str:
+        """Return the value of CUDA_VISIBLE_DEVICES for a process that uses the GPUs with the
+        numbers `gpus`. If the server's own environment lists GPUs, the numbers are places in that
+        list.
+
+        >>> section = ClusterSection(gpus_per_node=4, training_gpus=3)
+        >>> section.visible_gpus(section.training_range, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+        '5,6,7'
+        """
+        listed = _listed_gpus(environ)
+        return ",".join(str(gpu) if listed is None else listed[gpu] for gpu in gpus)
+
+
+def _listed_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that the environment lists; None if it lists none, so that all are used."""
+    text = environ.get(VISIBLE_GPUS, "").strip()
+    return [part.strip() for part in text.split(",")] if text else None
