@@ -10,6 +10,7 @@ from docs.reference_pages import (
     columns,
     commands,
     configuration,
+    gpu_plans,
     hooks,
     job,
     metrics,
@@ -31,6 +32,7 @@ GENERATORS: dict[str, Callable[[], Page]] = {
     "run_files": run_files.page,
     "ledger": columns.ledger_page,
     "journal": columns.journal_page,
+    "gpu_plans": gpu_plans.page,
 }
 """Function that returns the page, by the name of the page's file without `.md`."""
 

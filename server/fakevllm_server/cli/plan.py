@@ -47,7 +47,7 @@ def plan(
     def run() -> None:
         import json
 
-        result = _calculate(config, model, job)
+        result = calculate(config, model, job)
         print(json.dumps(plan_json(result)) if json_output else "\n".join(plan_lines(result)))
         if not result.fits:
             raise typer.Exit(DOES_NOT_FIT)
@@ -55,7 +55,9 @@ def plan(
     run_server_command(run)
 
 
-def _calculate(file: Path, model: str | None, job_file: Path | None) -> MemoryPlan:
+def calculate(file: Path, model: str | None, job_file: Path | None) -> MemoryPlan:
+    """Return the plan for a configuration file. `model` overrides the file's model. `job_file`
+    overrides the file's job. Raises ConfigError if the file, the model or the job has a mistake."""
     from fakevllm_adapters.job.model import TrainJob
     from fakevllm_runtime.errors import ConfigError
     from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

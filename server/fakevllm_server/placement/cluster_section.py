@@ -114,7 +114,7 @@ class ClusterSection:
     @property
     def division(self) -> str:
         """The numbers of GPUs as text."""
-        joint = "of which train" if self.is_colocated else "to train"
+        joint = "to train on the same GPUs" if self.is_colocated else "to train"
         factors = f"{self.tensor_parallel} x {self.data_parallel} x {self.replicas}"
         return f"{factors} = {self.rollout_gpus} to sample, {self.training_gpus} {joint}"
 
