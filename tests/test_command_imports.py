@@ -91,6 +91,8 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "start --help": (SERVER, "start --help", frozenset()),
     "runs --help": (SERVER, "runs --help", frozenset()),
     "runs": (SERVER, "runs", LEDGER | {"sqlmodel"}),
+    "plan --help": (SERVER, "plan --help", frozenset()),
+    "plan": (SERVER, "plan --config absent.toml", CONFIG | {"asyncio", "aiohttp"}),
     "curves": (SERVER, "curves", LEDGER | {"sqlmodel"}),
     "checkpoints --help": (SERVER, "checkpoints --help", frozenset()),
     "checkpoints list": (SERVER, "checkpoints list", LEDGER | {"sqlmodel", "rich"}),

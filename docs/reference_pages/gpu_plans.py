@@ -11,9 +11,10 @@ from fakevllm_server.cli.plan import calculate, plan_lines
 FOLDER = Path(__file__).parent / "plan_examples"
 INTRODUCTION = """\
 This page shows what `fakevllm-server plan` prints for three models: which GPUs sample, which \
-train, and what each GPU holds, with the arithmetic. [several_gpus.md](../several_gpus.md#plan-the-gpus) \
-explains the keys and the parts. All figures are calculated. Those marked *estimate* are guesses. \
-None was measured on a GPU. To print a plan yourself, run this from the root of a clone:
+train, and what each GPU holds, with the arithmetic. \
+[several_gpus.md](../several_gpus.md#2-divide-and-plan-the-gpus) explains the keys and the parts. \
+All figures are calculated. Those marked *estimate* are guesses. None was measured on a GPU. To \
+print a plan yourself, run this from the root of a clone:
 
     fakevllm-server plan --config docs/reference_pages/plan_examples/0.6b.toml \\
         --model docs/reference_pages/plan_examples/0.6b"""

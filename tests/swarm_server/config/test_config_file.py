@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from fakevllm_server.backends.process.engine_registry import ROLLOUTS, TRAINERS
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.placement.cluster_section import ClusterSection
 
 CONFIGS = sorted((Path(__file__).parents[3] / "server/configs").iterdir())
 
@@ -214,3 +215,55 @@ def test_a_check_prints_the_address_and_starts_nothing(
         "engines": ["fake"],
     }
     assert started(file, "--host", "0.0.0.0", "--check").exit_code == 2
+
+
+CLUSTER = "backend: vllm\ncluster:\n  gpus-per-node: 2\n  training_gpus: 1\n"
+
+
+def test_a_file_divides_the_gpus(tmp_path: Path, served: list[ServerConfig]) -> None:
+    result = started(written(tmp_path, CLUSTER + "  gpu_memory_gib: 79.5\n  tensor-parallel: 1\n"))
+    assert result.exit_code == 0, result.output
+    table = '[server]\nbackend = "vllm"\n[server.cluster]\ngpus_per_node = 2\ntraining_gpus = 1\n'
+    assert started(written_toml(tmp_path, table + "gpu_memory_gib = 80\n")).exit_code == 0
+    assert started(written(tmp_path, "backend: vllm\n")).exit_code == 0
+    sections = [config.cluster for config in served]
+    assert sections == [
+        ClusterSection(gpus_per_node=2, training_gpus=1, gpu_memory_gib=79.5),
+        ClusterSection(gpus_per_node=2, training_gpus=1, gpu_memory_gib=80),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cluster: 8\n", "`cluster` in .* must be a table of settings, got 8"),
+        ("cluster: {gpus_per_node: 2}\n", "`training_gpus` is missing in cluster of .*: add it"),
+        (CLUSTER + "  gpus: 2\n", "Unknown key `gpus` in cluster of .*"),
+        (CLUSTER + "  nodes: two\n", "`nodes` in cluster of .* must be a whole number, got 'two'"),
+        (CLUSTER + "  gpu_memory_gib: big\n", "`gpu_memory_gib` in .* must be a number, got 'big'"),
+        (CLUSTER + "  colocate: true\n", "`colocate` in .* must be a text, got True"),
+        (CLUSTER + "  nodes: 2\n  replicas: 3\n", r"cluster.nodes = 2 is calculated by `fakevllm-"),
+        (CLUSTER + "  tensor_parallel: 2\n", "cluster needs 3 GPUs"),
+        (CLUSTER + "engine-arg: [--tensor-parallel-size=2]\n", "contradicts the section cluster"),
+    ],
+)
+def test_a_mistake_in_the_section_cluster_is_one_line_and_exit_code_2(
+    text: str, message: str, tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    check_refusal(started(written(tmp_path, text)), message, served)
+
+
+def test_the_job_of_the_file_is_checked_against_the_memory(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    text = (
+        '[server]\nbackend = "vllm"\nmodel = "demo"\n[server.cluster]\ngpus_per_node = 2\n'
+        "training_gpus = 1\ngpu_memory_gib = 6\n[job]\nmicro_batch_tokens = "
+    )
+    assert started(written_toml(tmp_path, text + "64"), "--check").exit_code == 0
+    large = started(written_toml(tmp_path, text + "4000000"))
+    check_refusal(large, "A GPU that trains needs .*: lower micro_batch_tokens to", served)
+    check_refusal(
+        started(written_toml(tmp_path, text + "0")), r"\[job\] of .*: micro_batch_tokens", served
+    )

@@ -84,7 +84,12 @@ def with_verl(
 
 def with_torch(model: ModelShape | None = None, **numbers: Any) -> Deployment:
     """Return a deployment with vLLM and the embedded trainer on one GPU, in memory together."""
-    chosen = {"tensor_parallel": 1, "training_gpus": 1, "colocate": "shared", "utilization": 0.4}
+    chosen: dict[str, Any] = {
+        "tensor_parallel": 1,
+        "training_gpus": 1,
+        "colocate": "shared",
+        "utilization": 0.4,
+    }
     deployment = with_verl(model or small_shape(), **(chosen | numbers))
     training = replace(deployment.training, is_verl=False, is_recomputed=False)
     return replace(deployment, training=training)

@@ -12,6 +12,7 @@ from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.placement.cluster_section import COLOCATIONS, ClusterSection
 
 SMALL = st.integers(1, 6)
+SMALLEST: dict[str, Any] = {"gpus_per_node": 8, "training_gpus": 1}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_a_division_that_the_gpus_do_not_allow_is_refused(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ClusterSection(**({"gpus_per_node": 8, "training_gpus": 1} | settings))
+        ClusterSection(**(SMALLEST | settings))
 
 
 @given(
@@ -70,7 +71,7 @@ def test_every_accepted_division_uses_existing_gpus_and_overlaps_only_if_colocat
 def test_what_only_the_plan_knows_is_refused_at_the_start(
     settings: dict[str, Any], setting: str
 ) -> None:
-    section = ClusterSection(**({"gpus_per_node": 8, "training_gpus": 1} | settings))
+    section = ClusterSection(**(SMALLEST | settings))
     with pytest.raises(ConfigError, match=f"^{setting} is calculated .* does not start it"):
         section.check_startable({})
 

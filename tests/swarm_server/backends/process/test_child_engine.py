@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -30,6 +31,15 @@ async def test_only_the_owner_may_open_the_socket_and_close_removes_it(tmp_path:
     assert endpoint.socket.stat().st_mode & 0o777 == 0o600
     await backend.close()
     assert not endpoint.socket.exists()
+
+
+async def test_the_process_sees_only_the_gpus_of_its_engine(tmp_path: Path) -> None:
+    backend = ChildEngine(replace(spec(tmp_path), visible_gpus="2,3"))
+    await backend.launch()
+    process = process_of(Subject("fake", backend, tmp_path))
+    environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=2,3" in environment
+    await backend.close()
 
 
 async def test_a_leftover_engine_and_its_successor_have_different_sockets(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ JOB = TrainJob(
 )
 
 
+def test_a_vllm_with_several_copies_of_the_model_has_one_api_server() -> None:
+    spec = EngineSpec("vllm", Path("."), "m", "s", job_args={"data-parallel-size": "2"})
+    command = serve_command(spec, GPU, Path("s"), None)
+    assert command[-4:] == ["--api-server-count", "1", "--data-parallel-size", "2"]
+    chosen = replace(spec, extra_args=["--api-server-count=2"])
+    assert serve_command(chosen, GPU, Path("s"), None).count("--api-server-count") == 0
+
+
 def test_engine_settings_of_the_job_become_arguments() -> None:
     assert vllm_arguments(job=JOB)[-8:] == [
         *("--max-model-len", "18000", "--max-num-seqs", "64"),

@@ -1,0 +1,144 @@
+"""The section `cluster` of a server: what it does to the engines, and what contradicts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm_server.placement.plans import CONFIG
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.config.memory_check import check_memory, check_start, least_job
+from fakevllm_server.config.model import ConfigError, ServerConfig
+from fakevllm_server.placement.cluster_section import ClusterSection
+from fakevllm_server.web.server_state import ServerState
+
+RUN = Path("run")
+SECTION = ClusterSection(gpus_per_node=8, training_gpus=4, tensor_parallel=2, data_parallel=2)
+ON_VERL: dict[str, Any] = {"backend": "verl", "run_dir": RUN, "cluster": SECTION}
+ONE_GPU = ClusterSection(gpus_per_node=1, training_gpus=1, colocate="shared")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "fake"}, "section cluster is for GPUs, and the fake engine has none"),
+        ({"backend": "vllm"}, "training_gpus is 4, and the embedded trainer uses one GPU"),
+        ({"rollout_url": "http://gpu:8000"}, "cluster places the vLLM that this server starts"),
+        ({"rollout": "embedded"}, "cluster gives 4 GPUs to the embedded engine"),
+        (
+            {"backend": "embedded", "cluster": replace(ONE_GPU, gpus_per_node=2, colocate="none")},
+            'on the same GPU: set cluster.colocate to "shared"',
+        ),
+        (
+            {"engine_args": ["--tensor_parallel_size=2"]},
+            "--tensor-parallel-size contradicts .*: set cluster.tensor_parallel instead",
+        ),
+        ({"engine_args": ["-dp", "2"]}, "--data-parallel-size contradicts"),
+        ({"engine_args": ["--pipeline-parallel-size", "2"]}, "--pipeline-parallel-size contra"),
+        ({"trainer_args": ["--num-workers=2"]}, "set cluster.training_gpus instead"),
+        ({"trainer_args": ["--ray-address=head:1"]}, "remove the section cluster"),
+        ({"engine_args": ["--model=other"]}, "serve another model than the one that is trained"),
+    ],
+)
+def test_what_contradicts_the_section_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(**(ON_VERL | settings))
+
+
+def test_the_section_decides_the_numbers_of_vllm_and_of_verls_workers() -> None:
+    config = ServerConfig("verl", RUN, cluster=SECTION, trainer_args=["--micro-batch-tokens=9"])
+    job = TrainJob(tensor_model_parallel_size=4, max_num_seqs=8, n_gpu=4)
+    assert config.engine_settings_for(job) == {
+        "max-num-seqs": "8",
+        "tensor-parallel-size": "2",
+        "data-parallel-size": "2",
+    }
+    assert config.trainer_args_for(job) == ["--micro-batch-tokens=9", "--num-workers=4"]
+    plain = ServerConfig("verl", RUN)
+    assert plain.engine_settings_for(job) == {"max-num-seqs": "8", "tensor-parallel-size": "4"}
+    assert plain.trainer_args_for(job) == ()
+    assert ServerConfig("embedded", RUN, cluster=ONE_GPU).engine_settings_for(job) == {}
+
+
+@pytest.mark.parametrize(
+    ("listed", "rollout", "trainer"),
+    [(None, "0,1,2,3", "4,5,6,7"), ("9,8,7,6,5,4,3,2,1", "9,8,7,6", "5,4,3,2")],
+)
+async def test_engine_and_trainer_get_gpus_of_their_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: str | None,
+    rollout: str,
+    trainer: str,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=SECTION))
+    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    visible = [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs]
+    assert visible == [rollout, trainer]
+    await state.close()
+
+
+async def test_without_a_section_the_engines_inherit_the_servers_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    state = ServerState(ServerConfig("verl", tmp_path, model="demo"))
+    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["5", "5"]
+    assert [spec.visible_gpus for spec in specs] == [None, None]
+    await state.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder that looks like a model of 7.6 B parameters. Its weights are empty."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").touch()
+    return str(tmp_path)
+
+
+def on(memory_gib: float, model: str | None, **settings: Any) -> ServerConfig:
+    return ServerConfig(
+        "verl", RUN, model=model, cluster=replace(SECTION, gpu_memory_gib=memory_gib), **settings
+    )
+
+
+def test_a_server_whose_job_does_not_fit_is_refused_before_it_starts(model: str) -> None:
+    large = TrainJob(micro_batch_tokens=32768)
+    check_start(on(79, model), TrainJob(), {})
+    with pytest.raises(ConfigError, match=r"A GPU that trains needs .*`fakevllm-server plan` show"):
+        check_start(on(79, model), large, {})
+    check_start(on(79, model), None, {})  # another job may fit
+    with pytest.raises(ConfigError, match="A GPU that trains needs"):
+        check_start(on(30, model), None, {})  # no job can fit
+    check_start(ServerConfig("verl", RUN, model=model, cluster=SECTION), large, {})
+    check_start(ServerConfig("verl", RUN, model=model), large, {"RAY_ADDRESS": "head:1"})
+
+
+async def test_a_job_that_does_not_fit_starts_no_engine(model: str, tmp_path: Path) -> None:
+    state = ServerState(replace(on(79, model), run_dir=tmp_path / "run"))
+    state.job = TrainJob(micro_batch_tokens=32768)
+    async with state.engine_lock:
+        with pytest.raises(ConfigError, match="A GPU that trains needs"):
+            await state.start_engine()
+    assert not list((tmp_path / "run").glob("*.log"))
+    await state.close()
+
+
+def test_the_memory_of_an_unknown_model_cannot_be_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a local folder: remove cluster\.gpu"):
+        check_memory(on(79, None, allow_hub=True), TrainJob(), "org/name")
+    check_memory(on(79, None), TrainJob(), None)
+    check_start(on(79, None), None, {})
+
+
+def test_the_least_job_of_an_embedded_trainer_trains_adapters() -> None:
+    assert least_job(ServerConfig("vllm", RUN)).lora_rank == 1
+    assert least_job(ServerConfig("verl", RUN)).lora_rank == 0
