@@ -12,7 +12,7 @@ from fakevllm_server.types.demonstrations import Demonstration
 
 
 def step_demonstrations(batch: Batch, spec: LossSpec) -> list[Demonstration]:
-    """Return the demonstrations of a batch. The loss `kto` gets its mismatched pairs in addition."""
+    """Return the demonstrations of a batch. For `kto`, its mismatched pairs are added."""
     demonstrations = list(batch.demonstrations)
     if spec.of_demonstrations == "kto":
         demonstrations += mismatched_pairs(demonstrations)
