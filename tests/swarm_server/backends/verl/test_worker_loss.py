@@ -137,7 +137,7 @@ def step_specs(draw: st.DrawFn) -> LossSpec:
     return replace(spec, rollout_is_batch_normalize=is_normalized)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(step_specs(), st.integers(1, 3), st.integers(0, 2**32))
 def test_the_workers_gradient_is_that_of_the_step_loss_for_every_loss(
     spec: LossSpec, num_workers: int, seed: int
