@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swarm_server.backends.embedded.train.demonstration_steps import KINDS_OF_LOSS
 from swarm_server.backends.torch_losses.scored_calls import spec_of
 from swarm_server.backends.torch_losses.test_step_loss import specs
 from torch import Tensor
@@ -153,13 +154,14 @@ def test_the_workers_gradient_is_that_of_the_step_loss_for_every_loss(
 def test_the_workers_gradient_of_demonstrations_is_that_of_the_step_loss(
     loss: str, is_alone: bool
 ) -> None:
-    kinds = {"sft": ("plain",) * 4, "dpo": ("chosen", "rejected") * 2}
+    kinds = KINDS_OF_LOSS[loss]
     demonstrations = [
         Demonstration(
-            f"g{at // 2}", [1, 2, at], [3, at][: 1 + at % 2], kind, f"p{at // 2}" if pairs else None
+            f"g{group}", [1, 2, at], [3, at][: 1 + group], kind, f"p{group}" if pairs else None
         )
         for pairs in [loss == "dpo"]
-        for at, kind in enumerate(kinds.get(loss, ("desirable", "undesirable") * 2))
+        for group in range(2)
+        for at, kind in enumerate(kinds)
     ]
     spec = LossSpec(name=loss) if is_alone else spec_of("vanilla", demonstration_loss=loss)
     for seed in range(5):
