@@ -12,9 +12,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from contract.loss_cases import assert_same_updates, loss_settings
 from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
 from swarm_server.backends.embedded.engine_helpers import with_token_advantages
 from swarm_server.backends.verl.reference import (
@@ -335,7 +337,28 @@ async def test_log_probabilities_are_available_for_both_policies(trainer: Subjec
 async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Subject]:
     folder = tmp_path_factory.mktemp("ranks")
     async with running("verl", folder, "--num-workers", "2") as subject:
+        await subject.engine.save(subject.folder / "untouched")
         yield subject
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("settings", loss_settings())
+@pytest.mark.parametrize("shared", ["verl"], indirect=True)
+async def test_one_and_two_ranks_train_every_loss_as_the_embedded_trainer_does(
+    trainer: Subject, two_ranks: Subject, settings: dict[str, Any]
+) -> None:
+    await assert_same_updates(settings, trainer, two_ranks)
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_four_ranks_train_every_loss_as_the_embedded_trainer_does(tmp_path: Path) -> None:
+    async with running("verl", tmp_path, "--num-workers", "4") as subject:
+        await subject.engine.save(subject.folder / "untouched")
+        for parameters in loss_settings():
+            (settings,) = parameters.values
+            await assert_same_updates(settings, subject)
 
 
 @pytest.mark.real

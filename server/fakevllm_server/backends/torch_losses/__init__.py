@@ -2,6 +2,7 @@
 demonstrations as in TRL.
 
     step_loss.py              the function that trainers call: one micro-batch's part of the loss
+    measured_loss.py          the same, with the step's metrics
     trained_tokens.py         the trained tokens of some calls as flat tensors
     ppo_clip.py               PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py

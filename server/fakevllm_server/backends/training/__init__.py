@@ -1,5 +1,6 @@
 """Rules of a training step that all trainers share. This folder does not import torch.
 
+    step_calls.py      the calls that a step runs through the model, and their weights in the loss
     epochs.py          a step's metrics from the metrics of its epochs
     mismatch_limit.py  when a step makes no update
     failed_step.py     how a step that failed after an update is reported

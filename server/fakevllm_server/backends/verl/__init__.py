@@ -8,10 +8,11 @@
     worker_group.py      one method call on all workers
     worker.py            one worker (rank) of verl, with a reference policy and an export
     worker_config.py     verl's configuration object for a worker
-    policy_loss.py       verl's policy loss, with this project's KL term
     batch_split.py       division of the calls among the workers
+    step_rows.py         the rows of a step, their loss and its derivatives
+    worker_loss.py       the loss function of the workers
+    row_layout.py        positions of response tokens in the workers' rows
     tensordict_batch.py  calls in verl's batch format
-    step_metrics.py      metrics of a step before its first update
     weight_files.py      weights as safetensors files
     install_check.py     check that Ray and a tested verl are installed
     cpu_platform.py      a platform plugin with which verl runs on the CPU

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from fakevllm_server.types.backend import BackendError, Call
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
@@ -40,15 +37,3 @@ def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
 def num_tokens(call: Call) -> int:
     """Return the number of tokens in a call's prompt and response together."""
     return len(call.prompt_ids) + len(call.response_ids)
-
-
-def total_weight(calls: Sequence[Call]) -> float:
-    """Return the sum of the loss weights of all response tokens. This sum is the denominator of the
-    batch's loss."""
-    return sum(call.weight * len(call.response_ids) for call in calls)
-
-
-def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Return the loss weights of the response tokens of all rows, one row after another. The shape
-    is [response tokens]. The weight of a token is the weight of its call."""
-    return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])

@@ -3,7 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,83 +12,52 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 
-from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, total_weight
-from fakevllm_server.types.backend import Call
+from fakevllm_server.backends.verl.batch_split import num_tokens
+from fakevllm_server.backends.verl.row_layout import spread_responses
+from fakevllm_server.types.backend import Call, LossSpec
 
 
 def make_tensordict(
     rows: Sequence[Call],
     max_tokens: int,
-    reference: Sequence[Tensor] | None = None,
     *,
-    is_trained: bool = True,
+    with_entropy: bool = False,
+    spec: LossSpec | None = None,
+    loss_inputs: Mapping[str, Tensor] | None = None,
 ) -> TensorDict:
     """Return a batch of calls as a TensorDict for verl's workers. `rows` has one call per row.
 
-    With this batch, verl computes its loss as a weighted mean over response tokens. The weight of a
-    token is the loss weight of its call. verl multiplies the loss of each token by
-    `rollout_is_weights`, and divides the sum by the sum of `loss_mask` over all workers. Therefore
-    `rollout_is_weights` and `loss_mask` both contain the loss weights.
-
     `max_tokens` is the maximum number of tokens of a micro-batch. If a row is longer, the length of
-    the longest row is the maximum instead. `reference` has the reference policy's
-    log-probabilities, one tensor [response tokens] for each row. If `is_trained` is false, the
-    workers compute only log-probabilities.
+    the longest row is the maximum instead. If `with_entropy` is true, the workers return the
+    entropy at each token in addition to the log-probability.
+
+    `spec` and `loss_inputs` are what `worker_loss` reads. `loss_inputs` has flat tensors with a
+    value for each response token of all rows. Without them, the batch is only for
+    log-probabilities.
     """
     assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
         "input_ids": _jagged(rows, lambda row: [*row.prompt_ids, *row.response_ids]),
         "position_ids": _jagged(rows, lambda row: range(num_tokens(row))),
-        "prompts": _jagged(rows, lambda row: row.prompt_ids),
-        "responses": _jagged(rows, lambda row: row.response_ids),
-        "old_log_probs": _jagged(rows, lambda row: row.logprobs, torch.float32),
-        "advantages": _jagged(rows, lambda row: row.advantages, torch.float32),
-        "response_mask": _jagged(
-            rows, _repeat(lambda row: float(row is not PADDING)), torch.float32
-        ),
-        "loss_mask": _jagged(rows, _repeat(lambda row: row.weight), torch.float32),
-        "rollout_is_weights": _jagged(rows, _repeat(lambda row: row.weight), torch.float32),
         "temperature": torch.tensor([row.temperature for row in rows]),
+        # verl sums the mask before each pass. Only verl's own losses use the sum.
+        "loss_mask": torch.ones(len(rows)),
     }
-    if reference is not None:
-        tensors["ref_log_prob"] = torch.nested.as_nested_tensor(
-            list(reference), layout=torch.jagged
-        )
+    for name, values in (loss_inputs or {}).items():
+        tensors[name] = spread_responses(rows, values)
     settings: dict[str, Any] = {
-        "global_batch_size": len(rows),
-        "batch_num_tokens": total_weight(rows),
         "max_token_len_per_gpu": max(max_tokens, *map(num_tokens, rows)),
         "use_dynamic_bsz": True,
-        "calculate_entropy": is_trained,
-        "compute_loss": is_trained,
+        "calculate_entropy": with_entropy,
+        "compute_loss": False,  # in a pass without gradients
         "pad_mode": DatasetPadMode.NO_PADDING,
     }
+    if spec is not None:
+        settings["loss_spec"] = spec
     return tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
 
 
-def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
-    """Return the part of a worker's output that belongs to response tokens, as one tensor [response
-    tokens] for each row.
-
-    `per_token` is a jagged tensor, [rows, tokens]. In a row, the value for token i + 1 is at
-    position i, where the model predicts this token.
-    """
-    return [
-        values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
-        for row, values in zip(rows, per_token.unbind(), strict=True)
-    ]
-
-
-def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
-    """Return a function that repeats `value(row)` once for each response token of the row."""
-    return lambda row: [value(row)] * len(row.response_ids)
-
-
-def _jagged(
-    rows: Sequence[Call],
-    values: Callable[[Call], Sequence[float]],
-    dtype: torch.dtype = torch.long,
-) -> Tensor:
+def _jagged(rows: Sequence[Call], ids: Callable[[Call], Sequence[int]]) -> Tensor:
     return torch.nested.as_nested_tensor(
-        [torch.tensor(list(values(row)), dtype=dtype) for row in rows], layout=torch.jagged
+        [torch.tensor(list(ids(row)), dtype=torch.long) for row in rows], layout=torch.jagged
     )

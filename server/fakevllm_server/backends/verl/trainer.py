@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,15 +20,19 @@ from torch import Tensor
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
 from fakevllm_server.backends.process.trainer_thread import SingleThread
+from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
+from fakevllm_server.backends.torch_losses.measured_loss import needs_entropy
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
+from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
 from fakevllm_server.backends.verl.batch_split import split_batch
 from fakevllm_server.backends.verl.cluster import Cluster
-from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
-from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
-from fakevllm_server.backends.verl.tensordict_batch import make_tensordict, select_responses
+from fakevllm_server.backends.verl.row_layout import select_responses
+from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
+from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
 from fakevllm_server.backends.verl.worker_group import WorkerGroup, WorkersLost
+from fakevllm_server.backends.verl.worker_loss import ENTROPY_COEFFICIENT, direct_inputs
 from fakevllm_server.types.backend import (
     BackendError,
     BackendRefused,
@@ -45,8 +50,8 @@ LOST_EXIT_CODE = 70
 that the user must fix."""
 CLOSE_TIMEOUT_S = 5.0
 NO_REFERENCE = (
-    "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
-    "or use_kl_in_reward): stop the engine, and start it with this job"
+    "the verl trainer was started without the reference policy that this job needs (for "
+    "kl_loss_coef, use_kl_in_reward, dpo or kto): stop the engine, and start it with this job"
 )
 
 
@@ -70,7 +75,6 @@ class VerlTrainer:
         self._micro_batch_tokens = micro_batch_tokens
         self._has_reference = has_reference
         self._job = TrainJob()
-        self._loss: VerlPolicyLoss | None = None
         self._thread = SingleThread("trainer", lambda: None)
 
     async def boot(self, job: TrainJob) -> None:
@@ -113,7 +117,7 @@ class VerlTrainer:
         try:
             _check_model_settings(job)
             self._check_reference(job.needs_reference)
-            VerlPolicyLoss(LossSpec.of(job))
+            self._check_loss(LossSpec.of(job))
         except BackendError as error:
             raise BackendRefused(str(error)) from None
         self._workers.set_grad_clip(job.grad_clip)
@@ -121,68 +125,78 @@ class VerlTrainer:
 
     def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
         started = time.perf_counter()
-        loss = self._set_loss(spec)
-        rows = split_batch(batch.calls, self._workers.num_workers)
+        self._check_loss(spec)
+        demonstrations = step_demonstrations(batch, spec)
+        step = StepRows.of(
+            batch.calls, demonstrations, spec, self._workers.num_workers, batch.version
+        )
         metrics = {"skipped": 0.0}
-        if rows:
-            metrics |= self._update(rows, loss, updates, batch.version)
-        metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
+        if step.rows:
+            metrics |= self._update(step, updates)
+        metrics |= size_metrics(batch, spec)
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
-    def _update(
-        self,
-        rows: list[Call],
-        policy_loss: VerlPolicyLoss,
-        updates: UpdateTracker,
-        version: int | None,
-    ) -> StepMetrics:
+    def _update(self, step: StepRows, updates: UpdateTracker) -> StepMetrics:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
         If the loss or the gradient norm is not finite, the step makes no more updates. The returned
         metrics then contain this value. If the mismatch between the log-probabilities of rollout
         engine and trainer is above the job's limit, the step makes no update.
         """
-        job = self._job
-        has_kl_loss = policy_loss.spec.kl_loss_coef > 0
-        reference = self._response_log_probs(rows, "reference") if has_kl_loss else None
-        data = make_tensordict(rows, self._max_tokens, reference)
+        job, spec = self._job, step.spec
+        if spec.needs_reference:
+            reference = torch.cat(self._response_log_probs(step.rows, "reference"))
+            step = step.with_log_probs(reference=reference)
         epochs: list[StepMetrics] = []
         # verl adds to existing gradients, and a failed step may have left some.
         self._workers.drop_gradients()
         for epoch in range(job.ppo_epochs):
-            loss, output = self._workers.forward_backward(data)
-            log_probs = select_responses(rows, output["log_probs"])
-            metrics = {"loss": loss} | policy_loss.clip_fractions(rows, log_probs)
-            if reference is not None:
-                metrics["kl"] = policy_loss.kl(rows, log_probs, reference)
+            values = self._backward(step, is_first=epoch == 0)
+            metrics = step.metrics(values, is_first=epoch == 0)
             epochs.append(metrics)
             no_further_update = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
-            if epoch == 0:
-                entropies = select_responses(rows, output["entropy"])
-                metrics |= first_pass_metrics(rows, log_probs, entropies, version)
-                if is_too_far(metrics, job):
-                    self._workers.drop_gradients()
-                    return {**metrics, **TOO_FAR}
-            if not math.isfinite(loss):
+            if epoch == 0 and is_too_far(metrics, job):
+                self._workers.drop_gradients()
+                return {**metrics, **TOO_FAR}
+            if not math.isfinite(metrics["loss"]):
                 self._workers.drop_gradients()
                 return mean_of_epochs(epochs) | no_further_update
+            if epoch == 0 and spec.has_policy_loss and not spec.bypass_mode:
+                step = step.with_log_probs(old=values.log_prob)
             updates.begin()
             metrics["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
             if not math.isfinite(metrics["grad_norm"]):  # verl has made no update.
                 return mean_of_epochs(epochs) | no_further_update
         return mean_of_epochs(epochs)
 
-    def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
-        """Return verl's policy loss for `spec`. If the workers have a different loss, send them the
-        loss for `spec`."""
-        self._check_reference(spec.kl_loss_coef > 0)
-        if self._loss is None or self._loss.spec != spec:
-            loss = VerlPolicyLoss(spec)
-            self._workers.set_loss(loss.worker_loss())
-            self._loss = loss
-        return self._loss
+    def _backward(self, step: StepRows, *, is_first: bool) -> RowValues:
+        """Add the gradient of the step's loss to the gradients of the weights. Return the values
+        from which the loss follows. `is_first` is true for the step's first epoch."""
+        make = partial(
+            make_tensordict,
+            step.rows,
+            self._max_tokens,
+            spec=step.spec,
+            with_entropy=needs_entropy(step.spec, is_first=is_first),
+        )
+        if not step.is_coupled:
+            data = make(loss_inputs=direct_inputs(step.tokens))
+            return _row_values(step.rows, self._workers.forward_backward(data))
+        values = _row_values(step.rows, self._workers.infer(make(), "trained"))
+        coefficients = step.coefficients(values)
+        has_entropy = ENTROPY_COEFFICIENT in coefficients
+        self._workers.forward_backward(make(loss_inputs=coefficients, with_entropy=has_entropy))
+        return values
+
+    def _check_loss(self, spec: LossSpec) -> None:
+        """Raise BackendError if the workers cannot compute a loss. This check runs before any
+        worker does, because all workers are lost if one of them fails."""
+        for name in filter(None, (spec.name, spec.of_demonstrations)):
+            if name not in LOSSES | DEMONSTRATION_LOSSES:
+                raise BackendError(f"the verl trainer has no loss {name!r}: choose another loss")
+        self._check_reference(spec.needs_reference)
 
     def _check_reference(self, is_needed: bool) -> None:
         if is_needed and not self._has_reference:
@@ -197,11 +211,11 @@ class VerlTrainer:
             values[index_of_row[id(call)]].tolist() if call.response_ids else [] for call in calls
         ]
 
-    def _response_log_probs(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
+    def _response_log_probs(self, rows: Sequence[Call], policy: PolicyName) -> list[Tensor]:
         """Return the log-probabilities of the response tokens under `policy`, one tensor [response
         tokens] for each row."""
-        data = make_tensordict(rows, self._max_tokens, is_trained=False)
-        return select_responses(rows, self._workers.log_probs(data, policy))
+        data = make_tensordict(rows, self._max_tokens)
+        return select_responses(rows, self._workers.infer(data, policy)["log_probs"])
 
     @property
     def _max_tokens(self) -> int:
@@ -248,6 +262,15 @@ class VerlTrainer:
             closing.join(CLOSE_TIMEOUT_S)
             print(f"the verl trainer ends: {error}", file=sys.stderr, flush=True)
             os._exit(LOST_EXIT_CODE)
+
+
+def _row_values(rows: Sequence[Call], output: Any) -> RowValues:
+    """Return the values of the response tokens from the workers' output."""
+    has_entropy = "entropy" in output.keys()  # noqa: SIM118 - TensorDict has no `in` of its own
+    return RowValues(
+        torch.cat(select_responses(rows, output["log_probs"])),
+        torch.cat(select_responses(rows, output["entropy"])) if has_entropy else None,
+    )
 
 
 def _check_model_settings(job: TrainJob) -> None:

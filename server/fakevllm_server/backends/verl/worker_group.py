@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from verl.utils.device import get_device_name
 
 from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.worker import PolicyWorker
+from fakevllm_server.backends.verl.worker_loss import worker_loss
 from fakevllm_server.types.backend import BackendError, PolicyName
 
 
@@ -47,41 +48,37 @@ class WorkerGroup:
             **(_loopback_rendezvous() if on_loopback else {}),
         )
         self._call_all("reset")
+        self._call_all("set_loss_fn", worker_loss)
 
     def process_ids(self) -> list[int]:
         return self._call_all("process_id")
 
-    def set_loss(self, loss: Callable[..., Any]) -> None:
-        self._call_all("set_loss_fn", loss)
-
     def set_grad_clip(self, grad_clip: float) -> None:
         self._call_all("set_grad_clip", grad_clip)
 
-    def forward_backward(self, rows: Any) -> tuple[float, Any]:
+    def forward_backward(self, rows: Any) -> Any:
         """Run a forward and backward pass over a batch. The gradients are added to the gradients
         that the workers already have.
 
-        Return (loss of the batch, verl's output). The output contains `log_probs` and `entropy`,
-        with the rows in the order of the batch.
+        Return verl's output. The output contains `log_probs`, and `entropy` if the batch asks for
+        it, with the rows in the order of the batch.
         """
         result = self._group.forward_backward(rows)
         self._wait(result.futures)
-        output = result.get()
-        return float(output["metrics"]["loss"]), output
+        return result.get()
 
     def keep_reference(self) -> None:
         """Keep a copy of the current weights as the reference policy."""
         self._call_all("keep_reference")
 
-    def log_probs(self, rows: Any, policy: PolicyName) -> Any:
-        """Return the log-probabilities of all tokens of `rows` under `policy`. A row is one token
-        sequence. The result is a jagged tensor [rows, tokens], in the order of `rows`. No gradient
-        is computed."""
+    def infer(self, rows: Any, policy: PolicyName) -> Any:
+        """Run a forward pass over a batch under `policy`, without a gradient. A row is one token
+        sequence. Return the same output as `forward_backward`."""
         group = self._group
         method = group.reference_log_probs if policy == "reference" else group.infer_batch
         result = method(rows)
         self._wait(result.futures)
-        return result.get()["log_probs"]
+        return result.get()
 
     def optimizer_step(self, lr: float, weight_decay: float) -> float:
         """Update the weights. Return the norm of the gradient before clipping.

@@ -18,12 +18,12 @@ import torch
 from swarm_server.backends.verl.reference import on_policy_calls
 from torch import Tensor
 
-from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
+from fakevllm_server.backends.verl.step_rows import StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_config import worker_config
+from fakevllm_server.backends.verl.worker_loss import direct_inputs, worker_loss
 from fakevllm_server.types.backend import Call, LossSpec
 
 
@@ -31,10 +31,13 @@ def main(layer: str) -> None:
     worker = PolicyWorker(worker_config(DEMO_MODEL_DIR, is_cpu=True, seed=0))
     worker.reset()
     worker.keep_reference()
-    worker.set_loss_fn(VerlPolicyLoss(LossSpec.of(TrainJob())).worker_loss())
+    worker.set_loss_fn(worker_loss)
     calls = on_policy_calls()
     first = weights_of(worker)
-    worker.forward_backward(make_tensordict(calls, 10_000))
+    spec = LossSpec()
+    step = StepRows.of(calls, [], spec, 1, None)
+    inputs = direct_inputs(step.tokens)
+    worker.forward_backward(make_tensordict(step.rows, 10_000, spec=spec, loss_inputs=inputs))
     worker.optimizer_step({"lr": 1e-2, "weight_decay": 0.0})
     trained, log_probs = weights_of(worker), log_probs_of(worker, calls)
 
@@ -45,7 +48,7 @@ def main(layer: str) -> None:
     hook = engine.module.get_submodule(layer).register_forward_pre_hook(fail)
     has_failed = False
     try:
-        worker.reference_log_probs(make_tensordict(calls, 10_000, is_trained=False))
+        worker.reference_log_probs(make_tensordict(calls, 10_000))
     except torch.OutOfMemoryError:
         has_failed = True
     hook.remove()
@@ -56,7 +59,7 @@ def main(layer: str) -> None:
 
 
 def log_probs_of(worker: PolicyWorker, calls: list[Call]) -> Tensor:
-    rows = make_tensordict(calls, 10_000, is_trained=False)
+    rows = make_tensordict(calls, 10_000)
     return worker.infer_batch(rows)["log_probs"].values()
 
 

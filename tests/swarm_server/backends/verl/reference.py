@@ -60,7 +60,10 @@ class Reference:
         self._trainer.boot(job)
 
     def step(self, calls: list[Call]) -> StepMetrics:
-        return finish(self._trainer.step(Batch(1, calls), LossSpec.of(self.job)))
+        return self.step_of(Batch(1, calls))
+
+    def step_of(self, batch: Batch) -> StepMetrics:
+        return finish(self._trainer.step(batch, LossSpec.of(self.job)))
 
     def assert_same_weights(self, folder: Path) -> None:
         """Check that the weights in a folder are the expected weights, except for rounding.

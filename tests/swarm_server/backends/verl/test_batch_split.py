@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, split_batch
-from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
-from fakevllm_server.types.backend import BackendError, Call
+from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
+from fakevllm_server.types.backend import BackendError, Call, LossSpec
 
 
 def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:
@@ -46,11 +46,11 @@ def test_a_call_that_cannot_be_trained_on_is_an_error(invalid: Call, reason: str
 
 
 def test_means_are_weighted_by_calls_and_ignore_padding() -> None:
-    rows = [call(1, 2), call(1, 1, weight=0.5), PADDING]
-    log_probs = [torch.tensor([-1.0, -2.0]), torch.tensor([-4.0]), torch.tensor([-50.0])]
-    entropies = [torch.tensor([1.0, 1.0]), torch.tensor([3.0]), torch.tensor([9.0])]
+    step = StepRows.of([call(1, 2), call(1, 1, weight=0.5)], [], LossSpec(), 3, version=0)
+    assert [len(row.response_ids) for row in step.rows] == [2, 1, 1]
+    log_probs, entropies = torch.tensor([-1.0, -2, -4, -50]), torch.tensor([1.0, 1, 3, 9])
 
-    metrics = first_pass_metrics(rows, log_probs, entropies)
+    metrics = step.metrics(RowValues(log_probs, entropies), is_first=True)
 
     assert metrics["mismatch"] == pytest.approx((0 + 1 + 0.5 * 3) / 2.5)
     assert metrics["entropy"] == pytest.approx((1 + 1 + 0.5 * 3) / 2.5)

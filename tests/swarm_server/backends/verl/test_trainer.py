@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, Call, LossSpec
@@ -29,16 +30,15 @@ class FailingWorkers:
         self.requests: list[str] = []
         self._at = at
 
-    def set_loss(self, loss: object) -> None: ...
     def set_grad_clip(self, grad_clip: float) -> None: ...
 
     def drop_gradients(self) -> None:
         self._request("drop")
 
-    def forward_backward(self, rows: Any) -> tuple[float, Any]:
+    def forward_backward(self, rows: Any) -> Any:
         self._request("forward")
         values = torch.nested.nested_tensor([torch.full((3,), -1.0)], layout=torch.jagged)
-        return 0.5, {"log_probs": values, "entropy": values}
+        return {"log_probs": values, "entropy": values}
 
     def optimizer_step(self, lr: float, weight_decay: float) -> float:
         self._request("update")
@@ -87,25 +87,6 @@ async def test_a_failed_step_is_partial_only_after_an_update_has_begun(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "gspo"}, "loss = gspo, loss_agg_mode = seq-mean-token-mean: use --trainer emb"),
-        ({"loss_unit": "call"}, "not support loss_unit = call: use"),
-        ({"entropy_coeff": 0.01}, "not support entropy_coeff = 0.01: use"),
-        ({"bypass_mode": False, "rollout_is": "token"}, "bypass_mode = false, rollout_is = token"),
-        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, "rollout_rs = token_k1"),
-    ],
-)
-async def test_a_loss_that_rows_cannot_express_is_refused_by_name_at_boot(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(BackendRefused, match=message):
-        await _trainer(FailingWorkers(at=1)).boot(TrainJob(**settings))
-
-
-@pytest.mark.real
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
         ({"lora_rank": 8}, "not support lora_rank, because it trains all weights: remove it"),
         (
             {"gradient_checkpointing": True},
@@ -123,7 +104,9 @@ async def test_unsupported_model_settings_are_refused_by_name_at_boot(
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "settings", [{"kl_loss_coef": 0.1}, {"use_kl_in_reward": True}], ids=["loss", "reward"]
+    "settings",
+    [{"kl_loss_coef": 0.1}, {"use_kl_in_reward": True}, {"loss": "dpo"}],
+    ids=["loss", "reward", "demonstrations"],
 )
 async def test_a_job_that_needs_a_reference_is_refused_if_none_was_kept(
     settings: dict[str, Any],
@@ -145,8 +128,8 @@ async def test_a_checkpoint_of_another_number_of_workers_is_refused(
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("loss", ["vanilla", "cispo", "gpg"])
-async def test_a_job_with_a_supported_loss_boots(loss: str) -> None:
+@pytest.mark.parametrize("loss", [*LOSS_DEFAULTS, "sft"])
+async def test_a_job_with_any_loss_boots(loss: str) -> None:
     workers = FailingWorkers(at=1)
     await _trainer(workers).boot(TrainJob.model_validate({"loss": loss}))
     assert workers.requests == []

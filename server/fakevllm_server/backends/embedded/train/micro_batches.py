@@ -3,18 +3,18 @@ model together."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby, repeat
 
 import torch
 from torch import Tensor
 
-from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.prefix_sharing import unshare_small_prefixes
 from fakevllm_server.backends.torch_losses.demonstration_rows import DemonstrationRows
 from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
+from fakevllm_server.backends.training.step_calls import shares_of, unit_of
 from fakevllm_server.forest import CallTokens, pack
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 from fakevllm_server.types.demonstrations import Demonstration
@@ -123,8 +123,7 @@ def cut_into_pieces(
     `demonstrations` are the demonstrations of the step. The last elements of `calls` must be the
     calls that `demonstration_calls` returns for these demonstrations.
     """
-    counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
-    shares = call_shares(counted, spec)
+    shares = shares_of(calls, spec)
     keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
     call_tokens = _call_tokens(calls, shares_prefixes=shares_prefixes)
     longest = max((len(call.ids) for call in call_tokens), default=0)
@@ -162,25 +161,6 @@ def cut_into_pieces(
     return StepPieces(pieces, tokens(order) if _splits(pieces, spec) else None)
 
 
-def demonstration_calls(demonstrations: Sequence[Demonstration]) -> list[Call]:
-    """Return the demonstrations as calls. These calls go through the model together with the
-    sampled calls. They have the weight 0, because they do not count in the policy loss."""
-    return [
-        Call(
-            group_id=one.group_id,
-            prompt_ids=one.prompt_ids,
-            response_ids=one.response_ids,
-            logprobs=[0.0] * len(one.response_ids),
-            version=0,
-            temperature=1.0,
-            advantage=0.0,
-            weight=0.0,
-            unit=one.group_id if one.pair is None else one.pair,
-        )
-        for one in demonstrations
-    ]
-
-
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
     """Return True if the loss of some token depends on tokens of another piece. A piece is a set of
     calls that go through the model together."""
@@ -191,12 +171,6 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
         or (spec.couples_step and not all(part.has_whole_step for part in parts))
         or not all(one.is_whole for one in rows)
     )
-
-
-def unit_of(call: Call) -> Hashable:
-    """Return a key of the call's unit (the calls that the loss treats as one sequence). A call
-    without a unit forms a unit of its own."""
-    return id(call) if call.unit is None else call.unit
 
 
 def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:

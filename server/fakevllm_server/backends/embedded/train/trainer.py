@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.mismatched_pairs import mismatched_pairs
 from fakevllm_server.backends.embedded.lora import (
     LoraSettings,
     describe_settings,
@@ -31,17 +30,18 @@ from fakevllm_server.backends.embedded.train.forward_backward import Passes
 from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )
-from fakevllm_server.backends.embedded.train.micro_batches import (
-    StepPieces,
-    cut_into_pieces,
-    demonstration_calls,
-)
+from fakevllm_server.backends.embedded.train.micro_batches import StepPieces, cut_into_pieces
 from fakevllm_server.backends.embedded.train.prefix_sharing_speedup import SharingSpeedup
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
+from fakevllm_server.backends.training.step_calls import (
+    demonstration_calls,
+    size_metrics,
+    step_demonstrations,
+)
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,
@@ -139,9 +139,7 @@ class PolicyTrainer:
         begun to change.
         """
         started = time.perf_counter()
-        demonstrations = list(batch.demonstrations)
-        if spec.of_demonstrations == "kto":
-            demonstrations += mismatched_pairs(demonstrations)
+        demonstrations = step_demonstrations(batch, spec)
         calls = [*batch.calls, *demonstration_calls(demonstrations)]
         step, passes = self._plan(calls, spec, batch.version, demonstrations)
         metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, calls)}
@@ -154,12 +152,7 @@ class PolicyTrainer:
             yield from self._sharing_speedup.measure(step, calls, passes, max_tokens)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics |= self._sharing_speedup.metrics
-        metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
-        if spec.of_demonstrations is not None:
-            lengths = [len(one.response_ids) for one in batch.demonstrations]
-            metrics["demonstrations"] = float(len(lengths))
-            metrics["demonstration_tokens"] = float(sum(lengths))
+        metrics |= self._sharing_speedup.metrics | size_metrics(batch, spec)
         metrics["lr"] = self._job.lr
         return metrics | step.metrics
 

@@ -20,12 +20,10 @@ from swarm_server.backends.embedded.train.demonstration_steps import (
 
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.micro_batches import (
-    cut_into_pieces,
-    demonstration_calls,
-)
+from fakevllm_server.backends.embedded.train.micro_batches import cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, step_loss
+from fakevllm_server.backends.training.step_calls import demonstration_calls
 from fakevllm_server.types.backend import Batch
 from fakevllm_server.types.demonstrations import Demonstration
 

@@ -1,0 +1,171 @@
+"""A pairwise selection of training losses, and their comparison with the embedded trainer. Any two
+values of two settings that may stand together are in one case."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+from contract.trainers import Subject
+from swarm_server.backends.embedded.train.demonstration_steps import demonstrations_for
+from swarm_server.backends.verl.reference import Reference, on_policy_calls, stale
+
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LOSS_DEFAULTS, UNITS, LossSpec
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.algorithms.loss_sequences import token_weight
+from fakevllm_server.types.backend import Batch, Call
+
+CANDIDATES = 30
+"""Number of random cases from which the one with the most new pairs is taken."""
+DECOUPLED = {"bypass_mode": False}
+FACTORS: dict[str, Mapping[str, dict[str, Any]]] = {
+    "loss": {name: {"loss": name} for name in LOSS_DEFAULTS},
+    "aggregation": {name: {"loss_agg_mode": name} for name in AGGREGATIONS},
+    "unit": {name: {"loss_unit": name} for name in UNITS},
+    "correction": {
+        "none": {},
+        "token-is": DECOUPLED | {"rollout_is": "token", "rollout_is_batch_normalize": True},
+        "masked-is": DECOUPLED | {"rollout_is": "sequence", "rollout_is_threshold": "0.5_2"},
+        "token-rs": {"rollout_rs": "token_k1", "rollout_rs_threshold": "1.4"},
+        "sequence-rs": DECOUPLED | {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.04"},
+    },
+    "further": {
+        "none": {},
+        "k3+": {"kl_loss_coef": 0.5, "kl_loss_type": "k3+"},
+        "entropy": {"entropy_coeff": 0.05},
+        "k1,entropy": {"kl_loss_coef": 0.5, "kl_loss_type": "k1", "entropy_coeff": 0.05},
+        "sft": {"demonstration_loss": "sft", "demonstration_loss_coef": 0.5},
+    },
+    "pieces": {"one": {}, "small": {"micro_batch_tokens": 60}},
+}
+ALONE: dict[str, dict[str, Any]] = {
+    "sft": {"loss": "sft"},
+    "dpo": {"loss": "dpo", "preference_beta": 0.3},
+    "kto": {"loss": "kto", "preference_beta": 0.3, "desirable_weight": 1.3},
+}
+"""Settings of jobs that train demonstrations alone."""
+OF_SHARING = {"token_fidelity", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
+"""Metrics of calls that share prefixes. They do not depend on the loss."""
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """One choice of a value for each factor."""
+
+    choice: tuple[tuple[str, str], ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            name: value
+            for factor, chosen in self.choice
+            for name, value in FACTORS[factor][chosen].items()
+        }
+
+    @property
+    def id(self) -> str:
+        return ",".join(chosen for _, chosen in self.choice)
+
+    @property
+    def pairs(self) -> set[frozenset[tuple[str, str]]]:
+        return {frozenset(pair) for pair in combinations(self.choice, 2)}
+
+    def is_possible(self) -> bool:
+        try:
+            LossSpec.of(TrainJob.model_validate(self.settings))
+        except ValueError:
+            return False
+        return True
+
+
+def loss_settings() -> list[Any]:
+    """Return the settings of each case, as parameters of a test."""
+    cases = {case.id: case.settings for case in pairwise_cases()}
+    return [pytest.param(settings, id=name) for name, settings in (cases | ALONE).items()]
+
+
+def pairwise_cases(seed: int = 0) -> list[LossCase]:
+    """Return few cases that contain every possible pair of values."""
+    rng = random.Random(seed)
+    values = {name: list(factor) for name, factor in FACTORS.items()}
+    missing = {
+        frozenset(((first, one), (second, other)))
+        for first, second in combinations(values, 2)
+        for one, other in product(values[first], values[second])
+    }
+    cases: list[LossCase] = []
+    while missing:
+        pair = min(missing, key=sorted)
+        candidates = [
+            case
+            for _ in range(CANDIDATES)
+            for case in [_random_case(values, rng, pair)]
+            if case.is_possible()
+        ]
+        if not candidates:
+            missing.remove(pair)  # such as loss = geo_mean with rollout_is = token
+            continue
+        best = max(candidates, key=lambda case: len(case.pairs & missing))
+        cases.append(best)
+        missing -= best.pairs
+    return cases
+
+
+def _random_case(
+    values: Mapping[str, list[str]], rng: random.Random, fixed: Iterable[tuple[str, str]]
+) -> LossCase:
+    choice = {name: rng.choice(own) for name, own in values.items()} | dict(fixed)
+    return LossCase(tuple(choice.items()))
+
+
+async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -> None:
+    """Make two updates of the weights with each trainer, and compare metrics and weights with those
+    of the embedded trainer."""
+    job = TrainJob.model_validate({"lr": 1e-4, "ppo_epochs": 2} | settings)
+    spec = LossSpec.of(job)
+    if spec.has_policy_loss:  # The calls are not sampled by the model.
+        job = job.model_copy(update={"max_mismatch_k3": None})
+    batch, reference = _batch_of(spec), Reference(job)
+    expected = reference.step_of(batch)
+    assert expected["grad_norm"] > 1e-3 and math.isfinite(expected["loss"])
+
+    async def compare(trainer: Subject) -> None:
+        await trainer.engine.restore(trainer.folder / "untouched")
+        await trainer.engine.boot(job)
+        metrics = await trainer.engine.step(batch, spec)
+        compared = metrics.keys() - OF_SHARING
+        assert compared == expected.keys() - OF_SHARING
+        assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+        for name in compared - {"loss", "grad_norm", "seconds"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        reference.assert_same_weights(await trainer.export("stepped"))
+
+    await asyncio.gather(*map(compare, trainers))
+
+
+def _batch_of(spec: LossSpec) -> Batch:
+    """Create a batch of four episodes with one to three calls each, and the demonstrations that the
+    loss trains. The calls were sampled with slightly other weights."""
+    calls = stale(on_policy_calls(9, mixed=True))
+    episodes = [calls[:1], calls[1:3], calls[3:6], calls[6:]]
+    trained = [
+        _in_unit(call, spec.loss_unit, f"e{number}", place, len(episode))
+        for number, episode in enumerate(episodes)
+        for place, call in enumerate(episode)
+    ]
+    name = spec.of_demonstrations
+    return Batch(1, trained, 0, demonstrations_for(name) if name is not None else ())
+
+
+def _in_unit(call: Call, loss_unit: str, episode: str, place: int, num_calls: int) -> Call:
+    """Return a call with the unit and the weight that the server gives it. After two calls of an
+    episode, a new timeline begins."""
+    units = {"call": None, "episode": episode, "timeline": f"{episode}.{place // 2}"}
+    return replace(call, unit=units[loss_unit], weight=token_weight(loss_unit, num_calls))
