@@ -18,6 +18,7 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
 from fakevllm_server.config.job_model import choose_model
 
@@ -168,12 +169,12 @@ class ServerConfig:
     def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
         """Return the additional command-line arguments of the trainer for a job.
 
-        If the job needs a reference policy, the verl trainer gets the argument `--keep-reference`.
-        With this argument, the trainer copies the initial weights when it starts, before training
-        changes them.
+        The workers of the verl trainer build their models before they know the job. Therefore the
+        trainer gets the job's settings of the model as arguments. The user's arguments override
+        them.
         """
-        keeps_reference = job.needs_reference and self.trainer_name == "verl"
-        return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
+        from_job = arguments_for_job(job) if self.trainer_name == "verl" else []
+        return [*from_job, *self.trainer_args]
 
     @property
     def rollout_name(self) -> str:

@@ -586,7 +586,7 @@ class ServerState:
             allow_hub=config.allow_hub,
             extra_args=config.engine_args_for(job),
             job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
-            lora_rank=job.lora_rank if config.trainer_name == "embedded" else 0,
+            lora_rank=job.lora_rank if config.trainer_name != "fake" else 0,
             target_modules=job.target_modules,
             url=config.rollout_url,
             api_key=config.rollout_key,

@@ -7,6 +7,8 @@
     worker_placement.py  number of workers per node
     worker_group.py      one method call on all workers
     worker.py            one worker (rank) of verl, with a reference policy and an export
+    trainer_arguments.py arguments of this process, from a job or a checkpoint
+    adapter_check.py     check that LoRA adapters fit the model
     worker_config.py     verl's configuration object for a worker
     policy_loss.py       verl's policy loss, with this project's KL term
     batch_split.py       division of the calls among the workers
