@@ -14,7 +14,8 @@
     batch_split.py       division of the calls among the workers
     tensordict_batch.py  calls in verl's batch format
     step_metrics.py      metrics of a step before its first update
-    weight_files.py      weights as safetensors files
+    weight_export.py     weights of all workers as a model folder
+    weight_files.py      safetensors files that several processes write together
     install_check.py     check that Ray and a tested verl are installed
     cpu_platform.py      a platform plugin with which verl runs on the CPU
 

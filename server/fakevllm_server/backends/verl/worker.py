@@ -20,16 +20,14 @@ from verl.single_controller.base.decorator import (
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl.utils.device import get_device_name
-from verl.utils.model import convert_weight_keys
-from verl.workers.engine.fsdp.utils import unfuse_moe_params
+from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
 from fakevllm_server.backends.embedded.lora import insert_adapters, without_adapters
 from fakevllm_server.backends.embedded.train.checkpoint import write_adapters
-from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
+from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.training.lora_settings import LoraSettings
-from fakevllm_server.backends.verl.weight_files import write_weights
+from fakevllm_server.backends.verl.weight_export import gather, write_weights
 from fakevllm_server.types.backend import PolicyName
 
 # The members of this enumeration are added at run time, so a type checker does not know them.
@@ -86,17 +84,10 @@ class PolicyWorker(TinkerTrainingWorker):
             return self.infer_batch(data)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
-    def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the weights as safetensors files, with LoRA adapters merged. All ranks take part in
-        gathering each tensor, and rank 0 writes it."""
+    def export_weights(self, folder: Path, dtype: torch.dtype, is_gathered: bool) -> None:
+        """Write the weights as safetensors files, as the function `write_weights` describes."""
         with self._on_device():
-            tensors = self._named_tensors(dtype, is_kept=self.rank == 0)
-            if self.rank == 0:
-                write_weights(folder, tensors)
-            else:
-                for _ in tensors:
-                    pass
-        torch.distributed.barrier()
+            write_weights(self._module, folder, dtype, is_gathered=is_gathered)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_adapters(self, folder: Path, policy: PolicyName) -> None:
@@ -106,8 +97,8 @@ class PolicyWorker(TinkerTrainingWorker):
         with self._on_device():
             layers = {
                 layer: (
-                    _gather(adapter.lora_A[adapter.active_adapters[0]].weight),
-                    _gather(adapter.lora_B[adapter.active_adapters[0]].weight),
+                    gather(adapter.lora_A[adapter.active_adapters[0]].weight),
+                    gather(adapter.lora_B[adapter.active_adapters[0]].weight),
                 )
                 for layer, adapter in adapters_of(self._module).items()
             }
@@ -148,6 +139,8 @@ class PolicyWorker(TinkerTrainingWorker):
         """Return this rank's shard of each parameter. The returned tensors share the memory of the
         parameters, and have no gradient."""
         self._reshard()
+        # With `--cpu-offload`, verl may still be copying the shards to the CPU.
+        get_torch_device().synchronize()
         with torch.no_grad():
             return [
                 (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
@@ -168,32 +161,6 @@ class PolicyWorker(TinkerTrainingWorker):
     def _module(self) -> PreTrainedModel:
         engine: Any = self.engine
         return engine.module
-
-    def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """Merge the LoRA adapters into the weights, and gather the weights from all ranks, one by
-        one. If `is_kept` is true, yield the name and the full tensor of each weight, on the CPU.
-        Otherwise only take part in the gathering, and yield nothing.
-
-        The names are those in a Hugging Face model folder. If several names share one tied weight,
-        the weight is yielded under one name only.
-        """
-        engine: Any = self.engine
-        config = engine.model_config.hf_config
-        is_tied = config.get_text_config().tie_word_embeddings
-        tied = set(getattr(self._module, "_tied_weights_keys", None) or ()) if is_tied else set()
-        merged = MergedWeights(self._module)
-        own_names = {name: name for name in merged if name not in tied}
-        folder_names = convert_weight_keys(own_names, self._module)
-        full = ((name, _gather(merged[own])) for name, own in folder_names.items())
-        for name, tensor in unfuse_moe_params(full, config.model_type):
-            if is_kept:
-                kept = tensor.to("cpu", dtype if tensor.is_floating_point() else None)
-                yield name, kept.contiguous()
-
-
-def _gather(weight: Tensor) -> Tensor:
-    """Return the full tensor of a weight. All ranks must call this function together."""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:

@@ -47,6 +47,7 @@ class WorkerGroup:
         then connect to each other through the loopback address. If `lora` is not None, the workers
         train LoRA adapters with these settings, whose initial values depend on `lora_seed`."""
         self.num_workers = sum(workers_per_node)
+        self._num_nodes = len(workers_per_node)
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
         )
@@ -107,7 +108,7 @@ class WorkerGroup:
         self._call_all("optimizer_zero_grad")
 
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        self._call_all("export_weights", folder, dtype)
+        self._call_all("export_weights", folder, dtype, self._num_nodes > 1)
 
     def export_adapters(self, folder: Path, policy: PolicyName) -> None:
         self._call_all("export_adapters", folder, policy)
