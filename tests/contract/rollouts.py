@@ -16,6 +16,7 @@ from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_adapters.http.answer_parts import PartDecoder
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import ROLLOUTS
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
 from fakevllm_server.rollout.capture.shared_call import CompleteChoice, SharedCapture
 from fakevllm_server.rollout.engine_client import EngineClient
@@ -335,13 +336,12 @@ def lora_trainer(rank: int, seed: int = 1) -> Any:
     torch: Any = importlib.import_module("torch")
     trainers: Any = importlib.import_module("fakevllm_server.backends.embedded.train.trainer")
     models: Any = importlib.import_module("fakevllm_server.backends.embedded.model_folder")
-    lora: Any = importlib.import_module("fakevllm_server.backends.embedded.lora")
 
     def load() -> Any:
         return models.load_weights(DEMO_MODEL_DIR, torch.float32, torch.device("cpu"))
 
     trainer = trainers.PolicyTrainer(load(), load)
-    trainer.set_lora(lora.LoraSettings(rank, 2 * rank, "all-linear"), "the test")
+    trainer.set_lora(LoraSettings(rank, 2 * rank, "all-linear"), "the test")
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in trainer.model.named_parameters():
         if "lora_B" in name:

@@ -57,7 +57,9 @@ class Subject:
 
 
 @asynccontextmanager
-async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Subject]:
+async def running(
+    kind: str, folder: Path, *arguments: str, job: TrainJob = JOB
+) -> AsyncGenerator[Subject]:
     """Run a trainer without a rollout engine, on the demo model."""
     folder.mkdir(parents=True, exist_ok=True)
     keeps = ["--keep-reference"] if kind == "verl" else []
@@ -67,7 +69,7 @@ async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Su
     engine = ChildEngine(spec)
     try:
         await engine.launch()
-        await engine.boot(JOB)
+        await engine.boot(job)
         yield Subject(kind, engine, folder)
     finally:
         await engine.close()

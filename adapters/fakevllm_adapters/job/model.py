@@ -146,11 +146,11 @@ class TrainJob(SwarmSections):
     longer than this maximum is not split. Its pass may also have tokens of other calls, up to this
     maximum."""
     gradient_checkpointing: bool = False
-    """Whether the embedded trainer stores no activations of layers and recomputes them in the
-    backward pass. This needs less memory, and a third more time."""
+    """Whether the trainer stores no activations of layers and recomputes them in the backward pass.
+    This needs less memory, and a third more time. On accelerators, the verl trainer always does
+    this, unless it is started with `--no-gradient-checkpointing`."""
     lora_rank: int = Field(default=0, ge=0)
-    """Rank of LoRA adapters, which the embedded trainer trains instead of the weights. 0 means full
-    training."""
+    """Rank of LoRA adapters, which are trained instead of the weights. 0 means full training."""
     lora_alpha: int = Field(default=16, gt=0)
     """LoRA alpha: the output of an adapter is multiplied by lora_alpha / lora_rank."""
     target_modules: Annotated[str, BeforeValidator(list_as_text)] = "all-linear"

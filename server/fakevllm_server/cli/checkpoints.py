@@ -294,6 +294,7 @@ def _export(
     from rich.console import Console
 
     from fakevllm_runtime.errors import ConfigError
+    from fakevllm_server.backends.verl.trainer_arguments import read_lora
     from fakevllm_server.cli.run_archive import export
     from fakevllm_server.types.backend import BackendError, BackendRefused
 
@@ -306,8 +307,9 @@ def _export(
         is_refused = isinstance(error, BackendRefused)
         log_hint = "" if is_refused else f"; see {archive.run_dir / 'export.log'}"
         lines = [f"Step {checkpoint.step} cannot be exported: {error}{log_hint}"]
-        if trained.trainer == "verl":
-            folder = archive.folder(checkpoint)
+        folder = archive.folder(checkpoint)
+        # A checkpoint of adapters has no weights of the model that the merger could merge.
+        if trained.trainer == "verl" and read_lora(folder) is None:
             lines.append(MERGER_HINT.format(checkpoint=folder, to=to, model=trained.model))
         print("\n".join(f"fakevllm-server: {line}" for line in lines), file=sys.stderr)
         raise typer.Exit(2 if is_refused else 1) from None

@@ -7,7 +7,6 @@ the run. A restore needs the lock of the run directory.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
@@ -19,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_server.backends.verl.trainer_arguments import arguments_for_checkpoint
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import SavedCheckpoint
@@ -340,12 +340,11 @@ def _export_arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
     """Return the command-line arguments for a trainer process that only exports a checkpoint.
 
     The embedded trainer (the server's own torch trainer) exports on the CPU, because a running
-    server may use the GPU. The verl trainer needs as many workers as wrote the checkpoint.
+    server may use the GPU.
     """
     if trainer != "verl":
         return ["--device=cpu", f"--dtype={dtype}"]
-    workers = json.loads((checkpoint / "fsdp_config.json").read_bytes())["world_size"]
-    return [f"--num-workers={workers}"]
+    return arguments_for_checkpoint(checkpoint)
 
 
 def _read_checkpoints(db: Connection) -> list[CheckpointInfo]:

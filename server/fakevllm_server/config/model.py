@@ -18,6 +18,7 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
 from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
@@ -187,15 +188,14 @@ class ServerConfig:
         """Return the additional command-line arguments of the trainer for a job. With a section
         `cluster`, the verl trainer starts one worker for each GPU that trains.
 
-        If the job needs a reference policy, the verl trainer gets the argument `--keep-reference`.
-        With this argument, the trainer copies the initial weights when it starts, before training
-        changes them.
+        The workers of the verl trainer build their models before they know the job. Therefore the
+        trainer gets the job's settings of the model as arguments. The user's arguments override
+        them.
         """
         if self.trainer_name != "verl":
             return self.trainer_args
-        own = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
-        own += ["--keep-reference"] if job.needs_reference else []
-        return [*self.trainer_args, *own] if own else self.trainer_args
+        workers = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
+        return [*workers, *arguments_for_job(job), *self.trainer_args]
 
     @property
     def rollout_name(self) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.backends.verl.trainer_arguments import arguments_for_checkpoint
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
@@ -267,7 +268,7 @@ class PolicyLoader:
         trainer has the weights of the model itself. Close the trainer when the block ends."""
         with tempfile.TemporaryDirectory(prefix="fakevllm-") as run_dir:
             # The trainer of the run keeps its weights and its memory: the export has its own.
-            arguments = ["--device=cpu"] if self._trainer.engine == "embedded" else []
+            arguments = _export_arguments(self._trainer.engine, checkpoint)
             spec = replace(
                 self._trainer, run_dir=Path(run_dir), extra_args=arguments, train_only=True
             )
@@ -279,3 +280,13 @@ class PolicyLoader:
                 yield trainer
             finally:
                 await trainer.close()
+
+
+def _export_arguments(trainer: str, checkpoint: Path | None) -> list[str]:
+    """Return the command-line arguments of a separate trainer that only exports a checkpoint. The
+    value None stands for the weights of the model itself."""
+    if trainer == "embedded":
+        return ["--device=cpu"]
+    if trainer == "verl" and checkpoint is not None:
+        return arguments_for_checkpoint(checkpoint)
+    return []

@@ -589,7 +589,7 @@ class ServerState:
             allow_hub=config.allow_hub,
             extra_args=config.engine_args_for(job),
             job_args=config.engine_settings_for(job),
-            lora_rank=job.lora_rank if config.trainer_name == "embedded" else 0,
+            lora_rank=job.lora_rank if config.trainer_name != "fake" else 0,
             target_modules=job.target_modules,
             url=config.rollout_url,
             api_key=config.rollout_key,

@@ -140,9 +140,20 @@ def test_the_verl_trainer_keeps_a_reference_for_jobs_that_need_one(
 ) -> None:
     job = TrainJob.model_validate(settings)
     verl = ServerConfig("verl", RUN, trainer_args=["--num-workers=2"])
-    assert verl.trainer_args_for(job) == ["--num-workers=2", "--keep-reference"]
+    assert verl.trainer_args_for(job) == ["--keep-reference", "--num-workers=2"]
     assert verl.trainer_args_for(TrainJob()) == ["--num-workers=2"]
-    assert ServerConfig("vllm", RUN).trainer_args_for(job) == ()
+    assert ServerConfig("vllm", RUN).trainer_args_for(job) == []
+
+
+def test_the_verl_trainer_is_started_with_the_job_settings_that_change_its_models() -> None:
+    job = TrainJob(lr=1e-3, lora_rank=4, lora_alpha=8, seed=3, gradient_checkpointing=True)
+    # The model without its adapters is the reference, so no copy of the weights is kept.
+    job = job.model_copy(update={"kl_loss_coef": 0.1})
+    verl = ServerConfig("verl", RUN, trainer_args=["--no-gradient-checkpointing"])
+    assert verl.trainer_args_for(job) == [
+        *("--lora-rank=4", "--lora-alpha=8", "--target-modules=all-linear", "--lora-seed=3"),
+        *("--gradient-checkpointing", "--no-gradient-checkpointing"),
+    ]
 
 
 def test_host_names_in_upper_case_match_the_header_of_a_request() -> None:

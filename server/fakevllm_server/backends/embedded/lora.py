@@ -9,49 +9,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.types.backend import BackendRefused
 
 ALL_LINEAR = "all-linear"
 FINGERPRINT_VALUES = 64
 """Number of values of each weight that enter a model's fingerprint."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSettings:
-    """The LoRA settings of a job. The settings are also stored in checkpoints."""
-
-    rank: int
-    alpha: int
-    target_modules: str
-
-    @staticmethod
-    def of(job: TrainJob) -> LoraSettings | None:
-        """Return the job's LoRA settings, or None if the job trains all weights."""
-        if job.lora_rank == 0:
-            return None
-        return LoraSettings(job.lora_rank, job.lora_alpha, job.target_modules)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def describe_settings(lora: LoraSettings | None) -> str:
-    """Return the LoRA settings as text for messages, in the notation of a job file."""
-    if lora is None:
-        return "lora_rank = 0"
-    return (
-        f"lora_rank = {lora.rank}, lora_alpha = {lora.alpha}, "
-        f'target_modules = "{lora.target_modules}"'
-    )
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
@@ -69,7 +39,7 @@ def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> No
     the first update, the model's outputs do not change. Raises BackendRefused if
     `lora.target_modules` does not fit the model, or if peft cannot be imported. The model is then
     unchanged."""
-    layers = _target_layers(model, lora.target_modules)
+    layers = target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, lora_dropout=0.0, bias="none"
@@ -107,8 +77,9 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
-    """Return the full names of the layers that get an adapter.
+def target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
+    """Return the full names of the layers that get an adapter. `target_modules` is the job's
+    setting of this name.
 
     Raises BackendRefused in three cases:
 

@@ -7,13 +7,16 @@
     worker_placement.py  number of workers per node
     worker_group.py      one method call on all workers
     worker.py            one worker (rank) of verl, with a reference policy and an export
+    trainer_arguments.py arguments of this process, from a job or a checkpoint
+    adapter_check.py     check that LoRA adapters fit the model
     worker_config.py     verl's configuration object for a worker
     batch_split.py       division of the calls among the workers
     step_rows.py         the rows of a step, their loss and its derivatives
     worker_loss.py       the loss function of the workers
     row_layout.py        positions of response tokens in the workers' rows
     tensordict_batch.py  calls in verl's batch format
-    weight_files.py      weights as safetensors files
+    weight_export.py     weights of all workers as a model folder
+    weight_files.py      safetensors files that several processes write together
     install_check.py     check that Ray and a tested verl are installed
     cpu_platform.py      a platform plugin with which verl runs on the CPU
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fakevllm_runtime.engines import BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import REFUSED_EXIT_CODE
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.install_check import HOW_TO_INSTALL, check_installed
 from fakevllm_server.types.backend import BackendError
 
@@ -48,6 +49,7 @@ def _serve(options: argparse.Namespace) -> None:
     from fakevllm_server.backends.embedded.device_and_dtype import resolve_dtype
     from fakevllm_server.backends.embedded.model_folder import read_config, resolve_model_folder
     from fakevllm_server.backends.http.engine_server import serve
+    from fakevllm_server.backends.verl.adapter_check import check_adapters
     from fakevllm_server.backends.verl.cluster import Cluster
     from fakevllm_server.backends.verl.trainer import VerlTrainer
     from fakevllm_server.backends.verl.worker_config import worker_config
@@ -55,15 +57,33 @@ def _serve(options: argparse.Namespace) -> None:
     from fakevllm_server.backends.verl.worker_placement import place_workers
 
     model = resolve_model_folder(options.model, options.allow_hub).resolve()
-    read_config(model)  # reports a broken model folder on one line
+    model_config = read_config(model)  # reports a broken model folder on one line
+    lora = _lora(options)
+    if lora is not None:
+        check_adapters(model_config, lora)
     dtype = resolve_dtype("auto", torch.device("cpu" if is_cpu else "cuda"))
     num_fake_gpus = (options.num_workers or 1) if is_cpu else 0
     cluster = Cluster(options.ray_address, num_fake_gpus, workers_env)
     try:
         workers_per_node = place_workers(cluster.num_gpus_per_node(), options.num_workers)
-        config = worker_config(model, is_cpu=is_cpu, seed=options.seed)
-        workers = WorkerGroup(config, workers_per_node, on_loopback=cluster.is_private)
-        if options.keep_reference:  # The reference is the model before any checkpoint is restored.
+        config = worker_config(
+            model,
+            is_cpu=is_cpu,
+            seed=options.seed,
+            lora=lora,
+            gradient_checkpointing=options.gradient_checkpointing,
+            cpu_offload=options.cpu_offload,
+        )
+        workers = WorkerGroup(
+            config,
+            workers_per_node,
+            on_loopback=cluster.is_private,
+            lora=lora,
+            lora_seed=options.lora_seed,
+        )
+        # The reference is the model before any checkpoint is restored. With LoRA, it is the model
+        # without its adapters.
+        if options.keep_reference and lora is None:
             workers.keep_reference()
         trainer = VerlTrainer(
             cluster,
@@ -71,12 +91,20 @@ def _serve(options: argparse.Namespace) -> None:
             model,
             dtype,
             options.micro_batch_tokens,
-            has_reference=options.keep_reference,
+            has_reference=options.keep_reference or lora is not None,
+            lora=lora,
+            gradient_checkpointing=config.model_config.enable_gradient_checkpointing,
         )
         faulthandler.cancel_dump_traceback_later()
         serve(None, trainer, options.socket, on_close=_limit_close_time)
     finally:
         cluster.close()
+
+
+def _lora(options: argparse.Namespace) -> LoraSettings | None:
+    if options.lora_rank == 0:
+        return None
+    return LoraSettings(options.lora_rank, options.lora_alpha, options.target_modules)
 
 
 def _limit_close_time() -> None:
@@ -134,6 +162,37 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-reference",
         action="store_true",
         help="keep a copy of the first weights, for jobs with a KL; set by the server",
+    )
+    parser.add_argument(
+        "--lora-rank",
+        type=int,
+        default=0,
+        help="rank of the LoRA adapters to train; 0 trains all weights; set by the server",
+    )
+    parser.add_argument(
+        "--lora-alpha", type=int, default=16, help="alpha of the adapters; set by the server"
+    )
+    parser.add_argument(
+        "--target-modules",
+        default="all-linear",
+        help="layers with an adapter, as in the job; set by the server",
+    )
+    parser.add_argument(
+        "--lora-seed",
+        type=int,
+        default=0,
+        help="seed of the adapters' initial values; set by the server",
+    )
+    parser.add_argument(
+        "--gradient-checkpointing",
+        action=argparse.BooleanOptionalAction,
+        help="compute activations again in the backward pass, to save memory; set by the server "
+        "if the job sets it; default: on for accelerators",
+    )
+    parser.add_argument(
+        "--cpu-offload",
+        action="store_true",
+        help="keep weights and optimizer state in the CPU's memory between steps",
     )
     parser.add_argument(
         "--num-workers", type=int, help="number of workers, one per GPU; default: all GPUs"

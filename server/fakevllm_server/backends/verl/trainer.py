@@ -24,6 +24,7 @@ from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
 from fakevllm_server.backends.torch_losses.measured_loss import needs_entropy
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
+from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
 from fakevllm_server.backends.verl.batch_split import split_batch
@@ -31,6 +32,7 @@ from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
+from fakevllm_server.backends.verl.trainer_arguments import read_lora, write_lora
 from fakevllm_server.backends.verl.worker_group import WorkerGroup, WorkersLost
 from fakevllm_server.backends.verl.worker_loss import ENTROPY_COEFFICIENT, direct_inputs
 from fakevllm_server.types.backend import (
@@ -65,15 +67,21 @@ class VerlTrainer:
         micro_batch_tokens: int | None,
         *,
         has_reference: bool = False,
+        lora: LoraSettings | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
         """Create the trainer. If `micro_batch_tokens` is not None, it overrides the job's setting.
-        `has_reference` is True if the workers have kept the weights of the reference policy."""
+        `has_reference` is True if the workers can compute the reference policy. `lora` has the
+        settings of the workers' adapters; None means that they train all weights.
+        `gradient_checkpointing` is True if the workers' models use gradient checkpointing."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
         self._export_dtype = export_dtype
         self._micro_batch_tokens = micro_batch_tokens
         self._has_reference = has_reference
+        self._lora = lora
+        self._gradient_checkpointing = gradient_checkpointing
         self._job = TrainJob()
         self._thread = SingleThread("trainer", lambda: None)
 
@@ -99,10 +107,10 @@ class VerlTrainer:
         await self._run(lambda: self._export(folder))
 
     async def export_adapters(self, folder: Path, policy: PolicyName) -> None:
-        raise BackendRefused("the verl trainer trains no adapters: take lora_rank out")
+        await self._run(lambda: self._export_adapters(folder, policy))
 
     async def save(self, folder: Path) -> None:
-        await self._run(lambda: self._workers.save(folder))
+        await self._run(lambda: self._save(folder))
 
     async def restore(self, folder: Path) -> None:
         await self._run(lambda: self._restore(folder))
@@ -115,13 +123,29 @@ class VerlTrainer:
         """
         # A BackendError here would fail every step of the job, so it becomes a BackendRefused.
         try:
-            _check_model_settings(job)
+            self._check_model_settings(job)
             self._check_reference(job.needs_reference)
             self._check_loss(LossSpec.of(job))
         except BackendError as error:
             raise BackendRefused(str(error)) from None
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
+
+    def _check_model_settings(self, job: TrainJob) -> None:
+        """Raise BackendError if the job needs other models than the workers have. The workers build
+        their models when this process starts, so a job cannot change them."""
+        lora = LoraSettings.of(job)
+        if lora != self._lora:
+            raise BackendError(
+                f"the verl trainer was started with {describe_settings(self._lora)}, and the job "
+                f"has {describe_settings(lora)}: stop the engine, and start it with this job"
+            )
+        if job.gradient_checkpointing and not self._gradient_checkpointing:
+            raise BackendError(
+                "the verl trainer was started without the job's gradient_checkpointing: stop the "
+                "engine, and start it with this job, without "
+                "--trainer-arg=--no-gradient-checkpointing"
+            )
 
     def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
         started = time.perf_counter()
@@ -225,17 +249,30 @@ class VerlTrainer:
         copy_model_files(self._model, folder, self._export_dtype)
         self._workers.export_weights(folder, self._export_dtype)
 
+    def _export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        if self._lora is None:
+            raise BackendRefused(
+                "the verl trainer has no adapters to publish: set lora_rank, stop the engine, and "
+                "start it with this job"
+            )
+        self._workers.export_adapters(folder, policy)
+
+    def _save(self, folder: Path) -> None:
+        self._workers.save(folder)
+        write_lora(folder, self._lora)
+
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
         If the checkpoint's fsdp_config.json cannot be read, no weight changes, and BackendError is
-        raised. Raises BackendRefused if the checkpoint was saved by a different number of workers.
-        After a BackendRefused, the server does not try an older checkpoint, because that would undo
-        training steps without the user's consent.
+        raised. Raises BackendRefused if the checkpoint was saved by a different number of workers,
+        or with other LoRA settings. After a BackendRefused, the server does not try an older
+        checkpoint, because that would undo training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
-        except (OSError, ValueError, KeyError) as error:
+            lora = read_lora(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackendError(
                 f"checkpoint {folder} cannot be read as one of the verl trainer: {error}"
             ) from error
@@ -244,6 +281,12 @@ class VerlTrainer:
                 f"checkpoint {folder} was saved by {num_saved} workers, but "
                 f"{self._workers.num_workers} run: start with "
                 f"--trainer-arg=--num-workers={num_saved}"
+            )
+        if lora != self._lora:
+            raise BackendRefused(
+                f"checkpoint {folder} has {describe_settings(lora)}, and the verl trainer was "
+                f"started with {describe_settings(self._lora)}: keep to what the run began with, "
+                "or choose another --run-dir"
             )
         self._workers.load(folder)
 
@@ -271,21 +314,3 @@ def _row_values(rows: Sequence[Call], output: Any) -> RowValues:
         torch.cat(select_responses(rows, output["log_probs"])),
         torch.cat(select_responses(rows, output["entropy"])) if has_entropy else None,
     )
-
-
-def _check_model_settings(job: TrainJob) -> None:
-    """Raise BackendError if the job sets LoRA or gradient checkpointing. The workers build their
-    models before the job is known, so a job cannot change the model."""
-    for setting, is_set, reason in (
-        ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
-        (
-            "gradient_checkpointing",
-            job.gradient_checkpointing,
-            "because it is always on for accelerators",
-        ),
-    ):
-        if is_set:
-            raise BackendError(
-                f"the verl trainer does not support {setting}, {reason}: remove it, or start with "
-                "--trainer embedded"
-            )

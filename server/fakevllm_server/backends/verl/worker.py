@@ -1,5 +1,5 @@
-"""One worker (rank) of the trainer, in a Ray actor. The worker extends verl's worker: it can keep a
-reference policy and export weights."""
+"""One worker (rank) of the trainer, in a Ray actor. The worker extends verl's worker: it can train
+LoRA adapters like the embedded trainer, compute a reference policy, and export weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -14,28 +14,42 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from verl.single_controller.base.decorator import (
     Dispatch,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
-from verl.utils.device import get_device_name
+from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
-from fakevllm_server.backends.verl.weight_files import write_weights
+from fakevllm_server.backends.embedded.lora import insert_adapters, without_adapters
+from fakevllm_server.backends.embedded.train.checkpoint import write_adapters
+from fakevllm_server.backends.embedded.weights import adapters_of
+from fakevllm_server.backends.training.lora_settings import LoraSettings
+from fakevllm_server.backends.verl.weight_export import gather, write_weights
+from fakevllm_server.types.backend import PolicyName
 
 # The members of this enumeration are added at run time, so a type checker does not know them.
 _dispatch: Any = Dispatch
 
 
 class PolicyWorker(TinkerTrainingWorker):
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, lora: LoraSettings | None = None, lora_seed: int = 0) -> None:
+        """Create the worker. If `lora` is not None, the worker trains LoRA adapters with these
+        settings, which `config` must contain too. `lora_seed` is the random seed for the initial
+        values of the adapters."""
         if get_device_name() == "cpu":
             # verl requests one backend per device and lists the CPU twice, which torch refuses.
             torch.distributed.init_process_group(
                 "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
             )
         super().__init__(config=config)
+        self._lora = lora
+        self._lora_seed = lora_seed
+        # verl's own method names the adapters after a wrapper, and has no seed.
+        engine: Any = self.engine
+        engine._build_lora_module = self._insert_adapters
         self._reference: list[Tensor] | None = None
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
@@ -58,22 +72,55 @@ class PolicyWorker(TinkerTrainingWorker):
     )
     def reference_log_probs(self, data: Any) -> Any:
         """Run verl's `infer_batch` with the weights of the reference policy. Return the output of
-        `infer_batch`, which contains the log-probabilities."""
+        `infer_batch`, which contains the log-probabilities.
+
+        With LoRA, the reference policy is the model without its adapters.
+        """
+        if self._lora is not None:
+            with without_adapters(self._module):
+                return self.infer_batch(data)
         assert self._reference is not None, "call keep_reference first"
         with self._with_weights(self._reference):
             return self.infer_batch(data)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
-    def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the weights as safetensors files. All ranks take part in gathering each tensor, and
-        rank 0 writes it."""
-        tensors = self._named_tensors(dtype, is_kept=self.rank == 0)
+    def export_weights(self, folder: Path, dtype: torch.dtype, is_gathered: bool) -> None:
+        """Write the weights as safetensors files, as the function `write_weights` describes."""
+        with self._on_device():
+            write_weights(self._module, folder, dtype, is_gathered=is_gathered)
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        """Write the LoRA adapters in the layout of the peft library, as `write_adapters`
+        describes. All ranks take part in gathering each tensor, and rank 0 writes all of them."""
+        assert self._lora is not None, "the worker trains no adapters"
+        with self._on_device():
+            layers = {
+                layer: (
+                    gather(adapter.lora_A[adapter.active_adapters[0]].weight),
+                    gather(adapter.lora_B[adapter.active_adapters[0]].weight),
+                )
+                for layer, adapter in adapters_of(self._module).items()
+            }
         if self.rank == 0:
-            write_weights(folder, tensors)
-        else:
-            for _ in tensors:
-                pass
+            write_adapters(folder, layers, self._lora, policy)
         torch.distributed.barrier()
+
+    def _insert_adapters(self, module: PreTrainedModel) -> PreTrainedModel:
+        """Insert the LoRA adapters into a model that is not sharded yet, and return the model."""
+        assert self._lora is not None, "the worker trains no adapters"
+        insert_adapters(module, self._lora, self._lora_seed)
+        return module
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Free what FSDP has gathered, and keep the shards on the device within the `with` block.
+        Only there can ranks exchange them. With `--cpu-offload`, the shards are on the CPU
+        otherwise."""
+        engine: Any = self.engine
+        with engine.eval_mode(), torch.no_grad():
+            self._reshard()
+            yield
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:
@@ -85,13 +132,15 @@ class PolicyWorker(TinkerTrainingWorker):
             _copy(others, shards)
             yield
         finally:
-            self._reshard()
-            _copy(trained, shards)
+            # With `--cpu-offload`, the pass has moved the parameters to new memory.
+            _copy(trained, self._shards())
 
     def _shards(self) -> list[Tensor]:
         """Return this rank's shard of each parameter. The returned tensors share the memory of the
         parameters, and have no gradient."""
         self._reshard()
+        # With `--cpu-offload`, verl may still be copying the shards to the CPU.
+        get_torch_device().synchronize()
         with torch.no_grad():
             return [
                 (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
@@ -109,25 +158,9 @@ class PolicyWorker(TinkerTrainingWorker):
                 module.reshard()
 
     @property
-    def _module(self) -> torch.nn.Module:
+    def _module(self) -> PreTrainedModel:
         engine: Any = self.engine
         return engine.module
-
-    def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights from all ranks, one by one. If `is_kept` is true, yield the name and
-        the full tensor of each weight, on the CPU. Otherwise only take part in the gathering, and
-        yield nothing.
-
-        The names are those in a Hugging Face model folder. If several names share one tied weight,
-        the weight is yielded under one name only.
-        """
-        engine: Any = self.engine
-        is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings
-        tied = set(getattr(engine.module, "_tied_weights_keys", None) or ()) if is_tied else set()
-        for name, tensor in engine.get_per_tensor_param()[0]:
-            if is_kept and name not in tied:
-                kept = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
-                yield name, kept.contiguous()
 
 
 def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
 
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_loss import worker_loss
@@ -34,16 +35,28 @@ class WorkerGroup:
     only worker, the method raises BackendError.
     """
 
-    def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
+    def __init__(
+        self,
+        config: Any,
+        workers_per_node: list[int],
+        *,
+        on_loopback: bool,
+        lora: LoraSettings | None = None,
+        lora_seed: int = 0,
+    ) -> None:
         """Start the workers. `on_loopback` is True if all workers are on this machine. The workers
-        then connect to each other through the loopback address."""
+        then connect to each other through the loopback address. If `lora` is not None, the workers
+        train LoRA adapters with these settings, whose initial values depend on `lora_seed`."""
         self.num_workers = sum(workers_per_node)
+        self._num_nodes = len(workers_per_node)
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
         )
         self._group: Any = RayWorkerGroup(
             resource_pool=pool,
-            ray_cls_with_init=RayClassWithInitArgs(ray.remote(PolicyWorker), config=config),
+            ray_cls_with_init=RayClassWithInitArgs(
+                ray.remote(PolicyWorker), config=config, lora=lora, lora_seed=lora_seed
+            ),
             device_name=get_device_name(),
             **(_loopback_rendezvous() if on_loopback else {}),
         )
@@ -92,7 +105,10 @@ class WorkerGroup:
         self._call_all("optimizer_zero_grad")
 
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        self._call_all("export_weights", folder, dtype)
+        self._call_all("export_weights", folder, dtype, self._num_nodes > 1)
+
+    def export_adapters(self, folder: Path, policy: PolicyName) -> None:
+        self._call_all("export_adapters", folder, policy)
 
     def save(self, folder: Path) -> None:
         self._call_all("save_checkpoint", str(folder))

@@ -145,8 +145,7 @@ def max_lora_rank(spec: EngineSpec) -> int | None:
     if spec.lora_rank == 0:
         raise BackendRefused(
             "a vLLM with --enable-lora takes adapters in place of whole weights, and nothing here "
-            "trains adapters: set lora_rank for the embedded trainer, or leave "
-            "--engine-arg=--enable-lora out"
+            "trains adapters: set lora_rank in the job, or leave --engine-arg=--enable-lora out"
         )
     for rank in LORA_RANKS:
         if rank >= spec.lora_rank:

@@ -8,7 +8,7 @@ from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, llama,
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from fakevllm_server.backends.embedded.lora import LoraSettings, insert_adapters
+from fakevllm_server.backends.embedded.lora import insert_adapters
 from fakevllm_server.backends.torch_forest.attention.chain_attention import ChainLayout
 from fakevllm_server.backends.torch_forest.attention.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.attention.registry import (
@@ -26,6 +26,7 @@ from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_values
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.forest import CallTokens, build_forest
 
 

@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.embedded.train.checkpoint import export_adapters
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.weights import MergedWeights
+from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 
 
 @cache
@@ -65,14 +67,20 @@ class Reference:
     def step_of(self, batch: Batch) -> StepMetrics:
         return finish(self._trainer.step(batch, LossSpec.of(self.job)))
 
+    def export_adapters(self, folder: Path, policy: PolicyName) -> dict[str, Tensor]:
+        """Write the adapters to a folder, and return them."""
+        export_adapters(folder, self._trainer, policy)
+        return weights_in(folder)
+
     def assert_same_weights(self, folder: Path) -> None:
-        """Check that the weights in a folder are the expected weights, except for rounding.
+        """Check that the weights in a folder are the expected weights, except for rounding. The
+        expected weights contain the adapters, if any.
 
         The norm of all differences must be small, relative to the norm of the change by training.
         AdamW divides by gradients near zero, so single weights may differ by a part of the learning
         rate.
         """
-        own, exported = dict(self._trainer.model.named_parameters()), weights_in(folder)
+        own, exported = dict(MergedWeights(self._trainer.model)), weights_in(folder)
         assert exported.keys() == own.keys()
         start = dict(demo_model().named_parameters())
         moved = torch.cat([(own[name] - start[name]).flatten() for name in own])

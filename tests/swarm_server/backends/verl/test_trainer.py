@@ -87,14 +87,15 @@ async def test_a_failed_step_is_partial_only_after_an_update_has_begun(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lora_rank": 8}, "not support lora_rank, because it trains all weights: remove it"),
         (
-            {"gradient_checkpointing": True},
-            "not support gradient_checkpointing, .*--trainer emb",
+            {"lora_rank": 8},
+            "with lora_rank = 0, and the job has lora_rank = 8, lora_alpha = 16, target_modules = "
+            '"all-linear": stop the engine, and start it with this job',
         ),
+        ({"gradient_checkpointing": True}, "started without the job's gradient_checkpointing: "),
     ],
 )
-async def test_unsupported_model_settings_are_refused_by_name_at_boot(
+async def test_a_job_that_needs_other_models_than_the_workers_have_is_refused_at_boot(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BackendRefused, match=message):
@@ -124,6 +125,13 @@ async def test_a_checkpoint_of_another_number_of_workers_is_refused(
     message = "was saved by 2 workers, but 1 run: start with --trainer-arg=--num-workers=2$"
     with pytest.raises(BackendRefused, match=message):
         await _trainer(FailingWorkers(at=1)).restore(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+async def test_a_trainer_of_all_weights_refuses_to_export_adapters(tmp_path: Path) -> None:
+    with pytest.raises(BackendRefused, match="has no adapters to publish: set lora_rank"):
+        await _trainer(FailingWorkers(at=1)).export_adapters(tmp_path, "trained")
 
 
 @pytest.mark.real

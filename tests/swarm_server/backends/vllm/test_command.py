@@ -259,7 +259,7 @@ def test_a_vllm_of_the_user_gets_merged_weights() -> None:
 
 @pytest.mark.parametrize(
     ("lora_rank", "remedy"),
-    [(0, "set lora_rank for the embedded trainer, or leave"), (513, "lower lora_rank, or leave")],
+    [(0, "set lora_rank in the job, or leave"), (513, "lower lora_rank, or leave")],
 )
 def test_adapters_that_vllm_could_not_hold_are_refused_with_the_remedy(
     lora_rank: int, remedy: str

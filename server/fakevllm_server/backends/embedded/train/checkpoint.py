@@ -16,6 +16,7 @@ import base64
 import json
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from fakevllm_server.backends.embedded.lora import LoraSettings, fingerprint
+from fakevllm_server.backends.embedded.lora import fingerprint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, named_weights
+from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.types.backend import BackendError, BackendRefused, PolicyName
 
 WEIGHT_FILES = (
@@ -41,6 +43,10 @@ WEIGHT_FILES = (
 )
 PEFT_PREFIX = "base_model.model."
 """Prefix of each weight's name in a folder that peft has written."""
+
+AdapterWeights = tuple[Tensor, Tensor]
+"""The two factors of one adapter, which peft calls `lora_A` and `lora_B`. The adapter adds their
+product `lora_B @ lora_A`, multiplied by the scale, to the layer's weight."""
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
@@ -125,10 +131,21 @@ def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) ->
             "the trainer has no adapters to publish: set lora_rank as the run began, or choose "
             "another --run-dir"
         )
-    tensors: dict[str, Tensor] = {}
+    layers: dict[str, AdapterWeights] = {}
     for layer, adapter in adapters_of(trainer.model).items():
         (name,) = adapter.active_adapters
-        a, b = adapter.lora_A[name].weight, adapter.lora_B[name].weight
+        layers[layer] = (adapter.lora_A[name].weight, adapter.lora_B[name].weight)
+    write_adapters(folder, layers, lora, policy)
+
+
+def write_adapters(
+    folder: Path, layers: Mapping[str, AdapterWeights], lora: LoraSettings, policy: PolicyName
+) -> None:
+    """Write LoRA adapters to a folder in the layout of the peft library, as float32. The keys of
+    `layers` are the names of the layers that have an adapter. If `policy` is `reference`, write
+    zeros in place of each adapter's second factor, so that the adapters change nothing."""
+    tensors: dict[str, Tensor] = {}
+    for layer, (a, b) in layers.items():
         tensors[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = a
         tensors[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (
             b if policy == "trained" else torch.zeros_like(b)
@@ -140,7 +157,7 @@ def export_adapters(folder: Path, trainer: PolicyTrainer, policy: PolicyName) ->
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(adapters_of(trainer.model)),
+        "target_modules": sorted(layers),
     }
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: tensor.to("cpu", torch.float32) for name, tensor in _detached(tensors).items()}

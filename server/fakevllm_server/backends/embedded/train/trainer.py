@@ -18,8 +18,6 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.lora import (
-    LoraSettings,
-    describe_settings,
     describe_trainable,
     insert_adapters,
     without_adapters,
@@ -36,6 +34,7 @@ from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
+from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import (
     demonstration_calls,
