@@ -17,8 +17,18 @@ from fakevllm_server.placement.training_memory import BFLOAT16, FLOAT32, Trainin
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 
-NOT_CALCULATED = ("quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "cpu-offload-gb")
-"""Arguments of vLLM that change its memory in a way that is not calculated."""
+NOT_CALCULATED = {
+    "--engine-arg": ("quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "cpu-offload-gb"),
+    "--trainer-arg": ("cpu-offload",),
+}
+"""Arguments of vLLM and of the verl trainer that change the memory in a way that is not
+calculated."""
+NOT_RECOMPUTED = "no-gradient-checkpointing"
+"""Argument with which verl's workers keep all activations. By default, they recompute them."""
+
+LEAST_JOB = TrainJob(micro_batch_tokens=1, lora_rank=1, gradient_checkpointing=True)
+"""A job that needs as little memory as a job can. What does not fit with this job fits with
+none."""
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
@@ -30,18 +40,9 @@ def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str
     config.cluster.check_startable(environ)
     if config.cluster.gpu_memory_gib is None or (config.model is None and job is None):
         return
-    checked = job or least_job(config)
+    checked = job or LEAST_JOB
     model = config.model_for(checked)
     check_memory(config, checked, None if model is None else find_model(model, config.allow_hub))
-
-
-def least_job(config: ServerConfig) -> TrainJob:
-    """Return a job that needs as little memory as a job can on this server. What does not fit with
-    this job fits with none."""
-    is_embedded = config.trainer_name == "embedded"
-    return TrainJob(
-        micro_batch_tokens=1, lora_rank=int(is_embedded), gradient_checkpointing=is_embedded
-    )
 
 
 def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None:
@@ -73,7 +74,7 @@ def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> Memor
     has_vllm = config.rollout_name == "vllm"
     adapter_rank = _adapter_rank(config, job) if has_vllm else 0
     engine_flags = parse_flags(config.engine_args)
-    _refuse_uncalculated(engine_flags)
+    _refuse_uncalculated("--engine-arg", engine_flags)
     rollout = RolloutSetup(
         memory,
         _number(engine_flags, "max-model-len", job.max_model_len) or shape.max_positions,
@@ -93,6 +94,8 @@ def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> Memor
 def _training_setup(config: ServerConfig, cluster: ClusterSection, job: TrainJob) -> TrainingSetup:
     is_verl = config.trainer_name == "verl"
     flags = parse_flags(config.trainer_args)
+    if is_verl:
+        _refuse_uncalculated("--trainer-arg", flags)
     is_one_process = config.rollout_name == config.trainer_name
     arguments = config.engine_args if is_one_process else config.trainer_args
     own_tokens = _number(flags, "micro-batch-tokens", None) if is_verl else None
@@ -101,10 +104,11 @@ def _training_setup(config: ServerConfig, cluster: ClusterSection, job: TrainJob
         cluster.training_gpus,
         own_tokens or job.micro_batch_tokens,
         compute_bytes=BFLOAT16 if is_verl else _number_bytes(arguments),
-        is_recomputed=is_verl or job.gradient_checkpointing,
+        is_recomputed=job.gradient_checkpointing or (is_verl and NOT_RECOMPUTED not in flags),
         lora_rank=job.lora_rank,
         target_modules=job.target_modules,
         needs_reference=job.needs_reference,
+        is_gathered=cluster.nodes > 1,
     )
 
 
@@ -117,7 +121,7 @@ def _adapter_rank(config: ServerConfig, job: TrainJob) -> int:
         None,
         "plan",
         extra_args=config.engine_args,
-        lora_rank=job.lora_rank if config.trainer_name == "embedded" else 0,
+        lora_rank=job.lora_rank,
     )
     try:
         return max_lora_rank(spec) or 0
@@ -125,12 +129,12 @@ def _adapter_rank(config: ServerConfig, job: TrainJob) -> int:
         raise ConfigError(f"LoRA and full updates do not go together: {refused}.") from None
 
 
-def _refuse_uncalculated(flags: Mapping[str, str | None]) -> None:
-    for flag in NOT_CALCULATED:
+def _refuse_uncalculated(argument: str, flags: Mapping[str, str | None]) -> None:
+    for flag in NOT_CALCULATED[argument]:
         if flag in flags:
             raise ConfigError(
-                f"--engine-arg=--{flag} changes vLLM's memory in a way that is not calculated: "
-                "remove cluster.gpu_memory_gib."
+                f"{argument}=--{flag} changes the memory in a way that is not calculated: remove "
+                "cluster.gpu_memory_gib."
             )
 
 

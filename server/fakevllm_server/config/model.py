@@ -193,7 +193,7 @@ class ServerConfig:
         them.
         """
         if self.trainer_name != "verl":
-            return self.trainer_args
+            return [*self.trainer_args]
         workers = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
         return [*workers, *arguments_for_job(job), *self.trainer_args]
 

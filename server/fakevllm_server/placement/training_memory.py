@@ -52,6 +52,9 @@ class TrainingSetup:
     target_modules: str = "all-linear"
     needs_reference: bool = False
     """Whether the job compares the policy with the starting weights."""
+    is_gathered: bool = False
+    """Whether verl's first worker gathers each weight when it exports them. It does so if the
+    workers are on several nodes. Otherwise, each worker writes its own rows."""
 
 
 def training_parts(shape: ModelShape, setup: TrainingSetup) -> list[MemoryPart]:
@@ -60,7 +63,7 @@ def training_parts(shape: ModelShape, setup: TrainingSetup) -> list[MemoryPart]:
     parts = [*_state_parts(shape, setup)]
     parts.append(MemoryPart("CUDA", cuda, "estimate for one process"))
     if setup.is_verl:
-        parts += _gathered_parts(shape)
+        parts += _gathered_parts(shape, setup)
     elif setup.compute_bytes == BFLOAT16:
         parts.append(
             MemoryPart(
@@ -112,7 +115,7 @@ def _state_parts(shape: ModelShape, setup: TrainingSetup) -> list[MemoryPart]:
     return parts
 
 
-def _gathered_parts(shape: ModelShape) -> list[MemoryPart]:
+def _gathered_parts(shape: ModelShape, setup: TrainingSetup) -> list[MemoryPart]:
     """Return the buffers in which verl's workers gather weights from all GPUs."""
     unit = shape.layer_parameters
     kind = "a layer"
@@ -124,12 +127,14 @@ def _gathered_parts(shape: ModelShape) -> list[MemoryPart]:
         num_bytes += 2 * shape.embedding_parameters
         formula += f" + 2 bytes x {shape.embedding_parameters:,} of the embedding"
     largest = shape.largest_tensor
+    gpus, divisor = ("", 1) if setup.is_gathered else (f" / {setup.num_gpus} GPUs", setup.num_gpus)
     return [
         MemoryPart("gathered layers", num_bytes, formula, "passes"),
         MemoryPart(
-            "gathered tensor",
-            FLOAT32 * largest,
-            f"4 bytes x {largest:,} parameters of the largest weight, while weights are exported",
+            "exported weight",
+            -(-FLOAT32 * largest // divisor),
+            f"4 bytes x {largest:,} parameters of the largest weight{gpus}, while weights are "
+            "exported",
             "export",
         ),
     ]
