@@ -50,6 +50,12 @@ ALONE: dict[str, dict[str, Any]] = {
     "kto": {"loss": "kto", "preference_beta": 0.3, "desirable_weight": 1.3},
 }
 """Settings of jobs that train demonstrations alone."""
+LOSS_TOLERANCE = {"abs": 1e-6, "rel": 1e-5}
+"""A log-probability of -6 has a rounding error of 5e-7 in float32. The losses that are linear in it
+and the product of a sequence's ratios have a larger error than 1e-6, relative to their value."""
+MAX_OUTLIERS = 5
+"""Largest number of weights, of 656,000, that may differ by more than a tenth of the learning rate:
+their gradient is almost 0, and AdamW divides by it. Of 40 cases, three had one or two."""
 OF_SHARING = {"token_fidelity", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
 """Metrics of calls that share prefixes. They do not depend on the loss."""
 
@@ -141,11 +147,12 @@ async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -
         metrics = await trainer.engine.step(batch, spec)
         compared = metrics.keys() - OF_SHARING
         assert compared == expected.keys() - OF_SHARING
-        assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
+        assert metrics["loss"] == pytest.approx(expected["loss"], **LOSS_TOLERANCE)
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
         for name in compared - {"loss", "grad_norm", "seconds"}:
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
-        reference.assert_same_weights(await trainer.export("stepped"))
+        exported = await trainer.export("stepped")
+        reference.assert_same_weights(exported, MAX_OUTLIERS)
 
     await asyncio.gather(*map(compare, trainers))
 

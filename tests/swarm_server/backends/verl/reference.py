@@ -72,13 +72,13 @@ class Reference:
         export_adapters(folder, self._trainer, policy)
         return weights_in(folder)
 
-    def assert_same_weights(self, folder: Path) -> None:
+    def assert_same_weights(self, folder: Path, max_outliers: int = 0) -> None:
         """Check that the weights in a folder are the expected weights, except for rounding. The
         expected weights contain the adapters, if any.
 
         The norm of all differences must be small, relative to the norm of the change by training.
         AdamW divides by gradients near zero, so single weights may differ by a part of the learning
-        rate.
+        rate. All but `max_outliers` weights must differ by less than a tenth of it.
         """
         own, exported = dict(MergedWeights(self._trainer.model)), weights_in(folder)
         assert exported.keys() == own.keys()
@@ -87,7 +87,7 @@ class Reference:
         difference = torch.cat([(exported[name] - own[name]).flatten() for name in own])
         assert moved.norm() > 0
         assert difference.norm() < 1e-3 * moved.norm()
-        assert difference.abs().max() < self.job.lr / 10
+        assert (difference.abs() >= self.job.lr / 10).sum() <= max_outliers
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
