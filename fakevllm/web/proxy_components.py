@@ -35,9 +35,7 @@ from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_arms import RequestArms
 from fakevllm.groups.request_pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
-from fakevllm.guard.alert_webhook import SECRET_VARIABLE, AlertWebhook
-from fakevllm.guard.detector_bank import GuardRules
-from fakevllm.guard.guard_service import Guard, GuardOutlets, GuardSettings
+from fakevllm.guard.guard_service import Guard
 from fakevllm.hooks.hook_file_watch import HookFileWatch
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import HookVersions
@@ -71,7 +69,7 @@ from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
-from fakevllm.web.guard_gauges import add_guard_gauges
+from fakevllm.web.guard_opening import open_guard
 from fakevllm.web.release_gauges import add_release_gauges
 from fakevllm.web.server_gauges import add_server_gauges
 from fakevllm.web.trained_rows import trained_rows
@@ -309,7 +307,7 @@ async def open_proxy(
             lambda: {} if tracing is None else tracing.counts,
         )
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
-        guard = await _open_guard(config, ledger, link, pause, metrics, stack)
+        guard = await stack.enter_async_context(open_guard(config, ledger, link, pause, metrics))
         add_server_gauges(metrics, lambda: link.status)
         conversations = SessionTree()
         with ledger.reading():
@@ -500,56 +498,6 @@ async def _open_gate(
     running = asyncio.create_task(gate.run())
     stack.push_async_callback(_cancel, running)
     return gate
-
-
-async def _open_guard(
-    config: Config,
-    ledger: Ledger,
-    link: SwarmLink,
-    kill_switch: KillSwitch,
-    metrics: Metrics,
-    stack: contextlib.AsyncExitStack,
-) -> Guard | None:
-    """Start the guard, and the task that sends its alerts. Return None if no detector runs."""
-    section, release = config.guard, config.release
-    if config.hooks.path is None:
-        for name in section.with_action("hold", "rollback"):
-            raise ConfigError(
-                f"guard.{name} needs hooks, because nothing is trained without them: set "
-                f'hooks.path, or guard.{name} to "warn".'
-            )
-        return None
-    off = set(section.with_action("off"))
-    if section.second_judge_key is None:
-        off.add("second_judge")
-    actions = {name: action for name, action in section.actions.items() if name not in off}
-    if not actions:
-        return None
-    thresholds = section.thresholds.model_dump()
-    low, high = release.reward_range
-    rules = GuardRules(
-        {name: thresholds[name] for name in actions},
-        baseline_steps=section.baseline_steps,
-        window_steps=section.window_steps,
-        reward_width=high - low,
-    )
-    webhook = None
-    if config.alerts.url is not None:
-        webhook = AlertWebhook(config.alerts.url, os.environ.get(SECRET_VARIABLE) or None)
-        stack.push_async_callback(webhook.close)
-        stack.push_async_callback(_cancel, asyncio.create_task(webhook.run()))
-    guard = Guard(
-        GuardSettings(rules, actions, section.second_judge_key),
-        link,
-        ledger.guard,
-        GuardOutlets(
-            pause_training=None if release.is_gated else lambda: kill_switch.set(True),
-            send_alert=webhook.put if webhook is not None else lambda alert: None,
-        ),
-    )
-    stack.push_async_callback(_cancel, asyncio.create_task(guard.run()))
-    add_guard_gauges(metrics, guard, webhook)
-    return guard
 
 
 def _released_arm(arms: RequestArms | None) -> ReleasedArm:
