@@ -205,7 +205,14 @@ class Guard:
 
     async def _read_log(self, state: GuardState) -> None:
         """Feed the detectors with all new entries of the run log."""
-        while entries := await self._server.run_log(state.seq):
+        while True:
+            entries = [
+                entry
+                for entry in await self._server.run_log(state.seq)
+                if entry.seq > state.seq  # a server that ignores the cursor must not be asked again
+            ]
+            if not entries:
+                return
             for entry in entries:
                 if entry.kind == "step":
                     await self._add_step(state, entry)

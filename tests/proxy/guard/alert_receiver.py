@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from aiohttp import web
+HANG_S = 60.0
 
 
 class AlertReceiver:
@@ -16,44 +18,55 @@ class AlertReceiver:
     def __init__(self, *statuses: int, hangs: bool = False) -> None:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
-        self.alerts: list[dict[str, Any]] = []
-        self.arrived = asyncio.Event()
-        """Event that is set when the first alert has arrived."""
         self._statuses = list(statuses)
-        self._may_answer = asyncio.Event()
+        self._may_answer = threading.Event()
         if not hangs:
             self._may_answer.set()
-        self.url = ""
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.headers.append(dict(self.headers.items()))
+                receiver.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+                receiver._may_answer.wait(HANG_S)
+                status = receiver._statuses.pop(0) if receiver._statuses else 204
+                self.send_response(status)
+                if 300 <= status < 400:
+                    self.send_header("Location", "/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Write nothing: the tests look at the requests."""
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Write nothing: a sender that gives up closes its connection."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook/secret-path"
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        """The alerts that have arrived."""
+        return [json.loads(body) for body in self.bodies]
 
     def release(self) -> None:
         """Let the server answer."""
         self._may_answer.set()
 
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/hook/secret-path"
+    def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
         self.release()
-        await self._runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.bodies.append(await request.read())
-        self.headers.append(dict(request.headers))
-        self.alerts.append(await request.json())
-        self.arrived.set()
-        await self._may_answer.wait()
-        status = self._statuses.pop(0) if self._statuses else 204
-        headers = {"Location": "/elsewhere"} if 300 <= status < 400 else {}
-        return web.Response(status=status, headers=headers)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -77,9 +77,7 @@ def run(
     """Feed the detectors with a run, and return all alarms."""
     noise, bank = random.Random(seed), bank or DetectorBank(RULES)
     return [
-        alarm
-        for step in steps
-        for alarm in bank.step_trained(step, step + 1, figures(step, noise))
+        alarm for step in steps for alarm in bank.step_trained(step, step + 1, figures(step, noise))
     ]
 
 

@@ -35,9 +35,10 @@ async def webhook(
 
 
 async def test_an_alert_arrives_as_json_with_the_signature_of_its_bytes() -> None:
-    async with AlertReceiver() as receiver, webhook(receiver.url) as sender:
-        sender.put(ALERT)
-        await until(lambda: sender.counts["sent"] == 1)
+    with AlertReceiver() as receiver:
+        async with webhook(receiver.url) as sender:
+            sender.put(ALERT)
+            await until(lambda: sender.counts["sent"] == 1)
     assert receiver.alerts == [ALERT]
     digest = hmac.new(b"s3cret", receiver.bodies[0], hashlib.sha256).hexdigest()
     assert receiver.headers[0]["X-Fakevllm-Signature"] == f"sha256={digest}"
@@ -45,29 +46,32 @@ async def test_an_alert_arrives_as_json_with_the_signature_of_its_bytes() -> Non
 
 
 async def test_without_a_secret_there_is_no_signature() -> None:
-    async with AlertReceiver() as receiver, webhook(receiver.url, None) as sender:
-        sender.put(ALERT)
-        await until(lambda: sender.counts["sent"] == 1)
+    with AlertReceiver() as receiver:
+        async with webhook(receiver.url, None) as sender:
+            sender.put(ALERT)
+            await until(lambda: sender.counts["sent"] == 1)
     assert "X-Fakevllm-Signature" not in receiver.headers[0]
 
 
 async def test_an_alert_is_repeated_while_the_address_answers_with_500() -> None:
-    async with AlertReceiver(500, 503, 429) as receiver, webhook(receiver.url) as sender:
-        sender.put(ALERT)
-        await until(lambda: sender.counts["sent"] == 1)
-        assert receiver.alerts == [ALERT] * 4
-        assert sender.counts == {"sent": 1, "failed": 0, "dropped": 0}
+    with AlertReceiver(500, 503, 429) as receiver:
+        async with webhook(receiver.url) as sender:
+            sender.put(ALERT)
+            await until(lambda: sender.counts["sent"] == 1)
+            assert receiver.alerts == [ALERT] * 4
+            assert sender.counts == {"sent": 1, "failed": 0, "dropped": 0}
 
 
 async def test_an_alert_that_is_never_accepted_is_lost_with_one_line_without_the_path(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with AlertReceiver(*[500] * NUM_ATTEMPTS) as receiver, webhook(receiver.url) as sender:
-        sender.put(ALERT)
-        await until(lambda: sender.counts["failed"] == 1)
-        assert len(receiver.alerts) == NUM_ATTEMPTS
-        sender.put(ALERT)  # the next one is sent all the same
-        await until(lambda: sender.counts["sent"] == 1)
+    with AlertReceiver(*[500] * NUM_ATTEMPTS) as receiver:
+        async with webhook(receiver.url) as sender:
+            sender.put(ALERT)
+            await until(lambda: sender.counts["failed"] == 1)
+            assert len(receiver.alerts) == NUM_ATTEMPTS
+            sender.put(ALERT)  # the next one is sent all the same
+            await until(lambda: sender.counts["sent"] == 1)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "1 alert to 127.0.0.1:" in line
     assert "it answers with status 500" in line
@@ -78,17 +82,18 @@ async def test_an_alert_that_is_never_accepted_is_lost_with_one_line_without_the
 async def test_a_refusal_or_a_redirect_is_not_repeated_and_not_followed(
     status: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with AlertReceiver(status) as receiver, webhook(receiver.url) as sender:
-        sender.put(ALERT)
-        await until(lambda: sender.counts["failed"] == 1)
-        assert len(receiver.alerts) == 1
+    with AlertReceiver(status) as receiver:
+        async with webhook(receiver.url) as sender:
+            sender.put(ALERT)
+            await until(lambda: sender.counts["failed"] == 1)
+            assert len(receiver.alerts) == 1
     assert words in caplog.text
 
 
 async def test_an_address_that_refuses_connections_loses_the_alert_with_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with AlertReceiver() as receiver:
+    with AlertReceiver() as receiver:
         url = receiver.url
     async with webhook(url) as sender:
         sender.put(ALERT)
@@ -98,23 +103,21 @@ async def test_an_address_that_refuses_connections_loses_the_alert_with_one_line
 
 
 async def test_an_attempt_that_hangs_is_given_up_and_repeated() -> None:
-    async with (
-        AlertReceiver(hangs=True) as receiver,
-        webhook(receiver.url, timeout_s=0.05) as sender,
-    ):
-        sender.put(ALERT)
-        await until(lambda: len(receiver.alerts) >= 2)
-        receiver.release()
-        await until(lambda: sender.counts["sent"] + sender.counts["failed"] == 1)
+    with AlertReceiver(hangs=True) as receiver:
+        async with webhook(receiver.url, timeout_s=0.05) as sender:
+            sender.put(ALERT)
+            await until(lambda: len(receiver.alerts) >= 2)
+            receiver.release()
+            await until(lambda: sender.counts["sent"] + sender.counts["failed"] == 1)
 
 
 async def test_while_the_address_hangs_further_alerts_wait_up_to_a_bound_and_are_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with AlertReceiver(hangs=True) as receiver:
+    with AlertReceiver(hangs=True) as receiver:
         async with webhook(receiver.url, max_queued=2) as sender:
             sender.put(ALERT)
-            await receiver.arrived.wait()
+            await until(lambda: receiver.alerts != [])
             for _ in range(3):
                 sender.put(ALERT)
             assert sender.counts == {"sent": 0, "failed": 0, "dropped": 1}
