@@ -62,11 +62,11 @@ class GuardSection(Section):
     """Action if more tool calls are broken."""
     second_judge: GuardAction = "warn"
     """Action if a second judge disagrees with the rewards. The detector needs
-    `second_judge_key`."""
+    `second_judge_annotation`."""
     held_out_gap: GuardAction = "warn"
     """Action if training rewards rise, and rewards on held-out rows do not. The detector needs
     evaluations: the release mode `gated`, or `fakevllm eval`."""
-    second_judge_key: str | None = None
+    second_judge_annotation: str | None = None
     """Key that the hook adds to each answer, with the score of a second judge as a number. None
     means that there is no second judge."""
     baseline_steps: int = Field(default=20, ge=2, le=1000)
@@ -88,10 +88,10 @@ class GuardSection(Section):
 
     @model_validator(mode="after")
     def _check_second_judge(self) -> Self:
-        if self.second_judge_key is None and self.second_judge in ("hold", "rollback"):
+        if self.second_judge_annotation is None and self.second_judge in ("hold", "rollback"):
             raise ValueError(
                 f'second_judge = "{self.second_judge}" needs the scores of a second judge: name '
-                "the key that your hook adds to each answer in second_judge_key"
+                "the key that your hook adds to each answer in second_judge_annotation"
             )
         return self
 

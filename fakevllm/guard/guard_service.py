@@ -73,7 +73,7 @@ class GuardSettings:
     rules: GuardRules
     actions: Mapping[str, GuardAction]
     """The action of each detector that runs."""
-    second_judge_key: str | None = None
+    second_judge_annotation: str | None = None
     """Key of the hook's annotations with the score of a second judge."""
 
 
@@ -230,7 +230,7 @@ class Guard:
 
     def _answer_figures(self, groups: Sequence[TrainedGroup]) -> dict[str, float]:
         answers = self._rows.answers([group.group_id for group in groups[:MAX_GROUPS]])
-        return answer_figures(measured_groups(answers, self._settings.second_judge_key))
+        return answer_figures(measured_groups(answers, self._settings.second_judge_annotation))
 
     async def _look_at_held_out(self, state: GuardState) -> None:
         """Feed the detectors with the means of versions on held-out rows, from time to time."""
@@ -337,7 +337,7 @@ def alert(run_id: str, alarm: Alarm, action: GuardAction, at: float) -> dict[str
 
 
 def measured_groups(
-    answers: Sequence[TrainedAnswer], second_judge_key: str | None
+    answers: Sequence[TrainedAnswer], second_judge_annotation: str | None
 ) -> list[MeasuredGroup]:
     """Return the groups of a step from the rows of their answers."""
     return [
@@ -346,7 +346,7 @@ def measured_groups(
             [
                 MeasuredAnswer(
                     *(one.text, one.reward, one.tool_calls_json is not None, one.failure),
-                    second_score=_second_score(one.annotations_json, second_judge_key),
+                    second_score=_second_score(one.annotations_json, second_judge_annotation),
                 )
                 for one in siblings
             ],

@@ -38,7 +38,7 @@ async def open_guard(
             stack.push_async_callback(webhook.close)
             stack.push_async_callback(_cancel, asyncio.create_task(webhook.run()))
         guard = Guard(
-            GuardSettings(_rules(config, actions), actions, section.second_judge_key),
+            GuardSettings(_rules(config, actions), actions, section.second_judge_annotation),
             link,
             ledger.guard,
             GuardOutlets(
@@ -59,7 +59,7 @@ def _actions(config: Config) -> dict[str, GuardAction]:
         _refuse_without_hooks(section)
         return {}
     off = set(section.with_action("off"))
-    if section.second_judge_key is None:
+    if section.second_judge_annotation is None:
         off.add("second_judge")
     return {name: action for name, action in section.actions.items() if name not in off}
 
