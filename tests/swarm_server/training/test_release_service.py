@@ -72,7 +72,7 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
 
 @pytest.mark.parametrize(
     ("id", "name"),
-    [("gate-1", "gate"), ("guard-run-3-refusals", "guard"), ("guardian-1", "operator")],
+    [("gate-1", "gate"), ("guard-run-3-refusals", "guard"), ("guardian-1", "alice")],
 )
 async def test_the_id_of_a_decision_says_whether_gate_or_guard_makes_it(
     tmp_path: Path, id: str, name: str
