@@ -4,7 +4,7 @@ carries out their actions.
 The guard reads the run log with a cursor of its own, so that a step is seen once, also after a
 restart of the proxy. Its memory is stored in the ledger after the alarms of a step are raised. If
 the process dies in between, the alarms are raised again. The ids of decisions and of alerts depend
-only on run, step and detector, so that the server carries out a repeated decision once.
+only on run, version, step and detector, so that the server carries out a repeated decision once.
 """
 
 from __future__ import annotations
@@ -313,8 +313,9 @@ class Guard:
 
 
 def alarm_id(run_id: str, alarm: Alarm) -> str:
-    """Return the id of an alarm, of its alert, and of the decision that follows from it."""
-    return f"{GUARD}-{run_id}-{alarm.step}-{alarm.detector}"
+    """Return the id of an alarm, of its alert, and of the decision that follows from it. After a
+    return to an earlier version, steps have the same numbers again, and versions do not."""
+    return f"{GUARD}-{run_id}-{alarm.version}-{alarm.step}-{alarm.detector}"
 
 
 def alert(run_id: str, alarm: Alarm, action: GuardAction, at: float) -> dict[str, Any]:

@@ -56,18 +56,24 @@ def trained_steps(proxy: Process) -> int:
     return int((stats(proxy)["engine"] or {}).get("global_step") or 1) - 1
 
 
-def ask_until_alarm(proxy: Process, app: App) -> dict[str, Any]:
-    """Let the engine answer some steps as usual, and refuse from then on. Return the alarm."""
+def ask_as_usual(proxy: Process, app: App) -> None:
+    """Let the engine answer as usual until the first steps are trained."""
 
-    def usual() -> bool:
+    def trained() -> bool:
         app.ask()
         return trained_steps(proxy) >= 4
+
+    wait_until(trained, 60.0, "four steps with usual answers")
+
+
+def ask_until_alarm(proxy: Process, app: App) -> dict[str, Any]:
+    """Let the engine answer some steps as usual, and refuse from then on. Return the alarm."""
 
     def alarm() -> bool:
         app.ask(REFUSAL)
         return bool(stats(proxy)["guard"]["alarms"])
 
-    wait_until(usual, 60.0, "four steps with usual answers")
+    ask_as_usual(proxy, app)
     wait_until(alarm, 60.0, "an alarm")
     (shown,) = stats(proxy)["guard"]["alarms"]
     return shown
@@ -139,18 +145,19 @@ def test_the_action_rollback_returns_training_to_the_released_version(
         sections = GUARDED.format(action="rollback", release=release, url=receiver.url)
         proxy = processes.proxy(server, *proxy_flags(tmp_path, sections))
         app = App(proxy)
-        ask_until_alarm(proxy, app)
 
         def returned() -> bool:
-            app.ask()
+            app.ask(REFUSAL)
             return history(server) != []
 
+        ask_as_usual(proxy, app)
         wait_until(returned, 60.0, "the return")
-        (record,) = history(server)
+        record = history(server)[0]
         assert (record["decision"], record["decided_by"]) == ("rejected", "guard")
         assert record["evidence"]["restored"] == 0
         wait_until(lambda: not stats(proxy)["guard"]["alarms"], 20.0, "the end of the alarm")
-        assert [alert["detector"] for alert in receiver.alerts] == ["refusals"]
+        wait_until(lambda: receiver.alerts != [], 20.0, "the alert")
+        assert receiver.alerts[0]["id"] == record["id"]
         assert "X-Fakevllm-Signature" not in receiver.headers[0]
 
 

@@ -149,7 +149,7 @@ async def test_a_warning_is_logged_sent_and_shown_and_decides_nothing(
         shown = rig.guard.detectors_on
     (sent,) = rig.alerts
     assert ONSET <= sent["step"] < ONSET + 20
-    assert sent["id"] == f"guard-run-{sent['step']}-{DETECTOR}"
+    assert sent["id"] == f"guard-run-{sent['version']}-{sent['step']}-{DETECTOR}"
     assert (sent["at"], sent["action"], sent["event"]) == (1000.0, "warn", "guard_alarm")
     assert sent["message"] in sent["text"]
     assert (alarm.detector, alarm.step, alarm.is_pending) == (DETECTOR, sent["step"], False)
@@ -268,6 +268,23 @@ async def test_a_return_ends_the_alarm_and_cancels_a_rollback_that_waits(tmp_pat
         server.status_code = 200
         await rig.read_all()
         assert server.decisions == {}
+
+
+async def test_the_same_trouble_after_a_return_has_another_decision_with_another_id(
+    tmp_path: Path,
+) -> None:
+    server = FakeServer(COLLAPSE)
+    async with guarded(tmp_path, server, "rollback") as rig:
+        await until(lambda: len(server.decisions) == 1)
+        seq = COLLAPSE[-1].seq + 1
+        restored = LogEntry(seq=seq, kind="restored", step=0, version=200, reason="rejected")
+        again = [
+            entry.model_copy(update={"seq": seq + entry.seq, "version": 200 + entry.version})
+            for entry in COLLAPSE
+        ]
+        server.log = [*COLLAPSE, restored, *again]
+        await until(lambda: len(server.decisions) == 2)
+    assert [alert["id"] for alert in rig.alerts] == list(server.decisions)
 
 
 async def test_a_change_of_the_hooks_begins_the_comparison_anew(tmp_path: Path) -> None:
