@@ -30,7 +30,7 @@ _FLAGS = {
 }
 """Flag of `fakevllm serve` for each configuration key whose flag has a different name. Any other
 flag has the name of its key."""
-_SECRETS = ("swarm.key", "fallback.key")
+_SECRETS = ("swarm.key", "fallback.key", "alerts.url")
 """Configuration keys whose values are secret and never appear in a message."""
 _FIXES = {
     "tuple_type": 'write a list, such as ["..."]',

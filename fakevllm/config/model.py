@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
+from fakevllm.config.guard import AlertsSection, GuardSection
 from fakevllm.config.hook_reload import ReloadSection
 from fakevllm.config.http_address import WILDCARD_HOSTS, is_host_name, local_url
 from fakevllm.config.policy import PolicySection
@@ -259,6 +260,8 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     release: ReleaseSection = ReleaseSection()
+    guard: GuardSection = GuardSection()
+    alerts: AlertsSection = AlertsSection()
     tracing: TracingSection = TracingSection()
     privacy: PrivacySettings = PrivacySettings()
     """What is redacted before it is written, and how long contents are kept. The job has these
@@ -339,12 +342,24 @@ class Config(Section):
             "feedback.window_s": self.feedback.window_s > 0,
             "fallback.url": self.fallback.url is not None,
             "hooks.watch (--watch-hooks)": self.hooks.watch,
+            'a detector with "hold" in [guard]': bool(self.guard.with_action("hold")),
         }
         for setting, is_set in timing_settings.items():
             if self.job.lockstep and is_set:
                 raise ValueError(
                     f"{setting} does not go with job.lockstep, because arrival times would decide "
                     "what is trained: take one of them out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_guard_has_a_released_version(self) -> Self:
+        for name in self.guard.with_action("rollback"):
+            if not self.release.is_gated:
+                raise ValueError(
+                    f'guard.{name} = "rollback" goes back to the released version, and with '
+                    'release.mode "continuous" there is none: set release.mode to "gated", or '
+                    f'guard.{name} to "hold", which pauses training'
                 )
         return self
 

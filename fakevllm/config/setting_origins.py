@@ -24,6 +24,9 @@ ENVIRONMENT_VARIABLES = {
 """Environment variable for each setting that can be set by one."""
 _SECRET_NAME = re.compile(r"(^|(?<!_per)[._-])(key|token|secret|password)$", re.IGNORECASE)
 """A name such as `swarm.key`. The setting `limits.num_open_per_key` is a number of requests."""
+_SECRET_SETTINGS = ("alerts.url",)
+"""Settings that are secret although their names do not say so. Whoever knows the address of an
+incoming webhook of Slack can write to its channel."""
 _SECRET_ADDRESS = re.compile(r"://[^/\s]*@")
 """An address with a password."""
 _SECRET_FLAG = re.compile(r"[-_](key|token|secret|password)\b", re.IGNORECASE)
@@ -123,7 +126,7 @@ def _shown(key: str, value: object) -> str:
     ('set', 'not set', '"keys"')
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
-    if _SECRET_NAME.search(key):
+    if key in _SECRET_SETTINGS or _SECRET_NAME.search(key):
         return NOT_SET if value in (None, "") else SET
     return SET if _SECRET_ADDRESS.search(text) else text
 

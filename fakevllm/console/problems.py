@@ -105,6 +105,7 @@ def _problems(stats: Json) -> Iterator[Problem]:
             "/releases/hold",
             "Resume releases",
         )
+    yield from _guard_problems(stats.get("guard") or {})
     yield from _signal_problems((engine or {}).get("totals") or {})
     yield from _privacy_problems(stats.get("privacy") or {})
     arms: Json = stats.get("arms") or {}
@@ -125,6 +126,23 @@ def _hook_problems(failures: Json) -> Iterator[Problem]:
             "A dry run on the page Hooks shows the whole error. Correct the hook, and reload it.",
             "/hooks",
             "Look at the hooks",
+        )
+
+
+def _guard_problems(guard: Json) -> Iterator[Problem]:
+    for alarm in guard.get("alarms", ()):
+        yield Problem(
+            f"Training may go wrong since step {alarm['step']}, {alarm['message']}.",
+            alarm["remedy"],
+            "/learning",
+            "Look at the curve",
+        )
+    if (trouble := guard.get("trouble")) and any(one["is_pending"] for one in guard["alarms"]):
+        yield Problem(
+            f"The guard cannot carry out the action of an alarm: {trouble}.",
+            "Until it can, hold releases or go back on the page Releases.",
+            "/releases",
+            "Look at the releases",
         )
 
 

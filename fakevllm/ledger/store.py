@@ -38,6 +38,7 @@ from fakevllm.ledger.edit_rows import EditRows
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.forgotten_groups import ForgottenGroups
 from fakevllm.ledger.group_reads import GroupReads
+from fakevllm.ledger.guard_rows import GuardRows
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.recorded_groups import RecordedGroups, task_from_row
@@ -83,6 +84,7 @@ class Ledger:
     The attributes `sessions`, `calls`, `arms` and `stored_groups` read the tables of their
     subjects. The attributes `kept_answers`, `responses`, `feedback`, `edits` and `rescored` read
     and write the tables of their subjects. The attribute `forgotten` deletes contents of groups.
+    The attribute `guard` has what the guard reads and remembers.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Ledger:
         self.edits = EditRows(read_engine, self._writer.put, self._redactor)
         self.rescored = RescoredRows(read_engine, self._writer.put, self._redactor)
         self.forgotten = ForgottenGroups(read_engine, self._writer.put)
+        self.guard = GuardRows(read_engine, self._writer.put)
 
     @staticmethod
     def open(

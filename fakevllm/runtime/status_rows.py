@@ -47,6 +47,7 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "step", str(step)
     if (release := stats.get("release")) is not None:
         yield from _release_rows(release)
+    yield from _guard_rows(stats.get("guard") or {})  # older proxies do not send it
     yield "groups", _counts(stats["counts"])
     yield "not trained", _counts(stats["untrained"])
     if dropped := engine.get("dropped"):
@@ -105,6 +106,15 @@ def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
         yield "reference", f"{text}: {num} of {size} rows"
     if release["trouble"]:
         yield "release gate", str(release["trouble"])
+
+
+def _guard_rows(guard: Json) -> Iterator[tuple[str, str]]:
+    for alarm in guard.get("alarms", ()):
+        action = f"{alarm['action']}, not carried out yet" if alarm["is_pending"] else None
+        text = f"since step {alarm['step']}, {alarm['message']}. {alarm['remedy']}"
+        yield "alarm", f"{text} (action: {action or alarm['action']})"
+    if trouble := guard.get("trouble"):
+        yield "guard", str(trouble)
 
 
 def arm_rows(arms: Json, *, is_gated: bool = False) -> Iterator[tuple[str, str]]:

@@ -37,6 +37,7 @@ from fakevllm_adapters.protocol.releases import (
     ReleaseReply,
     ReleaseRequest,
     ReleasesReply,
+    RollbackRequest,
     TrainingLimitRequest,
 )
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
@@ -51,6 +52,7 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatusReply,
     LoadPolicyReply,
     LoadPolicyRequest,
+    LogEntry,
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
@@ -430,6 +432,18 @@ class SwarmLink:
         run_id = request.run_id or self._releases_run_id
         request = request.model_copy(update={"run_id": run_id})
         return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
+
+    async def roll_back(self, request: RollbackRequest) -> ReleaseReply:
+        """Ask the server to let training go back to an earlier version. A repeated request has no
+        further effect. Raises one of NETWORK_ERRORS if the request fails. Raises ValueError if the
+        reply is not valid."""
+        return await self._post("/rollback", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
+
+    async def run_log(self, after: int) -> list[LogEntry]:
+        """Request the next entries of the current run's log, whose numbers are above `after`. The
+        list is empty if there are no further ones. Raises one of NETWORK_ERRORS if the request
+        fails. Raises ValueError if the reply is not valid."""
+        return (await self._get(f"/get_run_log?after={after}", LogReply)).entries
 
     async def limit_training(self, version: int | None) -> SuccessReply:
         """Limit training: `version` is the newest version that training may produce. None removes

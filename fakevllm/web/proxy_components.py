@@ -35,6 +35,7 @@ from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_arms import RequestArms
 from fakevllm.groups.request_pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
+from fakevllm.guard.guard_service import Guard
 from fakevllm.hooks.hook_file_watch import HookFileWatch
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.hook_versions import HookVersions
@@ -68,6 +69,7 @@ from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm.web.arm_views import add_arm_gauges
+from fakevllm.web.guard_opening import open_guard
 from fakevllm.web.release_gauges import add_release_gauges
 from fakevllm.web.server_gauges import add_server_gauges
 from fakevllm.web.trained_rows import trained_rows
@@ -171,6 +173,9 @@ class ProxyComponents:
     gate: ReleaseGate | None = None
     """Object that evaluates versions and decides which version is released. None unless
     `release.mode` is `gated`."""
+    guard: Guard | None = None
+    """Object that notices when training goes wrong; None without hooks, or if all detectors are
+    off."""
     hooks: RunningHooks | None = None
     """The user's hooks; None without hooks."""
     tracing: Tracing | None = None
@@ -302,6 +307,7 @@ async def open_proxy(
             lambda: {} if tracing is None else tracing.counts,
         )
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
+        guard = await stack.enter_async_context(open_guard(config, ledger, link, pause, metrics))
         add_server_gauges(metrics, lambda: link.status)
         conversations = SessionTree()
         with ledger.reading():
@@ -351,6 +357,7 @@ async def open_proxy(
             evaluator=evaluator,
             arms=arms,
             gate=gate,
+            guard=guard,
             sources=sources,
             hooks=running_hooks,
             tracing=tracing,

@@ -57,6 +57,7 @@ def test_each_query_names_metrics_and_labels_of_a_running_proxy(
     (processes.folder / "proxy").mkdir()
     record_sessions(processes.folder / "proxy")
     sections = GATED.format(rows=write_held_out(tmp_path))
+    sections += '[alerts]\nurl = "http://127.0.0.1:9/"\n'  # the counts exist before an alert
     job = f'{JOB}filter_groups = "drop"\n'  # tied groups are dropped with a reason
     proxy = processes.proxy(server, *proxy_flags(tmp_path, sections, job=job))
     seen = SeenSeries(proxy)

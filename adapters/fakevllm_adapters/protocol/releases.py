@@ -38,7 +38,13 @@ class Decision(StrEnum):
 
 
 GATE = "gate"
-"""Value of `decided_by` for decisions that no operator made."""
+"""Value of `decided_by` for decisions of the proxy's release gate."""
+GUARD = "guard"
+"""Value of `decided_by` for decisions of the proxy's guard, which notices when training goes
+wrong."""
+AUTOMATIC = (GATE, GUARD)
+"""Values of `decided_by` for decisions that no operator made. The id of such a decision begins with
+one of these words and a hyphen."""
 
 
 MAX_PINNED = 16
@@ -125,7 +131,7 @@ class ReleaseRecord(BaseModel):
     time_s: float
     """Unix time in seconds."""
     decided_by: str
-    """GATE, or the name of the operator's key."""
+    """GATE, GUARD, or the name of the operator's key."""
     evidence: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -100,6 +100,30 @@ class ReleaseStats(BaseModel):
     evaluated."""
 
 
+class GuardAlarm(BaseModel):
+    """An alarm of the guard that has not ended."""
+
+    detector: str
+    step: int
+    """Step after which the alarm was raised."""
+    version: int
+    message: str
+    """What the detector saw, with its threshold."""
+    remedy: str
+    action: str
+    """`warn`, `hold` or `rollback`."""
+    is_pending: bool
+    """Whether the action is not carried out yet."""
+
+
+class GuardStats(BaseModel):
+    """State of the guard, which notices when training goes wrong."""
+
+    alarms: list[GuardAlarm]
+    trouble: str | None = None
+    """Reason why the guard cannot read the run log or carry out an action; None if it can."""
+
+
 class ReloadReply(BaseModel):
     """The outcome of a reload of the hooks."""
 
@@ -192,6 +216,8 @@ class Stats(BaseModel):
     sessions are in the training arm."""
     release: ReleaseStats | None = None
     """State of the release gate; None unless `release.mode` is `gated`."""
+    guard: GuardStats | None = None
+    """State of the guard; None without hooks, or if all detectors are off."""
     run_id: str = ""
     """Id of the run whose curve is shown: the requested run, or the newest run in this ledger."""
     other_runs: list[str] = []
@@ -346,6 +372,9 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         release=None
         if proxy.gate is None
         else ReleaseStats.model_validate(proxy.gate.view(), from_attributes=True),
+        guard=None
+        if proxy.guard is None
+        else GuardStats.model_validate(proxy.guard.view(), from_attributes=True),
         run_id=run_id,
         other_runs=[name for name in runs if name != run_id],
         curve=[StepStats.model_validate(row, from_attributes=True) for row in curve.steps],

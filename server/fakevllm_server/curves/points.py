@@ -22,7 +22,7 @@ from statistics import fmean
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.protocol.releases import GATE, Decision
+from fakevllm_adapters.protocol.releases import GATE, GUARD, Decision
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.curves.metric_names import OWN_PREFIX, curve_values
 from fakevllm_server.journal import reads
@@ -270,7 +270,7 @@ def _release_point(row: ReleaseRow, step: int) -> Point:
     """Return the point of a decision. Its text does not name the operator, because the curves may
     be sent to other machines."""
     record = row.record
-    by = "the release gate" if record.decided_by == GATE else "an operator"
+    by = {GATE: "the release gate", GUARD: "the guard"}.get(record.decided_by, "an operator")
     decision = record.decision
     if record.version is None:
         values = {f"{RELEASES}/held": HOLDS[decision]} if decision in HOLDS else {}

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel
 
 from fakevllm_adapters.protocol.releases import (
-    GATE,
+    AUTOMATIC,
     Decision,
     ReleaseRecord,
     ReleaseReply,
@@ -40,9 +40,6 @@ from fakevllm_server.run.releases import Releases
 from fakevllm_server.run.version_lineage import MODEL
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
-GATE_PREFIX = "gate-"
-"""Prefix of the ids of requests that come from the proxy's gate. Requests of operators have other
-ids."""
 OPERATOR = "operator"
 """Value of `decided_by` for an operator without a name: the operator's key has no name, or the
 server needs no key."""
@@ -481,11 +478,17 @@ class ReleaseService:
             version=version,
             parent=None if version is None else lineage.parent_of(version),
             time_s=self._clock(),
-            decided_by=GATE if request.id.startswith(GATE_PREFIX) else decided_by or OPERATOR,
+            decided_by=_automatic(request.id) or decided_by or OPERATOR,
             evidence=request.evidence,
         )
         pinned = request.pinned if isinstance(request, ReleaseRequest) else None
         return ReleaseRow(record, _hash_of(kind, request), self._log.version, pinned=pinned)
+
+
+def _automatic(request_id: str) -> str | None:
+    """Return GATE or GUARD if the id of a request says that one of them makes the decision. Return
+    None for a decision of an operator."""
+    return next((name for name in AUTOMATIC if request_id.startswith(f"{name}-")), None)
 
 
 def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:

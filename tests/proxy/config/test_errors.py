@@ -30,6 +30,15 @@ from tests.proxy.config.test_model import write_config
         ("[policy.skip]\nroute = 'chat'\n", r"`policy.skip` in .*: write \[\[policy.skip\]\]"),
         ("proxy = 5\n", r"`proxy` in .* is a section: write \[proxy\]"),
         ("[[job]]\nlr = 1\n", r"`job` in .* is a section: write \[job\]"),
+        ("[guard]\nentropy = 'warn'\n", "Unknown key `guard.entropy`.*entropy_collapse"),
+        ("[guard]\nrefusals = 'stop'\n", "`guard.refusals` in .*'off', 'warn', 'hold' or"),
+        ("[guard.thresholds]\nrefusals = 2\n", "`guard.thresholds.refusals` in .*equal to 1"),
+        ("[guard]\nrefusals = 'rollback'\n", 'set release.mode to "gated", or guard.refusals to'),
+        ("[guard]\nsecond_judge = 'hold'\n", "needs the scores .* in second_judge_annotation"),
+        (
+            "[alerts]\nurl = 'hooks/SECRET'\n",
+            r"`alerts.url` in .*: write it as http://HOST:PORT\.$",
+        ),
         ("[swarm]\nurl = 'localhost:1'\n", "`swarm.url` in .*: write it as http://HOST:PORT"),
     ],
 )

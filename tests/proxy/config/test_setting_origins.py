@@ -95,10 +95,10 @@ def test_no_secret_is_in_the_list(tmp_path: Path) -> None:
     assert "sk-" not in str(listed(file, flags))
 
 
-def test_only_keys_are_secret_and_all_settings_are_listed() -> None:
+def test_only_keys_and_the_webhook_are_secret_and_all_settings_are_listed() -> None:
     settings = settings_of(Config(), SettingSources())
     hidden = {setting.key for setting in settings if setting.value in (SET, NOT_SET)}
-    assert hidden == {"swarm.key", "fallback.key"}
+    assert hidden == {"swarm.key", "fallback.key", "alerts.url"}
     assert {setting.origin for setting in settings} == {Origin.DEFAULT}
     sections = {setting.key.partition(".")[0] for setting in settings}
     assert sections == set(Config.model_fields) - {"server"}  # an empty table has no settings

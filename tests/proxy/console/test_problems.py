@@ -22,6 +22,18 @@ def failures(num_failed: int, num_groups: int) -> dict[str, Any]:
     return {"num_failed": num_failed, "num_groups": num_groups, "reason": reason}
 
 
+def alarm(*, is_pending: bool) -> dict[str, Any]:
+    return {
+        "detector": "refusals",
+        "step": 7,
+        "version": 8,
+        "message": "refusals: 50% refuse",
+        "remedy": "Read some groups.",
+        "action": "hold",
+        "is_pending": is_pending,
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -51,6 +63,12 @@ def failures(num_failed: int, num_groups: int) -> dict[str, Any]:
         ),
         ({"ledger_dropped": 3}, ["3 writes to the ledger failed"]),
         ({"release": {"trouble": "no rows", "is_held": True}}, ["no rows", "on hold"]),
+        ({"guard": {"alarms": [], "trouble": "the server is away"}}, []),
+        ({"guard": {"alarms": [alarm(is_pending=False)]}}, ["since step 7, refusals: 50% refuse"]),
+        (
+            {"guard": {"alarms": [alarm(is_pending=True)], "trouble": "no admin's key"}},
+            ["refusals: 50% refuse", "cannot carry out the action of an alarm: no admin's key"],
+        ),
         ({"privacy": {"unsent": 1, "trouble": "full"}}, ["contents of 1 group", "full"]),
         ({"arms": {"trouble": {"baseline": "no memory"}}}, ["baseline arm", "no memory"]),
     ],

@@ -70,6 +70,20 @@ def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None,
     ]
 
 
+@pytest.mark.parametrize(
+    ("id", "name"),
+    [("gate-1", "gate"), ("guard-run-3-refusals", "guard"), ("guardian-1", "alice")],
+)
+async def test_the_id_of_a_decision_says_whether_gate_or_guard_makes_it(
+    tmp_path: Path, id: str, name: str
+) -> None:
+    run = start(tmp_path, RARELY_SAVED)
+    reply = await run.decide(HOLD, id=id)
+    assert reply.record is not None
+    assert reply.record.decided_by == name
+    await run.stop()
+
+
 async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
     tmp_path: Path,
 ) -> None:
