@@ -42,9 +42,10 @@ RESERVE_S = 75.0
 """Seconds after the training of the arms for the last measurement and for stopping."""
 LEGEND = (
     "The shares are those of right answers at temperature 1 to held-out questions, which no "
-    "training has seen. Intervals are 95 %. The change is the mean of the changes of single questions. N is "
-    "the number of answers to each question in training. All arms begin with the same model, take "
-    "the same number of steps, and sample the same number of answers for each step."
+    "training has seen. Intervals are 95 %. The change is the mean of the changes of single "
+    "questions. N is the number of answers to each question in training. All arms begin with the "
+    "same model, take the same number of steps, and sample the same number of answers for each "
+    "step."
 )
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from benchmarks.results import cpu_name, markdown_table, print_table
 TOTAL_S = 520.0
 """Seconds after which no part runs any more. Both commands have to end within nine minutes."""
 CPU_NOTE = (
-    "This ran on a CPU, with small models: it shows that the commands work, and nothing about a GPU."
+    "This ran on a CPU, with small models. It shows that the commands work, and nothing about a "
+    "GPU."
 )
 
 
@@ -71,8 +73,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     installed has the version None."""
     versions: dict[str, Any] = {"python": platform.python_version()}
     for name in ("torch", "transformers"):
-        module: Any = import_module(name) if find_spec(name) else None
-        versions[name] = None if module is None else module.__version__
+        versions[name] = version(name) if find_spec(name) else None
     on_cuda = device == "cuda" and has_cuda()
     name = import_module("torch").cuda.get_device_name() if on_cuda else cpu_name()
     return {"device": name, "is_cpu": device == "cpu", **versions}

@@ -1,5 +1,5 @@
-"""The sizes of `benchmarks.gpu_learn`: one for a GPU, a small one for a CPU, on which the arms still
-learn, and a tiny one, which only shows that everything works."""
+"""The sizes of `benchmarks.gpu_learn`: one for a GPU, a small one for a CPU with which the
+arms still learn, and a tiny one that only shows that everything works."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SIZES = {
         is_judged=True,
     ),
     "small": Size(
-        (Sums(16), Countdown(2, 9), ToolCalls(8)),
+        (Sums(16), Countdown(2, 14), ToolCalls(8)),
         ModelShape(128, 384, 3, 4, 2, 32, vocab=512),
         Pretraining(num_steps=1500, limit_s=150.0, batch_tokens=1024, lr=3e-3),
         Reinforcement(
