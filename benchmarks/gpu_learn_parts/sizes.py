@@ -86,9 +86,9 @@ SIZES = {
     "small": Size(
         (Sums(16), Countdown(2, 14), ToolCalls(8)),
         ModelShape(128, 384, 3, 4, 2, 32, vocab=512),
-        Pretraining(num_steps=1500, limit_s=150.0, batch_tokens=1024, lr=3e-3),
+        Pretraining(num_steps=1500, limit_s=100.0, batch_tokens=1024, lr=3e-3),
         Reinforcement(
-            num_steps=40,
+            num_steps=30,
             answers_per_step=64,
             lr=4e-4,
             rows_per_kind=150,

@@ -1,5 +1,5 @@
-"""Learning on a GPU machine: the made-up tasks, the comparison of the arms, and the whole command on
-a CPU with a tiny model."""
+"""Learning on a GPU machine: the made-up tasks, the comparison of the arms, and the whole command
+on a CPU with a tiny model."""
 
 from __future__ import annotations
 
