@@ -201,6 +201,8 @@ def main() -> None:
     size, device = SIZES[options.size], torch.device(options.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # more threads are slower on cores that others use
+    else:  # on an H200 with torch 2.11, cuDNN's kernel has failed in a backward pass
+        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer(size.kinds, size.model.vocab)
     model: Any = make_model(size.model, tokenizer).to(device)

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.gpu_learn_parts.comparison import ArmReport
 from benchmarks.gpu_learn_parts.hook import is_right
 from benchmarks.gpu_learn_parts.sizes import SIZES
 from benchmarks.gpu_learn_parts.tasks import TaskKind, dataset, random_questions
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 
 ROOT = Path(__file__).parents[2]
 KINDS = [kind for size in SIZES.values() for kind in size.kinds]
@@ -79,6 +81,23 @@ def test_no_held_out_question_is_in_any_training_set(name: str) -> None:
         training = dataset(size.kinds, plan.rows_per_kind, seed, held_out=False)
         assert texts.isdisjoint(row["question"] for row in training)
         assert training == dataset(size.kinds, plan.rows_per_kind, seed, held_out=False)
+
+
+def test_prompts_in_training_are_those_that_the_engine_renders() -> None:
+    pytest.importorskip("torch")
+    pretraining: Any = import_module("benchmarks.gpu_learn_parts.pretraining")
+    rendering: Any = import_module("fakevllm_server.backends.embedded.decode.chat_renderer")
+    kinds = SIZES["tiny"].kinds
+    tokenizer = pretraining.make_tokenizer(kinds, 512)
+    source = pretraining.BatchSource(kinds, tokenizer, 512)
+    renderer = rendering.ChatRenderer(tokenizer, "made-up", 512, 10_000)
+    for step, kind in enumerate(kinds):
+        for prompt, reply in source.batch(step):
+            question = tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]
+            messages = [{"role": "user", "content": question}]
+            request = ChatRequest(messages=messages, tools=list(kind.tools) or None)
+            assert renderer.render(request) == prompt
+            assert tokenizer.decode(reply).endswith("<|im_end|>")
 
 
 def finished(end: float, updates: int = 80) -> ArmRun:
