@@ -33,9 +33,13 @@ def test_each_part_has_a_log_and_a_place_in_the_summary(tmp_path: Path) -> None:
     done = check(*CPU, "--out", str(tmp_path), "--parts", "demo,float32,decode")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    summary = json.loads((tmp_path / "gpu_check.json").read_text())
+    summary = json.loads((tmp_path / "check.json").read_text())
     assert [part["name"] for part in summary["parts"]] == ["demo", "float32", "decode"]
     assert {part["exit_code"] for part in summary["parts"]} == {0}
+    assert summary["is_cpu"]
+    table = (tmp_path / "check.md").read_text()
+    assert "This ran on a CPU" in table
+    assert table.count("| passed |") == 3
     assert json.loads((tmp_path / "demo.json").read_text())["steps"] == 3
     assert "seed 0: sampled" in (tmp_path / "float32.log").read_text()
     assert "embedded" in (tmp_path / "decode.log").read_text()
