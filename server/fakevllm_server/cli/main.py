@@ -13,6 +13,7 @@ import typer
 
 from fakevllm_server.cli import checkpoints, curves, runs
 from fakevllm_server.cli.exit_codes import run_server_command
+from fakevllm_server.config.sample_tables import DEFAULT_EVERY, SampleTableSettings
 
 if TYPE_CHECKING:
     from fakevllm_server.config.model import ServerConfig
@@ -199,6 +200,13 @@ def start(
             "it is installed."
         ),
     ] = None,
+    track_samples: Annotated[
+        int,
+        typer.Option(help="Groups in each table of sampled answers; 0: no tables.", min=0),
+    ] = 0,
+    track_samples_every: Annotated[
+        int, typer.Option(help="Steps between two tables of sampled answers.", min=1)
+    ] = DEFAULT_EVERY,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -244,6 +252,7 @@ def start(
                 max_journal_mb=max_journal_mb,
             ),
             trackers=read_trackers(track or DEFAULT_TRACKERS),
+            samples=SampleTableSettings(track_samples, track_samples_every),
         )
         check_installed(settings.local_engines)
         if check:

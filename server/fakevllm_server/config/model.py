@@ -20,6 +20,7 @@ from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
 from fakevllm_server.config.job_model import choose_model
+from fakevllm_server.config.sample_tables import SampleTableSettings
 
 DEFAULT_PORT = 10086
 MAX_PORT = 65535
@@ -80,6 +81,8 @@ class ServerConfig:
     """What the server redacts, and how long calls are kept, in addition to what its job says."""
     trackers: Sequence[str] = DEFAULT_TRACKERS
     """Names of the trackers to which the curves of training are written."""
+    samples: SampleTableSettings = field(default_factory=SampleTableSettings)
+    """The tables of sampled answers in these trackers."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
 

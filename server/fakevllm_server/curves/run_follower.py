@@ -24,6 +24,7 @@ from fakevllm_server.curves.points import (
     read_log,
     read_releases,
 )
+from fakevllm_server.curves.sample_reader import SampleReader
 from fakevllm_server.curves.tracker import Tracker, TrackerMissing
 from fakevllm_server.curves.trackers import TrackerKind
 from fakevllm_server.journal.external_reader import read_journal_file
@@ -40,7 +41,12 @@ class Curves:
     """The curves of one run in one tracker. The object also knows up to which position of the
     journal (the server's SQLite file) the curves are written."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
+    def __init__(
+        self, run_dir: Path, tracker: Tracker, samples: SampleReader | None = None
+    ) -> None:
+        """Open the curves. `samples` makes the tables of sampled answers. None means that no tables
+        are written."""
+        self._read_table = None if samples is None else samples.table
         self._journal = run_dir / "journal.sqlite"
         self._tracker = tracker
         self._cursor = tracker.cursor()
@@ -58,8 +64,13 @@ class Curves:
             piece = read_journal_file(self._journal, read_log, self._cursor.entry)
             if not piece.entries:
                 break
-            items = piece.chart_items(now)
-            cursor = replace(self._cursor, entry=piece.entries[-1][0].seq)
+            items = piece.chart_items(now, self._read_table)
+            num_tables = sum(isinstance(item, Point) and item.table is not None for item in items)
+            cursor = replace(
+                self._cursor,
+                entry=piece.entries[-1][0].seq,
+                num_tables=self._cursor.num_tables + num_tables,
+            )
             for entry, _ in piece.entries:
                 if entry.kind == "restored":
                     cursor = read_journal_file(self._journal, cursor_after_rollback, entry, cursor)
@@ -101,11 +112,13 @@ class Follower:
         kind: TrackerKind,
         every_s: float = EVERY_S,
         max_retry_s: float | None = None,
+        samples: SampleReader | None = None,
     ) -> None:
         """Create a follower that reads the journal every `every_s` seconds. After each failure the
         follower waits twice as long as before, but at most `max_retry_s` seconds; by default, it
-        always waits `every_s` seconds."""
+        always waits `every_s` seconds. `samples` makes the tables of sampled answers."""
         self._run_dir = run_dir
+        self._samples = samples
         self._kind = kind
         self._every_s = every_s
         self._max_retry_s = every_s if max_retry_s is None else max_retry_s
@@ -129,7 +142,7 @@ class Follower:
     def run(self) -> None:
         """Write the curves until `begin_close` is called, or until the tracker turns out to be
         missing."""
-        curves = Curves(self._run_dir, self._kind.open(self._run_dir))
+        curves = Curves(self._run_dir, self._kind.open(self._run_dir), self._samples)
         is_last = False
         wait_s = self._every_s
         while not is_last:

@@ -383,6 +383,18 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
         return []
 
 
+def trained_group(db: Connection, group_id: str) -> FinishedGroup | None:
+    """Return a group with its episodes and calls. Return None if its calls are damaged, or not in
+    the journal any more."""
+    if db.exec_driver_sql("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).first() is None:
+        return None
+    try:
+        group = _group(db, CallReader(db), group_id)
+    except CorruptCall:
+        return None
+    return group if any(episode.calls for episode in group.episodes) else None
+
+
 def groups_trained_after(db: Connection, step: int) -> list[str]:
     """Return the ids of the groups that were trained, or are planned, in a step after `step`.
 
