@@ -8,6 +8,10 @@ from dataclasses import dataclass
 DEFAULT_EVERY = 10
 """Steps between two tables. A table of each step would be read by nobody, and fill the disk."""
 
+KEEP_CALLS_S = 60.0
+"""Seconds for which the journal keeps the calls of a step for the tables. The trackers read the
+journal every few seconds, and may have to start first."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleTableSettings:
@@ -19,6 +23,12 @@ class SampleTableSettings:
     written."""
     every: int = DEFAULT_EVERY
     """A table is written for each step whose number is a multiple of this number."""
+
+    @property
+    def keep_calls_s(self) -> float:
+        """Seconds for which the journal keeps the calls of a step, although no checkpoint needs
+        them."""
+        return KEEP_CALLS_S if self.num_groups else 0.0
 
     def is_due(self, step: int) -> bool:
         """Return True if a table is written for a step."""

@@ -395,6 +395,13 @@ def trained_group(db: Connection, group_id: str) -> FinishedGroup | None:
     return group if any(episode.calls for episode in group.episodes) else None
 
 
+def first_step_since(db: Connection, since: float) -> int | None:
+    """Return the first step whose weights were served at the Unix time `since` or later. Return
+    None if there is none."""
+    query = "SELECT MIN(step) FROM publications WHERE at >= ?"
+    return db.exec_driver_sql(query, (since,)).scalar()
+
+
 def groups_trained_after(db: Connection, step: int) -> list[str]:
     """Return the ids of the groups that were trained, or are planned, in a step after `step`.
 

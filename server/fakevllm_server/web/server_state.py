@@ -300,6 +300,7 @@ class ServerState:
             self.journal,
             save_freq,
             lambda: releases.state.pinned,
+            self.config.samples.keep_calls_s,
         )
         self.policies = PolicyLoader(
             backend,
