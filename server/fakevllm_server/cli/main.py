@@ -202,10 +202,10 @@ def start(
     ] = None,
     track_samples: Annotated[
         int,
-        typer.Option(help="Groups in each table of sampled answers; 0: no tables.", min=0),
+        typer.Option(help="Groups in each table of sampled answers; 0: no tables."),
     ] = 0,
     track_samples_every: Annotated[
-        int, typer.Option(help="Steps between two tables of sampled answers.", min=1)
+        int, typer.Option(help="Steps between two tables of sampled answers.")
     ] = DEFAULT_EVERY,
     log_format: Annotated[
         Literal["human", "json"],

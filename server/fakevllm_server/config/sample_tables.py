@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fakevllm_runtime.errors import ConfigError
+
 DEFAULT_EVERY = 10
 """Steps between two tables. A table of each step would be read by nobody, and fill the disk."""
 
@@ -23,6 +25,16 @@ class SampleTableSettings:
     written."""
     every: int = DEFAULT_EVERY
     """A table is written for each step whose number is a multiple of this number."""
+
+    def __post_init__(self) -> None:
+        for flag, key, number, least in (
+            ("--track-samples", "samples", self.num_groups, 0),
+            ("--track-samples-every", "samples_every", self.every, 1),
+        ):
+            if number < least:
+                raise ConfigError(
+                    f"{flag} (`{key}` in [tracking]) must be at least {least}, got {number}."
+                )
 
     @property
     def keep_calls_s(self) -> float:
