@@ -103,6 +103,11 @@ class ServerRequests:
         """Log the number of deleted calls. Log a problem only if it is new."""
         if deleted.num_calls or deleted.num_dropped:
             log.info("the server deleted %d calls of forgotten groups", deleted.num_calls)
+        if deleted.sample_folders:
+            log.warning(
+                "tables of samples may still show texts of forgotten groups, in %s",
+                ", ".join(sorted(deleted.sample_folders)),
+            )
         if deleted.problem and deleted.problem != self.problem:
             log.warning(
                 "calls of forgotten groups are still in the journal: the server %s; trying again",

@@ -87,9 +87,9 @@ class Cursor:
     """Number of evaluations of `evaluated_step` that were written."""
     release: int = 0
     """Number of the last decision about releases that was written."""
-    num_tables: int = 0
-    """Number of tables of sampled answers that were written. While it is not 0, the tracker's files
-    have texts."""
+    has_tables: bool = False
+    """Whether a table of sampled answers was written, or was about to be. If so, the tracker's
+    files may have texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from fakevllm_server.curves.points import (
     ChartItem,
     Cursor,
+    LogPiece,
     Point,
     cursor_after_rollback,
     read_evaluations,
@@ -46,7 +47,7 @@ class Curves:
     ) -> None:
         """Open the curves. `samples` makes the tables of sampled answers. None means that no tables
         are written."""
-        self._read_table = None if samples is None else samples.table
+        self._samples = samples
         self._journal = run_dir / "journal.sqlite"
         self._tracker = tracker
         self._cursor = tracker.cursor()
@@ -64,13 +65,9 @@ class Curves:
             piece = read_journal_file(self._journal, read_log, self._cursor.entry)
             if not piece.entries:
                 break
-            items = piece.chart_items(now, self._read_table)
-            num_tables = sum(isinstance(item, Point) and item.table is not None for item in items)
-            cursor = replace(
-                self._cursor,
-                entry=piece.entries[-1][0].seq,
-                num_tables=self._cursor.num_tables + num_tables,
-            )
+            self._mark_tables(piece)
+            items = piece.chart_items(now, None if self._samples is None else self._samples.table)
+            cursor = replace(self._cursor, entry=piece.entries[-1][0].seq)
             for entry, _ in piece.entries:
                 if entry.kind == "restored":
                     cursor = read_journal_file(self._journal, cursor_after_rollback, entry, cursor)
@@ -95,6 +92,12 @@ class Curves:
 
     def close(self) -> None:
         self._tracker.close()
+
+    def _mark_tables(self, piece: LogPiece) -> None:
+        """Record that the tracker gets tables of samples, if one is due. This is recorded before
+        the texts are read: groups that are forgotten meanwhile may be in the table."""
+        if self._samples is not None and any(self._samples.is_due(one) for one, _ in piece.entries):
+            self._write([], replace(self._cursor, has_tables=True))
 
     def _write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         if cursor != self._cursor:

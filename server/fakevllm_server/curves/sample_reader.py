@@ -67,12 +67,16 @@ class SampleReader:
         self._decode: Decode | None = None
         self._last_problem: str | None = None
 
+    def is_due(self, entry: LogEntry) -> bool:
+        """Return True if a table is written for an entry of the run log."""
+        return entry.kind == "step" and self._settings.is_due(entry.step)
+
     def table(self, entry: LogEntry) -> SampleTable | None:
         """Return the table of a step of the run log, or None if no table is due at this step.
 
         Raises ConfigError if the journal cannot be read.
         """
-        if not self._settings.is_due(entry.step):
+        if not self.is_due(entry):
             return None
         trained, groups, num_missing = self._read(entry)
         # Isolated: a step without a table is better than no curves.

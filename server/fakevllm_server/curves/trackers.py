@@ -44,7 +44,7 @@ def folders_with_tables(run_dir: Path) -> list[str]:
     return [
         str(run_dir.resolve() / kind.folder)
         for kind in TRACKERS.values()
-        if kind.open(run_dir).cursor().num_tables
+        if kind.open(run_dir).cursor().has_tables
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.privacy.settings import PrivacySettings
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.config.sample_tables import SampleTableSettings
 from fakevllm_server.curves import sample_tables
@@ -24,6 +25,7 @@ from fakevllm_server.curves.sample_tables import (
     COLUMNS,
     COMPLETIONS,
     MAX_CHARS,
+    SampleTable,
 )
 from fakevllm_server.curves.tracker_process import ProcessFollower
 from fakevllm_server.curves.trackers import folders_with_tables
@@ -209,6 +211,22 @@ async def test_with_tables_the_calls_of_a_step_are_kept_until_the_trackers_have_
     assert run.charts.points(MISSING) == [(1, num_missing), (2, num_missing)]
 
 
+async def test_a_folder_counts_as_one_with_tables_before_the_texts_are_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str] = []
+    read = SampleReader.table
+
+    def table(reader: SampleReader, entry: LogEntry) -> SampleTable | None:
+        folders.extend(folders_with_tables(run.folder))
+        return read(reader, entry)
+
+    monkeypatch.setattr(SampleReader, "table", table)
+    await run.train_texts("a", "question", {"1": 1.0, "0": 0.0})
+    catch_up(run, rules())
+    assert folders == [str(run.folder.resolve() / "tensorboard")]
+
+
 async def test_forgotten_groups_are_missing_and_counted_when_tables_are_written_again(
     run: Run,
 ) -> None:
@@ -239,7 +257,7 @@ async def test_texts_that_cannot_be_decoded_cost_one_line_and_no_curve(
     assert "tokenizer.json" in record.getMessage()
     assert run.charts.steps() == [1, 2, 3]
     assert run.charts.points(MISSING) == [(1, 1.0), (2, 1.0), (3, 1.0)]
-    assert run.charts.tables(COMPLETIONS) == [] and folders_with_tables(run.folder) == []
+    assert run.charts.tables(COMPLETIONS) == []
 
 
 async def test_a_models_own_tokenizer_decodes_the_tokens(run: Run) -> None:
