@@ -83,7 +83,9 @@ def test_samples_are_written_without_redacted_or_unstored_texts_and_forget_names
     wait_until(lambda: len(folders_with_tables(run_dir)) == 2, 60, lambda: up.log)
     with closing(sqlite3.connect(f"file:{run_dir}/ledger.sqlite?mode=ro", uri=True)) as ledger:
         query = "SELECT group_id FROM groups WHERE state = 'trained' AND question LIKE ?"
-        wait_until(lambda: ledger.execute(query, (f"%{KEPT}%",)).fetchall(), 60, "a trained group")
+        wait_until(
+            lambda: bool(ledger.execute(query, (f"%{KEPT}%",)).fetchall()), 60, "a trained group"
+        )
         ((trained,),) = ledger.execute(query, (f"%{KEPT}%",)).fetchall()
     forget = run(up.folder, "-m", "fakevllm", "forget", "--id", trained)
     assert forget.returncode == 1 and "1 group was forgotten" in forget.stdout, forget.stderr
