@@ -65,6 +65,11 @@ RUN_FILES: dict[str, tuple[RunFile, ...]] = {
             "Curves for [wandb](../records.md#wandb), in wandb's own files.",
         ),
         RunFile(
+            f"{event_files.FOLDER}.lock",
+            "With [tables of samples](../records.md#tables-of-samples): a lock that keeps a second "
+            "process from writing curves for TensorBoard.",
+        ),
+        RunFile(
             f"{wandb_run.FOLDER}.lock",
             "A lock that keeps a second process from writing curves for wandb.",
         ),

@@ -320,10 +320,25 @@ def demo(
             "check that the released answers do not suffer.",
         ),
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where curves are written: tensorboard | wandb. Default: tensorboard, if it is "
+            "installed."
+        ),
+    ] = None,
+    track_samples: Annotated[
+        int,
+        typer.Option(min=0, help="Groups in each table of sampled answers; 0: no tables."),
+    ] = 0,
+    track_samples_every: Annotated[
+        int, typer.Option(min=1, help="Steps between two tables of sampled answers.")
+    ] = 10,
 ) -> None:
     """Train the included demo model. The demo starts the same processes as a real run."""
 
     def run() -> None:
+        from fakevllm.config.model import TrackingSection
         from fakevllm.demo.command import DemoSettings, run_demo
         from fakevllm.demo.gate_settings import PlantedSteps
         from fakevllm.runtime.local_engines import EngineChoice
@@ -339,6 +354,11 @@ def demo(
             lockstep,
             is_gated=gated,
             planted=None if plant_bad_step is None else PlantedSteps(plant_bad_step),
+            tracking=TrackingSection(
+                to=tuple(track or TrackingSection().to),
+                samples=track_samples,
+                samples_every=track_samples_every,
+            ),
         )
         if run_demo(settings).failed_claims:
             raise typer.Exit(1)

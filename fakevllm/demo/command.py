@@ -19,7 +19,7 @@ from rich.live import Live
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from fakevllm.admission.dataset import endless_rows
-from fakevllm.config.model import load
+from fakevllm.config.model import TrackingSection, load
 from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.gate_settings import HELD_OUT_FILE, PLANTED_FILE, release_section
 from fakevllm.demo.gated_outcome import GatedOutcome, gated_outcome
@@ -61,6 +61,7 @@ ANY_PORT = ("127.0.0.1", 0)
 MAX_EVALUATION_S = 120.0
 """Maximum seconds for which the demo waits, after the last step, until the last version is
 evaluated."""
+TRACKERS = ("tensorboard", "wandb")
 MAX_RETURNS = 5
 """Maximum number of times that the demo repeats steps after the last step. The demo repeats steps
 if training has gone back to an earlier version."""
@@ -75,6 +76,9 @@ def run_demo(settings: DemoSettings) -> Outcome:
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     _check_gate(settings)
+    for name in settings.tracking.to:
+        if name not in TRACKERS:
+            raise UserError(f"Unknown tracker {name!r}: --track takes {' or '.join(TRACKERS)}.")
     settings.engines.check_installed()
     settings = replace(settings, run_dir=settings.folder)
     console = Console()
@@ -145,6 +149,7 @@ def _resume_command(settings: DemoSettings) -> str:
     command += [] if settings.control == "none" else ["--control", settings.control]
     command += ["--lockstep"] if settings.lockstep else []
     command += ["--gated"] if settings.is_gated else []
+    command += settings.tracking_flags if settings.tracking != TrackingSection() else []
     if settings.planted is not None:
         command += ["--plant-bad-step", str(settings.planted.first_step)]
     return " ".join(command)
@@ -211,7 +216,7 @@ def _prepare_run(
     config.write_text(_toml(settings, server_port, proxy_port, job, release))
     model = ["--model", "demo"] if settings.engines.has_model else []
     server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
-    server += ["--run-dir", str(folder), "--seed", str(settings.seed)]
+    server += ["--run-dir", str(folder), "--seed", str(settings.seed), *settings.tracking_flags]
     if settings.is_gated:
         (folder / HELD_OUT_FILE).write_text(held_out_rows())
     environment = None if settings.planted is None else settings.planted.environment

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
+from fakevllm.config.model import TrackingSection
 from fakevllm.demo.gate_settings import PLANTED_FILE, PlantedSteps
 from fakevllm.demo.release_watch import ReleaseWatch
 from fakevllm.demo.view import Snapshot
@@ -45,6 +46,15 @@ class DemoSettings:
     """Steps that train with the opposite rewards; None if there are no such steps."""
     hooks: Path = HOOKS
     """The hooks of the proxy."""
+    tracking: TrackingSection = field(default_factory=TrackingSection)
+    """Where the curves are written, and the tables of samples."""
+
+    @property
+    def tracking_flags(self) -> list[str]:
+        """The flags with which the server writes the curves."""
+        samples, every = self.tracking.samples, self.tracking.samples_every
+        flags = [part for name in self.tracking.to for part in ("--track", name)]
+        return [*flags, "--track-samples", str(samples), "--track-samples-every", str(every)]
 
     @property
     def folder(self) -> Path:

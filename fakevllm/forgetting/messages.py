@@ -58,6 +58,8 @@ class ForgetReport(BaseModel):
     """Number of groups that waited at the server to be trained, and were dropped."""
     checkpoint_steps: list[int] = []
     """Steps of the checkpoints that the server saved first."""
+    sample_folders: list[str] = []
+    """Folders of the server whose tables of sampled answers may still show the texts."""
     server_problem: str = ""
     """Reason why the server has not deleted all calls; empty if it has."""
     num_unsent: int = 0

@@ -28,6 +28,7 @@ async def report_of(ledger: Ledger, forgotten: Forgotten, deleted: Deleted) -> F
             for run_id, version in sorted(versions, key=lambda one: (one[0] or "", one[1]))
         ],
         num_calls=deleted.num_calls,
+        sample_folders=sorted(deleted.sample_folders),
         num_dropped=deleted.num_dropped,
         checkpoint_steps=deleted.checkpoint_steps,
         server_problem=deleted.problem,
@@ -74,6 +75,12 @@ def problems(report: ForgetReport) -> list[str]:
             f"The server {report.server_problem}: the calls of "
             f"{counted(report.num_unsent, 'group')} are still in its journal. The request is noted "
             "in the ledger, and the proxy sends it as soon as the server can carry it out."
+        )
+    if report.sample_folders:
+        found.append(
+            "Tables of samples may still show the texts, in these folders on the server's machine: "
+            f"{', '.join(report.sample_folders)}. Stop the server and delete the folders. If wandb "
+            "has uploaded a run, delete it there, too."
         )
     if not report.is_log_truncated:
         found.append(

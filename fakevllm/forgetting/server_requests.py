@@ -54,6 +54,8 @@ class Deleted:
     checkpoint_steps: list[int] = field(default_factory=list[int])
     versions: set[tuple[str | None, int]] = field(default_factory=set[tuple[str | None, int]])
     """Versions that were trained on the groups, with the ids of their runs."""
+    sample_folders: set[str] = field(default_factory=set[str])
+    """Folders of the server whose tables of sampled answers may still show texts of the groups."""
     problem: str = ""
     """Reason why the server has not deleted everything; empty if it has."""
     num_left: int = 0
@@ -101,6 +103,11 @@ class ServerRequests:
         """Log the number of deleted calls. Log a problem only if it is new."""
         if deleted.num_calls or deleted.num_dropped:
             log.info("the server deleted %d calls of forgotten groups", deleted.num_calls)
+        if deleted.sample_folders:
+            log.warning(
+                "tables of samples may still show texts of forgotten groups, in %s",
+                ", ".join(sorted(deleted.sample_folders)),
+            )
         if deleted.problem and deleted.problem != self.problem:
             log.warning(
                 "calls of forgotten groups are still in the journal: the server %s; trying again",
@@ -123,6 +130,7 @@ class ServerRequests:
                     raise ServerProblem(f"refused ({reply.failure_reason})")
                 deleted.num_calls += reply.num_calls
                 deleted.num_dropped += reply.num_dropped
+                deleted.sample_folders |= set(reply.sample_folders)
                 deleted.versions |= {(run_id, version) for version in reply.versions}
                 if reply.checkpoint_step is not None:
                     deleted.checkpoint_steps.append(reply.checkpoint_step)

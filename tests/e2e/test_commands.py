@@ -52,6 +52,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], fix: str) -> None:
         ((*PROXY, "serve", "--swarm", "localhost:10086"), "http://HOST:PORT"),
         ((*PROXY, "serve", "--port", "0", "--run-dir", "taken"), "taken"),
         ((*PROXY, "demo", "--backend", "fake", "--run-dir", "taken"), "another --run-dir"),
+        ((*PROXY, "demo", "--track", "wand"), "Unknown tracker 'wand': --track takes"),
         ((*PROXY, "replay", "--dataset", "taken", "--url", "localhost:1"), "http://HOST:PORT"),
         ((*PROXY, "replay", "--dataset", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         ((*PROXY, "check-hook", "nowhere"), "nowhere"),

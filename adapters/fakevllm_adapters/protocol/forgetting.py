@@ -40,3 +40,6 @@ class ForgetGroupsReply(BaseModel):
     versions: list[int] = []
     """Versions of the weights whose training steps used the groups, oldest first. The run log may
     report such a step to the proxy only later."""
+    sample_folders: list[str] = []
+    """Folders on the server's machine that have tables of sampled answers. They may show texts of
+    trained groups, and the server does not change them."""

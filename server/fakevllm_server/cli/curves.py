@@ -18,7 +18,8 @@ def curves(
     """Write all TensorBoard curves of a run again. Stop the run's server first.
 
     The curves are read from the run's journal. A running server writes the curves
-    itself if the package tensorboard is installed.
+    itself if the package tensorboard is installed. Tables of samples are deleted, and
+    not written again.
     """
 
     def run() -> None:

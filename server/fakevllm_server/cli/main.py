@@ -20,6 +20,7 @@ from fakevllm_server.cli.server_file import (
     read_server_file,
     split_arguments,
 )
+from fakevllm_server.config.sample_tables import DEFAULT_EVERY, SampleTableSettings
 
 if TYPE_CHECKING:
     from fakevllm_server.config.model import ServerConfig
@@ -195,6 +196,13 @@ def start(
             "it is installed."
         ),
     ] = None,
+    track_samples: Annotated[
+        int,
+        typer.Option(help="Groups in each table of sampled answers; 0: no tables."),
+    ] = 0,
+    track_samples_every: Annotated[
+        int, typer.Option(help="Steps between two tables of sampled answers.")
+    ] = DEFAULT_EVERY,
     log_format: Annotated[
         Literal["human", "json"],
         typer.Option(help="Log lines for people, or one JSON object per line."),
@@ -244,6 +252,7 @@ def start(
                 max_journal_mb=max_journal_mb,
             ),
             trackers=read_trackers(track or DEFAULT_TRACKERS),
+            samples=SampleTableSettings(track_samples, track_samples_every),
         )
         check_start(settings, file.job, os.environ)
         check_installed(settings.local_engines)

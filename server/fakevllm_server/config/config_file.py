@@ -4,10 +4,10 @@ flags. An example of a YAML file:
 backend: vllm
 engine-arg: [--max-model-len=4096]
 
-In a file whose name ends in `.toml`, the flags are in the table `[server]`. The list `to` in the
-table `[tracking]` has the values of the flag `--track`. The file may have further tables, which the
-server does not read. So server and proxy can share one `fakevllm.toml`. The one exception is the
-table `[job]`, with which the memory of the GPUs is checked.
+In a file whose name ends in `.toml`, the flags are in the table `[server]`. The table `[tracking]`
+has further names for the flags about curves (TRACKING_FLAGS). The file may have further tables,
+which the server does not read. So server and proxy can share one `fakevllm.toml`. The one exception
+is the table `[job]`, with which the memory of the GPUs is checked.
 
 The section `cluster` (in a TOML file the table `[server.cluster]`) divides the GPUs.
 """
@@ -15,7 +15,7 @@ The section `cluster` (in a TOML file the table `[server.cluster]`) divides the 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -31,7 +31,7 @@ from fakevllm_server.placement.cluster_section import ClusterSection
 
 TOML_SUFFIX = ".toml"
 TRACK = "track"
-"""Flag that the table `[tracking]` sets."""
+"""Flag for the trackers."""
 NO_TRACKER = "none"
 """Value of this flag for no tracker."""
 
@@ -54,6 +54,14 @@ CLUSTER_KEYS = dict.fromkeys((field.name for field in fields(ClusterSection)), F
     "gpu_memory_gib": FlagType.AMOUNT,
 }
 """The keys of this section, with the types of their values."""
+
+
+TRACKING_FLAGS: Mapping[str, tuple[str, FlagType]] = {
+    "to": (TRACK, FlagType.LIST),
+    "samples": ("track_samples", FlagType.NUMBER),
+    "samples_every": ("track_samples_every", FlagType.NUMBER),
+}
+"""Keys of the table `[tracking]`, with the flags that they set."""
 
 
 def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
@@ -83,8 +91,11 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     if file.suffix == TOML_SUFFIX:
         document = _parse_toml(text, file)
         values = check_values(_server_table(document, file), f"[server] of {file}", flags)
-        return values | _tracking(document, file, has_track=TRACK in values)
-    return check_values(_parse_yaml(text, file), str(file), flags)
+        values |= _tracking(document, file, values)
+    else:
+        values = check_values(_parse_yaml(text, file), str(file), flags)
+    # An empty list cannot be told from a missing flag later.
+    return values | ({TRACK: [NO_TRACKER]} if values.get(TRACK) == [] else {})
 
 
 def _read_text(file: Path) -> str:
@@ -139,9 +150,11 @@ def _server_table(document: Mapping[str, object], file: Path) -> Mapping[object,
     return cast("dict[object, object]", table)
 
 
-def _tracking(document: Mapping[str, object], file: Path, *, has_track: bool) -> dict[str, Any]:
-    """Return the value of the flag `--track` that the table `[tracking]` sets, by the flag's name.
-    Return {} without this table. `has_track` says that `[server]` sets the flag, too."""
+def _tracking(
+    document: Mapping[str, object], file: Path, server: Collection[str]
+) -> dict[str, Any]:
+    """Return the values of the flags that the table `[tracking]` sets, by the flags' names. Return
+    {} without this table. `server` has the names of the flags that `[server]` sets."""
     table: object = document.get("tracking")
     if table is None:
         return {}
@@ -150,12 +163,16 @@ def _tracking(document: Mapping[str, object], file: Path, *, has_track: bool) ->
             f'`tracking` in {file} is not a table: write [tracking], and to = ["wandb"] below it.'
         )
     source = f"[tracking] of {file}"
-    values = check_values(cast("dict[object, object]", table), source, {"to": FlagType.LIST})
-    if "to" not in values:
-        return {}
-    if has_track:
-        raise ConfigError(f"{file} sets `track` in [server] and `to` in [tracking]: remove one.")
-    return {TRACK: values["to"] or [NO_TRACKER]}
+    types = {key: flag_type for key, (_, flag_type) in TRACKING_FLAGS.items()}
+    values = check_values(cast("dict[object, object]", table), source, types)
+    for key in values:
+        flag = TRACKING_FLAGS[key][0]
+        if flag in server:
+            name = flag.replace("_", "-")
+            raise ConfigError(
+                f"{file} sets `{name}` in [server] and `{key}` in [tracking]: remove one."
+            )
+    return {TRACKING_FLAGS[key][0]: value for key, value in values.items()}
 
 
 def _parse_yaml(text: str, file: Path) -> Mapping[object, object]:

@@ -22,6 +22,7 @@ from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
 from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
+from fakevllm_server.config.sample_tables import SampleTableSettings
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 DEFAULT_PORT = 10086
@@ -85,6 +86,8 @@ class ServerConfig:
     """What the server redacts, and how long calls are kept, in addition to what its job says."""
     trackers: Sequence[str] = DEFAULT_TRACKERS
     """Names of the trackers to which the curves of training are written."""
+    samples: SampleTableSettings = field(default_factory=SampleTableSettings)
+    """The tables of sampled answers in these trackers."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm_server.curves.points import REWARD_CHANGES, ChartItem, Cursor, Point, Restart
+from fakevllm_server.curves.sample_tables import COMPLETIONS, as_markdown
 from fakevllm_server.curves.tracker import TrackerMissing
 from fakevllm_server.run.folder import write_atomically
 
@@ -140,6 +141,8 @@ class EventFiles:
             event.summary.value.add(tag=name, simple_value=value)
         for name, text in point.texts.items():
             self._add_text(event, name, text)
+        if point.table is not None:
+            self._add_text(event, COMPLETIONS, as_markdown(point.table))
         self._write(event)
 
     def _add_text(self, event: Any, name: str, text: str) -> None:

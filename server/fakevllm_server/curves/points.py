@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -25,6 +25,7 @@ from sqlalchemy import Connection
 from fakevllm_adapters.protocol.releases import GATE, GUARD, Decision
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.curves.metric_names import OWN_PREFIX, curve_values
+from fakevllm_server.curves.sample_tables import SampleTable
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import ReleaseRow
 
@@ -36,6 +37,8 @@ REWARD_CHANGES = OWN_PREFIX + "reward_changes"
 """Name of the texts that say why the reward curves are interrupted."""
 RELEASES = OWN_PREFIX + "releases"
 """Name of the texts about decisions, and beginning of the names of the curves of decisions."""
+MISSING_SAMPLES = OWN_PREFIX + "samples_missing"
+"""Name of the curve that counts the groups which a table of sampled answers lacks."""
 HOLDS: Mapping[Decision, float] = {Decision.HOLD: 1.0, Decision.RESUME: 0.0}
 """Decisions about all releases, with their values in the curve that shows whether releases are
 held."""
@@ -55,6 +58,8 @@ class Point:
     """Maps the name of each curve to its value at the step."""
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Texts that are shown at the step, by name."""
+    table: SampleTable | None = None
+    """Table of sampled answers of the step, which has the name COMPLETIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,9 @@ class Cursor:
     """Number of evaluations of `evaluated_step` that were written."""
     release: int = 0
     """Number of the last decision about releases that was written."""
+    has_tables: bool = False
+    """Whether a table of sampled answers was written, or was about to be. If so, the tracker's
+    files may have texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +111,22 @@ class LogPiece:
     """Pairs of an entry and the time in Unix seconds at which the entry's weights were first
     served. The time is None if the journal does not contain the time."""
 
-    def chart_items(self, now: float) -> list[ChartItem]:
+    def chart_items(
+        self, now: float, read_table: Callable[[LogEntry], SampleTable | None] | None = None
+    ) -> list[ChartItem]:
         """Return the items to write to the curves: a Point for each trained step, and a Restart for
         each rollback of the run.
 
-        An item whose time is unknown gets the time `now`.
+        An item whose time is unknown gets the time `now`. `read_table` returns the table of sampled
+        answers of a step. None means that no tables are written.
         """
         items: list[ChartItem] = []
         for entry, at in self.entries:
             if entry.kind == "step":
                 if entry.changed:
                     items.append(_break(entry, at or now))
-                items.append(Point(entry.step, at or now, curve_values(entry.step, entry.metrics)))
+                table = None if read_table is None else read_table(entry)
+                items.append(_step_point(entry, at or now, table))
             elif entry.kind == "restored":
                 items.append(Restart(entry.step + 1, at or now))
         return items
@@ -249,6 +261,15 @@ def _break(entry: LogEntry, at: float) -> Point:
     )
     rewards = {name: math.nan for name in values if name.startswith(REWARD_CURVES)}
     return Point(entry.step, at, rewards, {REWARD_CHANGES: text})
+
+
+def _step_point(entry: LogEntry, at: float, table: SampleTable | None) -> Point:
+    """Return the point of a trained step. `table` is None if no table is due at the step."""
+    values = curve_values(entry.step, entry.metrics)
+    if table is None:
+        return Point(entry.step, at, values)
+    values[MISSING_SAMPLES] = float(table.num_missing)
+    return Point(entry.step, at, values, table=table if table.rows else None)
 
 
 def _step_of_release(db: Connection, row: ReleaseRow, last_seq: int) -> int | None:

@@ -18,12 +18,14 @@ from pathlib import Path
 from fakevllm_server.curves.points import (
     ChartItem,
     Cursor,
+    LogPiece,
     Point,
     cursor_after_rollback,
     read_evaluations,
     read_log,
     read_releases,
 )
+from fakevllm_server.curves.sample_reader import SampleReader
 from fakevllm_server.curves.tracker import Tracker, TrackerMissing
 from fakevllm_server.curves.trackers import TrackerKind
 from fakevllm_server.journal.external_reader import read_journal_file
@@ -40,7 +42,12 @@ class Curves:
     """The curves of one run in one tracker. The object also knows up to which position of the
     journal (the server's SQLite file) the curves are written."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
+    def __init__(
+        self, run_dir: Path, tracker: Tracker, samples: SampleReader | None = None
+    ) -> None:
+        """Open the curves. `samples` makes the tables of sampled answers. None means that no tables
+        are written."""
+        self._samples = samples
         self._journal = run_dir / "journal.sqlite"
         self._tracker = tracker
         self._cursor = tracker.cursor()
@@ -58,7 +65,8 @@ class Curves:
             piece = read_journal_file(self._journal, read_log, self._cursor.entry)
             if not piece.entries:
                 break
-            items = piece.chart_items(now)
+            self._mark_tables(piece)
+            items = piece.chart_items(now, None if self._samples is None else self._samples.table)
             cursor = replace(self._cursor, entry=piece.entries[-1][0].seq)
             for entry, _ in piece.entries:
                 if entry.kind == "restored":
@@ -85,6 +93,12 @@ class Curves:
     def close(self) -> None:
         self._tracker.close()
 
+    def _mark_tables(self, piece: LogPiece) -> None:
+        """Record that the tracker gets tables of samples, if one is due. This is recorded before
+        the texts are read: groups that are forgotten meanwhile may be in the table."""
+        if self._samples is not None and any(self._samples.is_due(one) for one, _ in piece.entries):
+            self._write([], replace(self._cursor, has_tables=True))
+
     def _write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         if cursor != self._cursor:
             self._tracker.write(items, cursor)
@@ -101,11 +115,13 @@ class Follower:
         kind: TrackerKind,
         every_s: float = EVERY_S,
         max_retry_s: float | None = None,
+        samples: SampleReader | None = None,
     ) -> None:
         """Create a follower that reads the journal every `every_s` seconds. After each failure the
         follower waits twice as long as before, but at most `max_retry_s` seconds; by default, it
-        always waits `every_s` seconds."""
+        always waits `every_s` seconds. `samples` makes the tables of sampled answers."""
         self._run_dir = run_dir
+        self._samples = samples
         self._kind = kind
         self._every_s = every_s
         self._max_retry_s = every_s if max_retry_s is None else max_retry_s
@@ -129,7 +145,7 @@ class Follower:
     def run(self) -> None:
         """Write the curves until `begin_close` is called, or until the tracker turns out to be
         missing."""
-        curves = Curves(self._run_dir, self._kind.open(self._run_dir))
+        curves = Curves(self._run_dir, self._kind.open(self._run_dir), self._samples)
         is_last = False
         wait_s = self._every_s
         while not is_last:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from fakevllm_server.curves.run_follower import CLOSE_LIMIT_S, EVERY_S, Follower
+from fakevllm_server.curves.sample_reader import SampleReader, SampleRules
 from fakevllm_server.curves.trackers import TRACKERS
 
 log = logging.getLogger("fakevllm.server")
@@ -51,8 +52,10 @@ class ProcessFollower:
         every_s: float = EVERY_S,
         restart_s: float = RESTART_S,
         close_limit_s: float = CLOSE_LIMIT_S,
+        samples: SampleRules | None = None,
     ) -> None:
         self._command = [sys.executable, "-m", __name__, name, str(run_dir), str(every_s)]
+        self._command += [] if samples is None else [samples.to_json()]
         self._restart_s = restart_s
         self._close_limit_s = close_limit_s
         self._title = TRACKERS[name].title
@@ -159,14 +162,16 @@ def _close_input(process: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Run the process of a tracker. The command line has the tracker, the run directory, and the
-    seconds between two reads of the journal."""
+    """Run the process of a tracker. The command line has the tracker, the run directory, the
+    seconds between two reads of the journal, and perhaps the rules for tables of samples."""
     name, run_dir, every_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    rules = [SampleRules.from_json(text) for text in sys.argv[4:]]
+    samples = SampleReader(run_dir, rules[0]) if rules else None
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_OneLine("%(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    follower = Follower(run_dir, TRACKERS[name], every_s, max_retry_s=MAX_RETRY_S)
+    follower = Follower(run_dir, TRACKERS[name], every_s, MAX_RETRY_S, samples)
     threading.Thread(target=_wait_for_end_of_server, args=[follower], daemon=True).start()
     with _single_process(run_dir, name):
         follower.run()

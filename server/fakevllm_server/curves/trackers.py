@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.config.config_file import NO_TRACKER
-from fakevllm_server.curves import event_files
+from fakevllm_server.curves import event_files, wandb_run
 from fakevllm_server.curves.event_files import EventFiles
 from fakevllm_server.curves.tracker import Tracker
 from fakevllm_server.curves.wandb_run import WandbRun
@@ -20,6 +20,8 @@ class TrackerKind:
 
     title: str
     """Name for messages."""
+    folder: str
+    """Folder of the tracker's files, in the run directory."""
     open: Callable[[Path], Tracker]
     """Opens the tracker of the run in a folder."""
     has_own_process: bool = False
@@ -28,10 +30,22 @@ class TrackerKind:
 
 TRACKERS: Mapping[str, TrackerKind] = {
     "tensorboard": TrackerKind(
-        "TensorBoard", lambda run_dir: EventFiles(run_dir / event_files.FOLDER)
+        "TensorBoard",
+        event_files.FOLDER,
+        lambda run_dir: EventFiles(run_dir / event_files.FOLDER),
     ),
-    "wandb": TrackerKind("wandb", WandbRun, has_own_process=True),
+    "wandb": TrackerKind("wandb", wandb_run.FOLDER, WandbRun, has_own_process=True),
 }
+
+
+def folders_with_tables(run_dir: Path) -> list[str]:
+    """Return the folders of a run to which tables of sampled answers were written. These texts stay
+    until the folders are deleted."""
+    return [
+        str(run_dir.resolve() / kind.folder)
+        for kind in TRACKERS.values()
+        if kind.open(run_dir).cursor().has_tables
+    ]
 
 
 def read_trackers(names: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,10 @@ their digest. If the process ends before it knows that wandb has them, the same 
 under the same numbers. If other rows come first then, all get new numbers: some rows may be there
 twice, but wandb refuses none.
 
+A table of sampled answers is a file of its own in wandb's folder, and a second one in its data
+folder, from which wandb uploads it. Both folders are in the run directory, so that all texts of the
+run are there.
+
 This module runs in a process of its own (see tracker_process.py), because wandb changes the process
 that imports it, and waits for the network.
 """
@@ -29,6 +33,7 @@ from typing import Any
 
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_server.curves.points import ChartItem, Cursor, Point
+from fakevllm_server.curves.sample_tables import COLUMNS, COMPLETIONS
 from fakevllm_server.curves.tracker import TrackerMissing
 from fakevllm_server.run.folder import write_atomically
 
@@ -64,6 +69,11 @@ SETTINGS: Mapping[str, object] = {
 }
 """Settings of wandb with which it sends the rows, and of the machine only the operating system and
 the versions of Python and wandb: no name of the machine, no output, no code."""
+
+
+OWN_FOLDERS = ("DATA", "CACHE")
+"""wandb's further folders. By default they are in the home folder, and the files of tables stay
+there."""
 
 
 class WandbError(Exception):
@@ -125,7 +135,7 @@ class WandbRun:
             self._open()
             for number, row in enumerate(rows, self._state.num_rows):
                 # Without `commit`, wandb would hold the row back until the next one.
-                self._run.log(dict(row), step=number, commit=True)
+                self._run.log(_with_table(row), step=number, commit=True)
             self._run.status()  # wandb answers when its own process has received all rows
         except BaseException:
             self.close()
@@ -148,6 +158,8 @@ class WandbRun:
     def _open(self) -> None:
         if self._run is not None:
             return
+        for name in OWN_FOLDERS:
+            os.environ.setdefault(f"WANDB_{name}_DIR", str(self._folder.resolve() / name.lower()))
         wandb = _import_wandb()
         try:
             run = wandb.init(
@@ -208,5 +220,22 @@ def _digest(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _row(point: Point) -> dict[str, object]:
-    """Return the point as a row of wandb's history, with the time of the point."""
-    return {**point.values, **point.texts, STEP: point.step, "_timestamp": point.at}
+    """Return the point as a row of wandb's history, with the time of the point. A table is its
+    columns and its data."""
+    row: dict[str, object] = {
+        **point.values,
+        **point.texts,
+        STEP: point.step,
+        "_timestamp": point.at,
+    }
+    if point.table is not None:
+        row[COMPLETIONS] = {"columns": [*COLUMNS], "data": point.table.data}
+    return row
+
+
+def _with_table(row: Mapping[str, object]) -> dict[str, object]:
+    """Return a row as wandb takes it: with the table as an object of wandb's class."""
+    table = row.get(COMPLETIONS)
+    if not isinstance(table, dict):
+        return dict(row)
+    return {**row, COMPLETIONS: _import_wandb().Table(**table)}

@@ -383,6 +383,25 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
         return []
 
 
+def trained_group(db: Connection, group_id: str) -> FinishedGroup | None:
+    """Return a group with its episodes and calls. Return None if its calls are damaged, or not in
+    the journal any more."""
+    if db.exec_driver_sql("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).first() is None:
+        return None
+    try:
+        group = _group(db, CallReader(db), group_id)
+    except CorruptCall:
+        return None
+    return group if any(episode.calls for episode in group.episodes) else None
+
+
+def first_step_since(db: Connection, since: float) -> int | None:
+    """Return the first step whose weights were served at the Unix time `since` or later. Return
+    None if there is none."""
+    query = "SELECT MIN(step) FROM publications WHERE at >= ?"
+    return db.exec_driver_sql(query, (since,)).scalar()
+
+
 def groups_trained_after(db: Connection, step: int) -> list[str]:
     """Return the ids of the groups that were trained, or are planned, in a step after `step`.
 

@@ -224,16 +224,16 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
     return Change("save", lambda db: put_checkpoint(db, checkpoint))
 
 
-def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
+def pruned(steps: Iterable[int], last_step: int) -> Change:
     """Delete the checkpoints of `steps` from the journal. Also delete the captured calls of the
-    steps up to `oldest_kept`. These steps are never trained again, even if training goes back to an
+    steps up to `last_step`. These steps are never trained again, even if training goes back to an
     older checkpoint."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
         for row in rows:
             db.exec_driver_sql("DELETE FROM checkpoints WHERE step = ?", row)
-        delete_trained_calls(db, oldest_kept)
+        delete_trained_calls(db, last_step)
 
     return Change("prune", apply)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fakevllm_server.journal import reads, row_changes
@@ -36,9 +37,15 @@ class Checkpointer:
         journal: Journal,
         save_freq: int,
         pinned: Callable[[], Collection[int]] = frozenset,
+        keep_calls_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the object. `pinned` returns the versions whose checkpoints must be kept."""
+        """Create the object. `pinned` returns the versions whose checkpoints must be kept. The
+        calls of a step are kept for at least `keep_calls_s` seconds after its weights were first
+        served."""
         self._pinned = pinned
+        self._keep_calls_s = keep_calls_s
+        self._clock = clock
         self._trainer = trainer
         self._folders = folders
         self._journal = journal
@@ -141,10 +148,18 @@ class Checkpointer:
         old = [one for one in known if one not in kept and one.version not in pinned]
         # The steps after an older checkpoint are not trained again from it: neither a rollback to a
         # pinned one needs their calls, nor a start for which no newer one can be read.
-        oldest_kept = known[:KEEP][-1].step
-        await self._journal.write(row_changes.pruned([saved.step for saved in old], oldest_kept))
+        last_step = min(known[:KEEP][-1].step, self._last_step_without_readers(known[0].step))
+        await self._journal.write(row_changes.pruned([saved.step for saved in old], last_step))
         for saved in old:
             await asyncio.to_thread(self._folders.delete, saved.folder)
+
+    def _last_step_without_readers(self, newest: int) -> int:
+        """Return the last step whose calls no table of samples needs any more. `newest` is the step
+        that was trained last, whose weights may not be served yet."""
+        if not self._keep_calls_s:
+            return newest
+        recent = self._journal.read(reads.first_step_since, self._clock() - self._keep_calls_s)
+        return min(newest, newest if recent is None else recent) - 1
 
 
 def best_checkpoint(

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.config.model import ConfigError
+from fakevllm_server.config.model import ConfigError, ServerConfig
 from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.curves.sample_reader import SampleRules
 from fakevllm_server.curves.tracker_process import ProcessFollower
 from fakevllm_server.curves.trackers import TRACKERS
 from fakevllm_server.episodes.job_identity import (
@@ -126,13 +126,19 @@ class OpenRun:
         """True if, according to the journal, an engine was started and not stopped."""
         return self.journal.read(reads.meta, _ENGINE_RUNS) is not None
 
-    def follow_curves(self, trackers: Sequence[str]) -> None:
-        """Write the run's curves to these trackers from now on, until `close`."""
-        for name in trackers:
+    def follow_curves(self, config: ServerConfig) -> None:
+        """Write the run's curves to the server's trackers from now on, until `close`.
+
+        With tables of samples, each tracker has a process of its own, because reading a tokenizer
+        would hold the interpreter's lock (GIL) for tenths of a second.
+        """
+        has_tables = config.samples.num_groups > 0
+        samples = SampleRules(config.samples, config.privacy) if has_tables else None
+        for name in config.trackers:
             kind = TRACKERS[name]
             follower = (
-                ProcessFollower(self.path, name)
-                if kind.has_own_process
+                ProcessFollower(self.path, name, samples=samples)
+                if kind.has_own_process or has_tables
                 else Follower(self.path, kind)
             )
             follower.start()

@@ -17,13 +17,14 @@ from fakevllm_adapters.privacy.in_use import RedactionInUse
 from fakevllm_adapters.privacy.redactor import Redactor
 from fakevllm_adapters.privacy.settings import PrivacySettings
 from fakevllm_adapters.protocol.errors import WireError, unavailable
-from fakevllm_adapters.protocol.forgetting import ForgetGroupsRequest
+from fakevllm_adapters.protocol.forgetting import ForgetGroupsReply, ForgetGroupsRequest
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
 from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
+from fakevllm_server.curves.trackers import folders_with_tables
 from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
@@ -40,6 +41,7 @@ from fakevllm_server.run.model_identity import NO_MODEL, ModelIdentity, identify
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
+from fakevllm_server.run.tokenizer_reader import load_vocabulary
 from fakevllm_server.training.call_retention import CallRetention
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.forget_service import ForgetService
@@ -48,7 +50,6 @@ from fakevllm_server.training.policies import PolicyLoader
 from fakevllm_server.training.release_service import Action, ReleaseService, Result
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
-from fakevllm_server.training.tokenizer_reader import load_vocabulary
 from fakevllm_server.training.vocabulary_check import read_vocab_size
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
@@ -103,6 +104,8 @@ class ServerState:
     """Object that makes the decisions about versions of the current run."""
     forget_service: ForgetService = field(init=False)
     """Object that forgets groups of the current run."""
+    _named_folders: Sequence[str] = ()
+    """Folders with tables of sampled answers that the log has named already."""
     _pruning: asyncio.Task[None] | None = None
     """Task that prunes old calls of the current run."""
     _redaction: RedactionInUse = field(init=False)
@@ -298,6 +301,7 @@ class ServerState:
             self.journal,
             save_freq,
             lambda: releases.state.pinned,
+            self.config.samples.keep_calls_s,
         )
         self.policies = PolicyLoader(
             backend,
@@ -375,7 +379,7 @@ class ServerState:
         else:
             log.info("new run in %s", run.path)
         if self._follows_curves:
-            run.follow_curves(self.config.trackers)
+            run.follow_curves(self.config)
         await previous.close()
 
     async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
@@ -432,12 +436,32 @@ class ServerState:
         await self.run.close()
         self._lock.close()
 
+    async def forget(self, request: ForgetGroupsRequest) -> ForgetGroupsReply:
+        """Forget groups of the current run. The reply names the folders whose tables of sampled
+        answers may still show their texts.
+
+        Raises ForgettingPending and BackendError, as `ForgetService.forget`.
+        """
+        run_dir = self.run.path
+        reply = await self.forget_service.forget(request)
+        if not reply.versions:  # tables have trained groups only
+            return reply
+        folders = await asyncio.to_thread(folders_with_tables, run_dir)
+        if folders and folders != self._named_folders:
+            self._named_folders = folders
+            log.warning(
+                "Tables of samples in %s may show texts of groups that were forgotten or pruned: "
+                "delete these folders while the server is stopped.",
+                " and ".join(folders),
+            )
+        return reply.model_copy(update={"sample_folders": folders})
+
     def prune_calls(self) -> None:
         """Start a task that prunes old calls of the current run. `close` ends the task."""
 
         async def forget(group_ids: Sequence[str]) -> None:
             request = ForgetGroupsRequest(group_ids=list(group_ids))
-            reply = await self.forget_service.forget(request)
+            reply = await self.forget(request)
             if not reply.success:
                 log.warning("old calls are not pruned completely: %s", reply.failure_reason)
 
@@ -448,7 +472,7 @@ class ServerState:
         """Write the curves of the current run until `close` is called. If another run becomes
         current, write its curves from then on."""
         self._follows_curves = True
-        self.run.follow_curves(self.config.trackers)
+        self.run.follow_curves(self.config)
 
     async def list_runs(self) -> list[RunSummary]:
         """Return all training runs below the server's run directory, with their sizes."""

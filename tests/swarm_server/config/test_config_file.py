@@ -176,6 +176,19 @@ def test_a_toml_file_sets_flags_in_its_table_server(
         ('tracking = "wandb"\n[server]\n', "`tracking` in .* is not a table"),
         ('[server]\ntrack = ["none"]\n[tracking]\nto = []\n', "sets `track` in .* remove one"),
         ('[server]\ntrack = ["none", "wandb"]\n', "--track none does not go with other"),
+        (
+            "[server]\ntrack-samples = 1\n[tracking]\nsamples = 1\n",
+            r"sets `track-samples` in \[server\] and `samples` in \[tracking\]: remove one",
+        ),
+        ("[server]\n[tracking]\nsamples = true\n", r"`samples` in \[tracking\] .* whole number"),
+        (
+            "[server]\n[tracking]\nsamples = -1\n",
+            r"`samples` in \[tracking\]\) must be at least 0, got -1",
+        ),
+        (
+            "[server]\n[tracking]\nsamples_every = 0\n",
+            r"`samples_every` in \[tracking\]\) must be at least 1",
+        ),
     ],
 )
 def test_a_mistake_in_a_toml_file_is_one_line_and_exit_code_2(
@@ -200,6 +213,38 @@ def test_the_table_tracking_names_the_trackers(
     assert started(file).exit_code == 0
     assert started(file, "--track", "none").exit_code == 0
     assert [one.trackers for one in served] == [trackers, ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fakevllm.toml", '[server]\nbackend = "fake"\ntrack = []\n'),
+        ("server.yaml", "backend: fake\ntrack: []\n"),
+    ],
+)
+def test_an_empty_list_of_trackers_is_no_tracker_wherever_it_stands(
+    tmp_path: Path, served: list[ServerConfig], name: str, text: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    assert started(file).exit_code == 0
+    assert [one.trackers for one in served] == [()]
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [
+        ("", (0, 10)),
+        ("[tracking]\nsamples = 3\n", (3, 10)),
+        ("[tracking]\nsamples = 3\nsamples_every = 2\n", (3, 2)),
+        ("track-samples = 4\n[tracking]\nto = []\n", (4, 10)),
+    ],
+)
+def test_the_table_tracking_says_which_samples_are_written(
+    tmp_path: Path, served: list[ServerConfig], text: str, samples: tuple[int, int]
+) -> None:
+    assert started(written_toml(tmp_path, f'[server]\nbackend = "fake"\n{text}')).exit_code == 0
+    assert [(one.samples.num_groups, one.samples.every) for one in served] == [samples]
 
 
 def test_a_check_prints_the_address_and_starts_nothing(

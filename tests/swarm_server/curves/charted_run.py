@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from swarm_server.samples import call
@@ -16,6 +18,7 @@ from fakevllm_server.curves.run_follower import Curves
 from fakevllm_server.curves.trackers import TRACKERS
 from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.releases import Releases
+from fakevllm_server.types.calls import VersionSpan
 from tests.swarm_server.curves.readings import Charts
 from tests.swarm_server.journal.server_process import ServerProcess
 
@@ -27,12 +30,17 @@ def open_curves(run_dir: Path) -> Curves:
     return Curves(run_dir, TENSORBOARD.open(run_dir))
 
 
+def record_fake_model(run_dir: Path) -> None:
+    model = {"backend": "fake", "model": None, "fingerprint": None}
+    (run_dir / "model.json").write_text(json.dumps(model))
+
+
 class Run:
     """A run with its curves, whose server can crash and restart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_calls_s: float = 0.0) -> None:
         self.folder = folder
-        self.process = ServerProcess(folder)
+        self.process = ServerProcess(folder, keep_calls_s=keep_calls_s)
         self.curves = open_curves(folder)
 
     async def train(self, *names: str, hooks: str = "") -> None:
@@ -42,6 +50,27 @@ class Run:
             end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0], hook_hash=hooks)
             assert (await self.process.intake.end_group(end, None)).pooled
             assert await self.process.step()
+
+    async def train_texts(
+        self, name: str, prompt: str, answers: dict[str, float | None], reason: str | None = None
+    ) -> None:
+        """Train a group with these texts, as the fake engine would sample them: answers with their
+        rewards. `reason` says why the last answer has no tokens."""
+        record_fake_model(self.folder)
+        for index, answer in enumerate(answers):
+            is_redacted = reason is not None and index == len(answers) - 1
+            ids = [] if is_redacted else [*answer.encode()]
+            sampled = replace(
+                call(untrainable=reason if is_redacted else None),
+                prompt_ids=[] if is_redacted else [*prompt.encode()],
+                response_ids=ids,
+                logprobs=[-0.5] * len(ids),
+                versions=[VersionSpan(0, 0, len(ids))],
+            )
+            await self.process.intake.add_call(SiblingRef(name, index), sampled)
+        end = EndGroupRequest(group_id=name, rewards=[*answers.values()])
+        assert (await self.process.intake.end_group(end, None)).pooled
+        assert await self.process.step()
 
     async def evaluate(self, reward: float) -> None:
         claimed = await self.process.intake.claim(CLIENT, "eval", 60.0)

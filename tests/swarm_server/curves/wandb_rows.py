@@ -32,6 +32,7 @@ class WandbRows:
     """The rows of all files of a run of wandb, in the order in which they were written."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir
         self.files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
         self.rows: list[dict[str, Any]] = []
         self.kinds: set[str] = set()
@@ -50,8 +51,14 @@ class WandbRows:
         self.kinds.add(record.WhichOneof("record_type"))
         if record.HasField("history"):
             items = record.history.item
-            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
-            self.rows.append({"_step": record.history.step.num} | row)
+            row: dict[str, Any] = {"_step": record.history.step.num}
+            for item in items:
+                *outer, name = [item.key] if item.key else item.nested_key
+                place = row
+                for key in outer:
+                    place = place.setdefault(key, {})
+                place[name] = json.loads(item.value_json)
+            self.rows.append(row)
         if record.HasField("metric") and record.metric.step_metric:
             metric = record.metric
             self.x_axis[metric.glob_name or metric.name] = metric.step_metric
@@ -64,6 +71,17 @@ class WandbRows:
                 if not name.startswith("_") and isinstance(value, int | float):
                     curves[name].append((row["training/global_step"], value))
         return dict(curves)
+
+    def tables(self, name: str) -> list[tuple[int, list[list[Any]]]]:
+        """Return (step, rows) of each table with a name. The first row has the columns."""
+        found: list[tuple[int, list[list[Any]]]] = []
+        for row in self.rows:
+            if name in row:
+                assert row[name]["_type"] == "table-file"
+                (file,) = {*self._folder.glob(f"wandb/offline-run-*/files/{row[name]['path']}")}
+                table = json.loads(file.read_bytes())
+                found.append((row["training/global_step"], [table["columns"], *table["data"]]))
+        return found
 
     def texts(self, name: str) -> list[tuple[int, str]]:
         return [(row["training/global_step"], row[name]) for row in self.rows if name in row]

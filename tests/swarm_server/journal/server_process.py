@@ -81,7 +81,7 @@ class RecordingTrainer:
 class ServerProcess:
     """The parts of a server that use the run directory, driven without a training loop."""
 
-    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
+    def __init__(self, folder: Path, job: TrainJob = JOB, keep_calls_s: float = 0.0) -> None:
         self.folder, self.job = folder, job
         folder.mkdir(exist_ok=True)
         self.journal = Journal(folder / "journal.sqlite")
@@ -92,7 +92,11 @@ class ServerProcess:
             self.intake.resume(job, time.monotonic(), identity_of(job, None, None))
         self.trainer = RecordingTrainer()
         self.checkpointer = Checkpointer(
-            self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
+            self.trainer,
+            CheckpointFolders(folder / "checkpoints"),
+            self.journal,
+            job.save_freq,
+            keep_calls_s=keep_calls_s,
         )
         self.steps = self._new_steps()
 

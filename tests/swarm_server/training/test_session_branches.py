@@ -14,10 +14,10 @@ from swarm_server.samples import call
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.forest.call_text_comparison import Vocabulary
+from fakevllm_server.run.tokenizer_reader import load_vocabulary
 from fakevllm_server.run.trained_token_share import additive_metrics
 from fakevllm_server.training import session_branches as branches_module
 from fakevllm_server.training.session_branches import branch_metrics
-from fakevllm_server.training.tokenizer_reader import load_vocabulary
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 

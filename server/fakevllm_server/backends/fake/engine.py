@@ -36,6 +36,7 @@ from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, prompt_too_large
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_adapters.vllm_compat.message_content import content_text
+from fakevllm_server.backends.fake.byte_tokens import EOS, TOOL_CALL, TURN, decode
 from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
@@ -52,11 +53,6 @@ from fakevllm_server.types.backend import (
 from fakevllm_server.types.known_prompt import KNOWN_PROMPT, MAX_TOKENS, ProbeReply
 from fakevllm_server.types.sampling import Sampling, Token
 
-NUM_BYTES = 256
-"""Token ids below this number are the bytes of UTF-8 text."""
-EOS, TURN, TOOL_CALL = 256, 257, 258
-"""Ids of the special tokens that end a sequence, begin a message, and begin a message's tool calls.
-"""
 MAX_MODEL_LEN = 131072
 START_THETA = -1.0
 MAX_LOGIT = 700.0
@@ -145,12 +141,7 @@ class FakeEngine:
             yield [token]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        special = (
-            {EOS: b"", TURN: b""} if skip_special_tokens else {EOS: b"<|end|>", TURN: b"<|turn|>"}
-        )
-        return b"".join(
-            special.get(id, b"") if id >= NUM_BYTES else bytes([id]) for id in ids
-        ).decode(errors="replace")
+        return decode(ids, skip_special_tokens=skip_special_tokens)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(text.encode(errors="replace"))
@@ -357,7 +348,7 @@ def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
 
 
 def _text(ids: Sequence[int]) -> str:
-    return bytes(id for id in ids if id < NUM_BYTES).decode(errors="replace")
+    return decode(ids, skip_special_tokens=True)
 
 
 def main() -> None:

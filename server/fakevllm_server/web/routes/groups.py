@@ -114,7 +114,7 @@ def router(state: ServerState) -> APIRouter:
     async def forget_groups(request: ForgetGroupsRequest) -> ForgetGroupsReply:
         """Delete the captured calls of groups. Groups that wait to be trained are dropped."""
         try:
-            return await state.forget_service.forget(request)
+            return await state.forget(request)
         except ForgettingPending:
             raise unavailable(
                 "The groups are in a training step that has not ended: send the same request again."

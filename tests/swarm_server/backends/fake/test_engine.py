@@ -9,7 +9,8 @@ import pytest
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
-from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.fake.byte_tokens import EOS
+from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.backend import Batch, Call, LossSpec

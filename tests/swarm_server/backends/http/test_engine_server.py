@@ -16,7 +16,8 @@ from fakevllm_adapters.http.complete_choices import CHOICES_HEADER, SentChoice
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
-from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.fake.byte_tokens import EOS
+from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.types.number_arrays import ids_from_bytes

@@ -9,7 +9,8 @@ import pytest
 
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
-from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.fake.byte_tokens import EOS
+from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.text_completion import TextCompletion
 from fakevllm_server.types.sampling import Sampling, Token
 

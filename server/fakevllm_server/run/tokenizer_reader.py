@@ -1,9 +1,9 @@
 """Read a model folder's tokenizer. The tokenizer is used to find out why a model call does not
-continue an earlier call of its session.
+continue an earlier call of its session, and to show sampled texts in the trackers.
 
 The tokenizer is read with the package `tokenizers`. Every engine that loads a real model on this
 machine depends on this package. If the package or the folder's file `tokenizer.json` is missing,
-only token ids are compared.
+only token ids are known.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def load_vocabulary(model: str | None) -> Vocabulary:
     file = None if model is None else Path(model) / "tokenizer.json"
     if file is None or not file.is_file():
         return Vocabulary()
-    # Catch all errors to isolate the step: without a vocabulary it only lacks some metrics.
+    # Catch all errors to isolate the step: without a vocabulary it only lacks some metrics, and a
+    # table of samples.
     try:
         tokenizers: Any = importlib.import_module("tokenizers")
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
         return _vocabulary(tokenizer)
     except Exception as error:
-        log.info("causes of session branches are found from token ids alone: %r", error)
+        log.info("the tokenizer %s cannot be read, so token ids have no texts: %r", file, error)
         return Vocabulary()
 
 
