@@ -53,7 +53,8 @@ class App:
 
 
 def trained_steps(proxy: Process) -> int:
-    return int((stats(proxy)["engine"] or {}).get("global_step") or 1) - 1
+    engine: dict[str, Any] = stats(proxy)["engine"] or {}
+    return int(engine.get("global_step") or 1) - 1
 
 
 def ask_as_usual(proxy: Process, app: App) -> None:
