@@ -61,6 +61,4 @@ def _section(example: Example) -> str:
     plan = calculate(file, str(FOLDER / example.name), None)
     assert plan.fits, f"the example {example.name} does not fit: {plan.problems}"
     output = "\n".join(plan_lines(plan))
-    return section(
-        example.title, example.text, f"```toml\n{settings}\n```", f"```\n{output}\n```"
-    )
+    return section(example.title, example.text, f"```toml\n{settings}\n```", f"```\n{output}\n```")
