@@ -50,7 +50,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "kto": {"loss": "kto", "preference_beta": 0.3, "desirable_weight": 1.3},
 }
 """Settings of jobs that train demonstrations alone."""
-LOSS_TOLERANCE = {"abs": 1e-6, "rel": 1e-5}
+LOSS_TOLERANCE: dict[str, Any] = {"abs": 1e-6, "rel": 1e-5}
 """A log-probability of -6 has a rounding error of 5e-7 in float32. The losses that are linear in it
 and the product of a sequence's ratios have a larger error than 1e-6, relative to their value."""
 MAX_OUTLIERS = 5
@@ -100,7 +100,7 @@ def pairwise_cases(seed: int = 0) -> list[LossCase]:
     """Return few cases that contain every possible pair of values."""
     rng = random.Random(seed)
     values = {name: list(factor) for name, factor in FACTORS.items()}
-    missing = {
+    missing: set[frozenset[tuple[str, str]]] = {
         frozenset(((first, one), (second, other)))
         for first, second in combinations(values, 2)
         for one, other in product(values[first], values[second])
@@ -133,7 +133,7 @@ def _random_case(
 async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -> None:
     """Make two updates of the weights with each trainer, and compare metrics and weights with those
     of the embedded trainer."""
-    job = TrainJob.model_validate({"lr": 1e-4, "ppo_epochs": 2} | settings)
+    job = TrainJob.model_validate({"lr": 1e-4, "ppo_epochs": 2, **settings})
     spec = LossSpec.of(job)
     if spec.has_policy_loss:  # The calls are not sampled by the model.
         job = job.model_copy(update={"max_mismatch_k3": None})
