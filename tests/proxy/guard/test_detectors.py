@@ -87,7 +87,8 @@ def test_longer_answers_without_higher_rewards_are_no_trouble() -> None:
 def test_an_alarm_begins_again_only_after_it_has_ended() -> None:
     def figures(step: int, noise: random.Random) -> Figures:
         # The share swings around the threshold, later goes back, and rises again.
-        means = [0.05] * 40 + [0.26, 0.24] * 20 + [0.05] * 40 + [0.4] * 40
+        swing = [0.32] * 10 + [0.2] * 10
+        means = [0.05] * 40 + 2 * swing + [0.05] * 40 + [0.4] * 40
         return {"refusals": means[step] + noise.gauss(0, 0.01)}
 
     alarms = run(figures, steps=range(160))
