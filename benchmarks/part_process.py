@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,7 +92,8 @@ class RunningPart:
         if exit_code and not reason:
             last = next((line for line in reversed(lines) if line.strip()), "no output")
             reason = f"exit code {exit_code}: {last.strip()}"
-        print(f"--- {self._part.name}: exit code {exit_code}, {seconds:.0f} s", *lines, sep="\n")
+        head = f"--- {self._part.name}: exit code {exit_code}, {seconds:.0f} s"
+        print("\n".join([head, *lines]))
         return PartResult(
             self._part.name,
             " ".join(["python", *self._arguments]),
@@ -117,12 +119,8 @@ def run_together(parts: Sequence[Part], out: Path, deadline: float) -> list[Part
         part.name: f"{max(0.0, left_s):.0f} s are left" if left_s < LEAST_PART_S else part.missing
         for part in parts
     }
-    running = {
-        part.name: RunningPart(part, out, left_s) for part in parts if reasons[part.name] is None
-    }
-    return [
-        running[part.name].finish()
-        if part.name in running
-        else skipped(part, reasons[part.name] or "")
-        for part in parts
-    ]
+    running = [RunningPart(part, out, left_s) for part in parts if reasons[part.name] is None]
+    # Each part has a thread that waits for it, so that its time does not depend on other parts.
+    with ThreadPoolExecutor(max(1, len(running))) as pool:
+        finished = {result.name: result for result in pool.map(RunningPart.finish, running)}
+    return [finished.get(part.name) or skipped(part, reasons[part.name] or "") for part in parts]

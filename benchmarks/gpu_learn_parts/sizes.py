@@ -1,5 +1,5 @@
-"""The sizes of `benchmarks.gpu_learn`: one for a GPU, a small one for a CPU with which the
-arms still learn, and a tiny one that only shows that everything works."""
+"""The sizes of `benchmarks.gpu_learn`: one for a GPU, a small one for a CPU, whose
+arms are judged too, and a tiny one that only shows that everything works."""
 
 from __future__ import annotations
 

@@ -41,6 +41,12 @@ def test_a_part_that_takes_longer_than_its_limit_is_killed(tmp_path: Path) -> No
     assert killed.reason == "not finished within 1 s"
 
 
+def test_the_time_of_a_part_does_not_depend_on_a_part_before_it(tmp_path: Path) -> None:
+    slow = Part("waits", "-m http.server 0 --bind 127.0.0.1", modules=(), limit_s=8.0)
+    killed, passed = run_together([slow, PASSES], tmp_path, later())
+    assert passed.seconds < killed.seconds
+
+
 def test_no_part_starts_when_the_time_is_over(tmp_path: Path) -> None:
     (skipped,) = run_together([PASSES], tmp_path, later(-1.0))
     assert (skipped.state, skipped.reason) == ("skipped", "0 s are left")
