@@ -95,7 +95,8 @@ def test_prompts_in_training_are_those_that_the_engine_renders() -> None:
         for prompt, reply in source.batch(step):
             question = tokenizer.decode(prompt).split("user\n")[1].split("<|im_end|>")[0]
             messages = [{"role": "user", "content": question}]
-            request = ChatRequest(messages=messages, tools=list(kind.tools) or None)
+            tools: Any = list(kind.tools) or None
+            request = ChatRequest(messages=messages, tools=tools)
             assert renderer.render(request) == prompt
             assert tokenizer.decode(reply).endswith("<|im_end|>")
 
