@@ -18,7 +18,7 @@ import time
 from benchmarks import gpu_machine
 from benchmarks.part_process import ENGINE, Part, PartResult, run_together
 
-TESTS = (*ENGINE, "pytest", "pytest_asyncio", "pytest_timeout", "xdist")
+TESTS = (*ENGINE, "hypothesis", "pytest", "pytest_asyncio", "pytest_timeout", "xdist")
 PYTEST = "-m pytest -q -n 0 -p no:cacheprovider -o filterwarnings=default -m gpu tests/swarm_server"
 CURVE = "-m swarm_server.backends.embedded.learning_curve --dtype float32"
 DEMO = "-m fakevllm.cli.main demo"

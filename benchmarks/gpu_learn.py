@@ -44,8 +44,8 @@ LEGEND = (
     "The shares are those of right answers at temperature 1 to held-out questions, which no "
     "training has seen. Intervals are 95 %. The change is the mean of the changes of single "
     "questions. N is the number of answers to each question in training. All arms begin with the "
-    "same model, take the same number of steps, and sample the same number of answers for each "
-    "step."
+    "same model, take the same number of steps unless the time limit stops them, and sample the "
+    "same number of answers for each step."
 )
 
 

@@ -1,7 +1,7 @@
 """Contract tests of the verl trainer with LoRA, compared with the embedded trainer.
 
-The trainer has two workers. It also runs with gradient checkpointing and CPU offload, which change
-no result.
+The trainer has two workers. It also runs with gradient checkpointing, which changes no result, and
+with CPU offload, which moves nothing on a CPU.
 """
 
 from __future__ import annotations
@@ -129,6 +129,11 @@ async def test_a_checkpoint_holds_the_adapters_and_continues_with_the_same_step(
 
     assert again | {"seconds": 0} == uninterrupted | {"seconds": 0}
     assert have_same_weights(await trainer.export("again"), expected)
+    adapters = weights_in(saved / "adapters")  # for versions that vLLM holds as adapters
+    await trainer.engine.restore(saved)
+    exported = await exported_adapters(trainer, "restored")
+    assert adapters.keys() == exported.keys()
+    assert all(torch.equal(value, exported[name]) for name, value in adapters.items())
     tensors = torch.load(next(saved.glob("model_*_rank_0.pt")), weights_only=False)
     assert tensors and all("lora_" in name for name in tensors)
     *_, rank, alpha, targets = arguments_for_checkpoint(saved)

@@ -215,11 +215,14 @@ def training_remedies(deployment: Deployment) -> str:
                 for count in range(training.num_gpus + 1, MAX_TRAINING_GPUS + 1)
             ]
         )
-    else:
-        recomputed = replace(training, is_recomputed=True)
-        changes.append([("set gradient_checkpointing = true in the job", recomputed)])
-        adapters = replace(recomputed, lora_rank=training.lora_rank or 16)
-        changes.append([("train adapters (lora_rank = 16) with gradient_checkpointing", adapters)])
+    recomputed = replace(training, is_recomputed=True)
+    if not training.is_recomputed:
+        remedy = "remove --no-gradient-checkpointing"
+        if not training.is_verl:
+            remedy = "set gradient_checkpointing = true in the job"
+        changes.append([(remedy, recomputed)])
+    adapters = replace(recomputed, lora_rank=training.lora_rank or 16)
+    changes.append([("train adapters (lora_rank = 16) with gradient_checkpointing", adapters)])
     deployments = [
         [(text, replace(deployment, training=changed)) for text, changed in one] for one in changes
     ]

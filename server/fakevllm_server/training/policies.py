@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
@@ -25,7 +26,10 @@ from pathlib import Path
 from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.child_engine import ChildEngine
-from fakevllm_server.backends.verl.trainer_arguments import arguments_for_checkpoint
+from fakevllm_server.backends.verl.trainer_arguments import (
+    ADAPTERS_FOLDER,
+    arguments_for_checkpoint,
+)
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
@@ -259,6 +263,9 @@ class PolicyLoader:
         adapters that change nothing."""
         if checkpoint is None:
             return await self._backend.trainer.export_adapters(to, "reference")
+        if (checkpoint / ADAPTERS_FOLDER).is_dir():
+            await asyncio.to_thread(shutil.copytree, checkpoint / ADAPTERS_FOLDER, to)
+            return None
         async with self._separate_trainer(checkpoint) as trainer:
             await trainer.export_adapters(to, "trained")
 

@@ -414,6 +414,32 @@ async def test_an_engine_with_adapters_gets_those_of_the_checkpoint(
     assert loaded == {"policy-0": 0.0, "policy-3": 3.0}
 
 
+async def test_adapters_in_a_checkpoint_are_loaded_without_a_separate_trainer(
+    policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write(to: Path) -> None:
+        (to / "adapters").mkdir()
+        (to / "adapters" / "adapter_config.json").write_text("{}")
+
+    name, digest = await policies.folders.write(3, write)
+    await policies.journal.write(row_changes.saved(SavedCheckpoint(3, name, 3, digest, None)))
+    loader = PolicyLoader(
+        TwoProcesses(policies.rollout, AdapterTrainer(), tmp_path / "weights"),
+        EngineSpec("no such trainer", tmp_path, str(tmp_path), "fake"),
+        policies.folders,
+        policies.journal,
+        lambda: SERVED,
+    )
+    loaded: dict[str, list[str]] = {}
+
+    async def load_policy(name: str, folder: Path, version: int) -> None:
+        loaded[name] = [file.name for file in folder.iterdir()]
+
+    monkeypatch.setattr(policies.rollout, "load_policy", load_policy)
+    await loader.load(3, replace(policies.endpoint, takes_adapters=True))
+    assert loaded == {"policy-3": ["adapter_config.json"]}
+
+
 async def test_a_publish_gives_an_engine_with_adapters_the_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

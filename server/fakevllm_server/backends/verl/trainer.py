@@ -32,7 +32,7 @@ from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
-from fakevllm_server.backends.verl.trainer_arguments import read_lora, write_lora
+from fakevllm_server.backends.verl.trainer_arguments import ADAPTERS_FOLDER, read_lora, write_lora
 from fakevllm_server.backends.verl.worker_group import WorkerGroup, WorkersLost
 from fakevllm_server.backends.verl.worker_loss import ENTROPY_COEFFICIENT, direct_inputs
 from fakevllm_server.types.backend import (
@@ -260,6 +260,8 @@ class VerlTrainer:
     def _save(self, folder: Path) -> None:
         self._workers.save(folder)
         write_lora(folder, self._lora)
+        if self._lora is not None:
+            self._workers.export_adapters(folder / ADAPTERS_FOLDER, "trained")
 
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.

@@ -17,6 +17,10 @@ from fakevllm_server.backends.training.lora_settings import LoraSettings
 LORA_FILE = "lora.json"
 """File with the LoRA settings in a checkpoint. A checkpoint of all weights does not have it."""
 
+ADAPTERS_FOLDER = "adapters"
+"""Folder with the adapters in a checkpoint, in the layout of the peft library. Whoever needs only
+the adapters then starts no workers."""
+
 
 def arguments_for_job(job: TrainJob) -> list[str]:
     """Return the arguments for a trainer that trains a job.

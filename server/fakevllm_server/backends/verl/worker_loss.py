@@ -26,8 +26,9 @@ from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 from fakevllm_server.types.backend import LossSpec
 
 TENSORS_OF_TOKENS = ("sampled_log_prob", "advantages", "scale", "token_share", "units")
+"""Names of the fields of TrainedTokens that are inputs of the direct way."""
 LOG_PROBS_OF_OTHER_POLICIES = ("old_log_prob", "reference_log_prob")
-"""Names of fields of TrainedTokens: the inputs of the direct way."""
+"""Names of the fields of TrainedTokens that are inputs of the direct way if the loss needs them."""
 COEFFICIENT = "coefficient"
 ENTROPY_COEFFICIENT = "entropy_coefficient"
 """Names of the inputs of the second pass: c_t, and e_t if the loss has an entropy bonus."""
