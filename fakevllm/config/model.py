@@ -131,7 +131,7 @@ class TrackingSection(Section):
 
     to: tuple[str, ...] = ("tensorboard",)
     """Trackers: `tensorboard`, `wandb`, or both. With an empty list, no curves are written."""
-    samples: int = Field(default=0, ge=0)
+    samples: int = Field(default=0, ge=0, le=64)
     """Number of groups (requests with their answers) in each table of sampled answers, which the
     trackers get too. With 0, no tables are written, and the trackers get no texts."""
     samples_every: int = Field(default=10, ge=1)

@@ -35,8 +35,8 @@ trouble, so more of them mean that the address has been away for a long time."""
 TIMEOUT_S = 10.0
 """Timeout of one attempt, in seconds."""
 NUM_ATTEMPTS = 8
-"""Number of attempts before an alert is lost. With the pauses, they take about three minutes, or
-five if the address hangs."""
+"""Number of attempts before an alert is lost. With the pauses, they take about a minute and two at
+most. If the address hangs, they take up to three and a half minutes."""
 MAX_PAUSE_S = 60.0
 """Upper bound of the pause between two attempts. Pauses are random, and their bound doubles."""
 _PASSING_STATUSES = (408, 429)

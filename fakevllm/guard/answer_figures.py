@@ -22,6 +22,8 @@ MAX_SIBLINGS = 8
 """Maximum number of siblings of a group that are measured. Eight siblings have 28 pairs."""
 MAX_WORDS = 400
 """Maximum number of words of an answer that are compared."""
+MAX_CHARS = 20 * MAX_WORDS
+"""Maximum number of characters of an answer in which words are looked for."""
 MIN_WORDS = 8
 """Minimum number of words of an answer that is compared with others. Shorter answers, such as `yes`
 or a number, are often equal for good reasons."""
@@ -102,7 +104,7 @@ def avoids_question(text: str) -> bool:
 def _words(text: str | None) -> list[str]:
     """Return the first words of an answer in lower case. Return [] if the answer is too short to be
     compared."""
-    words = re.findall(r"\w+", (text or "").lower())[:MAX_WORDS]
+    words = re.findall(r"\w+", (text or "")[:MAX_CHARS].lower())[:MAX_WORDS]
     return words if len(words) >= MIN_WORDS else []
 
 

@@ -93,10 +93,16 @@ class DetectorBank:
     """The first evaluated version and the latest one, or fewer."""
     active: dict[str, Alarm] = field(default_factory=dict[str, Alarm])
     """The alarms that have not ended, by the detector's name."""
+    newest_version: int = 0
+    """Highest version of the steps so far."""
+    ignored_up_to: int = -1
+    """Versions up to this one are not compared with the training reward, because it is another one
+    since: training went back, or the rewards changed."""
 
     def step_trained(self, step: int, version: int, figures: Mapping[str, float]) -> list[Alarm]:
         """Add the figures of a step, and return the alarms that begin with it. `figures` are the
         metrics of the run log and those of `answer_figures`. A figure may be absent."""
+        self.newest_version = max(self.newest_version, version)
         sizes = (self.rules.baseline_steps, self.rules.window_steps)
         for name in sorted(_STEP_FIGURES & figures.keys()):
             self.trends.setdefault(name, Trend(*sizes)).add(figures[name])
@@ -110,6 +116,8 @@ class DetectorBank:
         if mean.num_rows < MIN_HELD_OUT_ROWS or reward is None or not reward.is_ready:
             return []
         known = {one.held_out.version: one for one in self.evaluated}
+        if mean.version <= self.ignored_up_to and mean.version not in known:
+            return []
         point = EvaluatedVersion(mean, reward.latest_mean, reward.latest_error)
         if mean.version == 0:
             point = EvaluatedVersion(mean, reward.first_mean, reward.first_error)
@@ -125,6 +133,7 @@ class DetectorBank:
         self.trends.clear()
         self.evaluated.clear()
         self.active.clear()
+        self.ignored_up_to = self.newest_version
 
     def training_went_back(self) -> None:
         """Forget the latest values and the alarms, because training goes on from earlier
@@ -133,6 +142,7 @@ class DetectorBank:
             trend.forget_latest()
         del self.evaluated[1:]
         self.active.clear()
+        self.ignored_up_to = self.newest_version
 
     def _evaluated_trends(self) -> dict[str, Trend]:
         """Return the trends of the figures that have one value for each evaluated version."""

@@ -46,6 +46,12 @@ log = logging.getLogger("fakevllm.guard")
 
 CHECK_EVERY_S = 1.0
 """Seconds between two looks at the run log."""
+MAX_STEPS_AT_ONCE = 50
+"""Number of entries of the run log that are read without pauses. There are more only if the guard
+sees a run for the first time, or was away."""
+CATCH_UP_PAUSE_S = 0.02
+"""Seconds between two steps while the guard reads a long run log. Measuring the answers of a step
+takes a few milliseconds of a thread."""
 RETRY_EVERY_S = 15.0
 """Seconds after an error before the next attempt."""
 HELD_OUT_EVERY_S = 30.0
@@ -169,14 +175,16 @@ class Guard:
         state = self._state
         if state is None:
             return GuardView((), self._trouble)
-        pending = {alarm.detector for alarm in state.pending}
+        pending = {alarm.detector: alarm for alarm in state.pending}
+        shown = pending | state.bank.active  # an action also waits if its alarm has ended meanwhile
         alarms = [
             ShownAlarm(
                 *(one.detector, one.step, one.version, one.message, one.remedy),
                 action=self._settings.actions[one.detector],
                 is_pending=one.detector in pending,
             )
-            for one in state.bank.active.values()
+            for one in shown.values()
+            if one.detector in self._settings.actions
         ]
         return GuardView(alarms, self._trouble)
 
@@ -199,8 +207,10 @@ class Guard:
             state.begun.clear()
             self._store(state)
         while state.pending:
-            await self._act(state, state.pending[0])
+            went_back = await self._act(state, state.pending[0])
             del state.pending[0]
+            if went_back:  # once is enough for all alarms of the same weights
+                state.pending = [one for one in state.pending if not self._goes_back(one)]
             self._store(state)
 
     async def _read_log(self, state: GuardState) -> None:
@@ -220,12 +230,16 @@ class Guard:
                     state.bank.training_went_back()
                     state.pending.clear()
                 state.seq = entry.seq
+            if len(entries) >= MAX_STEPS_AT_ONCE and not state.begun:
+                self._store(state)
 
     async def _add_step(self, state: GuardState, entry: LogEntry) -> None:
         if entry.changed:
             state.bank.rewards_changed()
         state.hooks = entry.hooks
         figures = await asyncio.to_thread(self._answer_figures, entry.groups)
+        if entry.seq - state.stored_seq > MAX_STEPS_AT_ONCE:  # many old steps must not slow apps
+            await asyncio.sleep(CATCH_UP_PAUSE_S)
         state.begun += state.bank.step_trained(entry.step, entry.version, entry.metrics | figures)
 
     def _answer_figures(self, groups: Sequence[TrainedGroup]) -> dict[str, float]:
@@ -254,8 +268,12 @@ class Guard:
         if action in ("hold", "rollback") and len(state.pending) < MAX_PENDING:
             state.pending.append(alarm)
 
-    async def _act(self, state: GuardState, alarm: Alarm) -> None:
-        """Carry out the action of an alarm. Raises an error if this must be tried again."""
+    def _goes_back(self, alarm: Alarm) -> bool:
+        return self._settings.actions.get(alarm.detector) == "rollback"
+
+    async def _act(self, state: GuardState, alarm: Alarm) -> bool:
+        """Carry out the action of an alarm. Return True if training went back to an earlier
+        version. Raises an error if this must be tried again."""
         action = self._settings.actions.get(alarm.detector)
         if action == "hold" and self._outlets.pause_training is not None:
             trouble = self._outlets.pause_training()
@@ -264,15 +282,15 @@ class Guard:
                 alarm.detector,
                 "" if trouble is None else f" ({trouble})",
             )
-            return
+            return False
         if action not in ("hold", "rollback"):  # the settings have changed since the alarm
-            return
+            return False
         try:
             reply = await self._decide(state, alarm, action)
         except aiohttp.ClientResponseError as error:
             if error.status != 409:  # the server has this decision already
                 raise
-            return
+            return action == "rollback"
         done = "releases are on hold until `fakevllm release resume`"
         if action == "rollback":
             done = "training went back to the released version"
@@ -282,6 +300,7 @@ class Guard:
             log.warning(
                 "the action %s of %s was refused: %s", action, alarm.detector, reply.failure_reason
             )
+        return reply.success and action == "rollback"
 
     async def _decide(self, state: GuardState, alarm: Alarm, action: str) -> ReleaseReply:
         id, run_id = alarm_id(state.run_id, alarm), state.run_id

@@ -32,6 +32,8 @@ class StoredGuard:
     """Alarms whose action is not carried out yet, oldest first."""
     hooks: list[str] = field(default_factory=list[str])
     """Digests of the hook files that scored the latest step."""
+    newest_version: int = 0
+    ignored_up_to: int = -1
 
 
 _STORED = TypeAdapter(StoredGuard)
@@ -65,6 +67,8 @@ class GuardState:
             list(bank.active.values()),
             self.pending,
             self.hooks,
+            bank.newest_version,
+            bank.ignored_up_to,
         )
         return _STORED.dump_json(stored).decode()
 
@@ -83,6 +87,7 @@ def restored(text: str | None, run_id: str, rules: GuardRules) -> GuardState:
     for name, (first, latest) in stored.trends.items():
         bank.trends[name] = Trend(rules.baseline_steps, rules.window_steps, first, latest)
     bank.evaluated = stored.evaluated
+    bank.newest_version, bank.ignored_up_to = stored.newest_version, stored.ignored_up_to
     bank.active = {one.detector: one for one in stored.active if one.detector in rules.thresholds}
     state.seq = state.stored_seq = stored.seq
     state.pending, state.hooks = stored.pending, stored.hooks

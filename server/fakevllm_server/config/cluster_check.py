@@ -62,7 +62,8 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
 def _refuse_arguments(config: ServerConfig) -> None:
     """Raise ConfigError for arguments of the engines that contradict the section."""
     flags = [SHORT_FLAGS.get(flag, flag) for flag in parse_flags(config.engine_args)]
-    flags += [SHORT_FLAGS[part] for part in config.engine_args if part in SHORT_FLAGS]
+    short = [part.partition("=")[0] for part in config.engine_args]
+    flags += [SHORT_FLAGS[name] for name in short if name in SHORT_FLAGS]
     for flag in flags:
         if flag in PLACED_BY_SECTION:
             raise ConfigError(

@@ -23,26 +23,22 @@ NOT_CALCULATED = {
 }
 """Arguments of vLLM and of the verl trainer that change the memory in a way that is not
 calculated."""
-NOT_RECOMPUTED = "no-gradient-checkpointing"
-"""Argument with which verl's workers keep all activations. By default, they recompute them."""
-
-LEAST_JOB = TrainJob(micro_batch_tokens=1, lora_rank=1, gradient_checkpointing=True)
-"""A job that needs as little memory as a job can. What does not fit with this job fits with
-none."""
+RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-checkpointing"
+"""Arguments that decide whether verl's workers recompute activations. They do by default."""
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if a server with a section `cluster` cannot be started, or if the model
-    does not fit. `job` is the job in the configuration file; None if jobs come later. `environ` are
-    the environment variables of the server."""
+    """Raise ConfigError if a server with a section `cluster` cannot be started, or if the job does
+    not fit into the memory. `job` is the job in the configuration file. If it is None, jobs come
+    later, and each of them is checked before its engine starts. `environ` are the environment
+    variables of the server."""
     if config.cluster is None:
         return
     config.cluster.check_startable(environ)
-    if config.cluster.gpu_memory_gib is None or (config.model is None and job is None):
+    if config.cluster.gpu_memory_gib is None or job is None:
         return
-    checked = job or LEAST_JOB
-    model = config.model_for(checked)
-    check_memory(config, checked, None if model is None else find_model(model, config.allow_hub))
+    model = config.model_for(job)
+    check_memory(config, job, None if model is None else find_model(model, config.allow_hub))
 
 
 def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None:
@@ -104,12 +100,20 @@ def _training_setup(config: ServerConfig, cluster: ClusterSection, job: TrainJob
         cluster.training_gpus,
         own_tokens or job.micro_batch_tokens,
         compute_bytes=BFLOAT16 if is_verl else _number_bytes(arguments),
-        is_recomputed=job.gradient_checkpointing or (is_verl and NOT_RECOMPUTED not in flags),
+        is_recomputed=_recomputes(config) if is_verl else job.gradient_checkpointing,
         lora_rank=job.lora_rank,
         target_modules=job.target_modules,
         needs_reference=job.needs_reference,
         is_gathered=cluster.nodes > 1,
     )
+
+
+def _recomputes(config: ServerConfig) -> bool:
+    """Return True if verl's workers recompute activations. The last argument decides, and it
+    overrides the job."""
+    flags = [argument.replace("_", "-") for argument in config.trainer_args]
+    chosen = [flag for flag in flags if flag in (RECOMPUTES, KEEPS_ACTIVATIONS)]
+    return chosen[-1:] != [KEEPS_ACTIVATIONS]
 
 
 def _adapter_rank(config: ServerConfig, job: TrainJob) -> int:

@@ -10,6 +10,9 @@ from fakevllm_runtime.errors import ConfigError
 DEFAULT_EVERY = 10
 """Steps between two tables. A table of each step would be read by nobody, and fill the disk."""
 
+MAX_GROUPS = 64
+"""Maximum number of groups in a table. Larger tables would take much memory, and nobody reads
+them."""
 KEEP_CALLS_S = 60.0
 """Seconds for which the journal keeps the calls of a step for the tables. The trackers read the
 journal every few seconds, and may have to start first."""
@@ -35,6 +38,11 @@ class SampleTableSettings:
                 raise ConfigError(
                     f"{flag} (`{key}` in [tracking]) must be at least {least}, got {number}."
                 )
+        if self.num_groups > MAX_GROUPS:
+            raise ConfigError(
+                f"--track-samples (`samples` in [tracking]) must be at most {MAX_GROUPS}, got "
+                f"{self.num_groups}."
+            )
 
     @property
     def keep_calls_s(self) -> float:

@@ -12,7 +12,7 @@ twice, but wandb refuses none.
 
 A table of sampled answers is a file of its own in wandb's folder, and a second one in its data
 folder, from which wandb uploads it. Both folders are in the run directory, so that all texts of the
-run are there.
+run are there. A user who sets WANDB_DATA_DIR chooses another data folder.
 
 This module runs in a process of its own (see tracker_process.py), because wandb changes the process
 that imports it, and waits for the network.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.backends.verl.worker_placement import place_workers
+from fakevllm_server.placement.memory_parts import GIB
 from fakevllm_server.types.backend import BackendRefused
 
-GIB = 2**30
 MAX_GPU_MEMORY_GIB = 4096
 COLOCATIONS = ("none", "shared", "sleep")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -173,6 +173,9 @@ class ClusterSection:
 
 
 def _listed_gpus(environ: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs that the environment lists; None if it lists none, so that all are used."""
-    text = environ.get(VISIBLE_GPUS, "").strip()
-    return [part.strip() for part in text.split(",")] if text else None
+    """Return the GPUs that the environment lists. Return None if the variable is not set, so that
+    all GPUs are used. An empty variable lists no GPU."""
+    text = environ.get(VISIBLE_GPUS)
+    if text is None:
+        return None
+    return [part.strip() for part in text.split(",") if part.strip()]

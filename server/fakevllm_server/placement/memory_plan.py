@@ -23,6 +23,8 @@ MAX_TENSOR_PARALLEL, MAX_TRAINING_GPUS = 16, 1024
 MIN_PASS_TOKENS = 512
 """Smallest `micro_batch_tokens` that a remedy names."""
 NO_REMEDY = "use GPUs with more memory, or a smaller model"
+COUNTS = ("tensor_parallel", "data_parallel", "replicas", "training_gpus")
+"""Keys of the section that say how many GPUs do something."""
 MAX_CALL_TOKENS = 2**22
 """Longest call for which the plan says whether it fits into a training pass."""
 
@@ -178,7 +180,10 @@ def rollout_remedies(deployment: Deployment) -> str:
     rollout = deployment.rollout
     heads = deployment.shape.num_heads
     wider = [
-        (f"set tensor_parallel = {count}", replace(rollout, tensor_parallel=count))
+        (
+            f"set tensor_parallel = {count}{_needed_gpus(deployment, tensor_parallel=count)}",
+            replace(rollout, tensor_parallel=count),
+        )
         for count in range(rollout.tensor_parallel + 1, MAX_TENSOR_PARALLEL + 1)
         if heads % count == 0
     ]
@@ -211,7 +216,10 @@ def training_remedies(deployment: Deployment) -> str:
     if training.is_verl:
         changes.append(
             [
-                (f"set training_gpus = {count}", replace(training, num_gpus=count))
+                (
+                    f"set training_gpus = {count}{_needed_gpus(deployment, training_gpus=count)}",
+                    replace(training, num_gpus=count),
+                )
                 for count in range(training.num_gpus + 1, MAX_TRAINING_GPUS + 1)
             ]
         )
@@ -221,8 +229,9 @@ def training_remedies(deployment: Deployment) -> str:
         if not training.is_verl:
             remedy = "set gradient_checkpointing = true in the job"
         changes.append([(remedy, recomputed)])
-    adapters = replace(recomputed, lora_rank=training.lora_rank or 16)
-    changes.append([("train adapters (lora_rank = 16) with gradient_checkpointing", adapters)])
+    if not training.lora_rank:
+        adapters = replace(recomputed, lora_rank=16)
+        changes.append([("train adapters (lora_rank = 16) with gradient_checkpointing", adapters)])
     deployments = [
         [(text, replace(deployment, training=changed)) for text, changed in one] for one in changes
     ]
@@ -239,6 +248,17 @@ def training_remedies(deployment: Deployment) -> str:
             ],
         )
     return _alternatives(deployments)
+
+
+def _needed_gpus(deployment: Deployment, **numbers: int) -> str:
+    """Return the number of GPUs that other numbers in the section need, as text. Return an empty
+    text if the GPUs of the section are enough."""
+    cluster = deployment.cluster
+    counts = {name: getattr(cluster, name) for name in COUNTS} | numbers
+    sampling = counts["tensor_parallel"] * counts["data_parallel"] * counts["replicas"]
+    training = counts["training_gpus"]
+    needed = max(sampling, training) if cluster.is_colocated else sampling + training
+    return f" (needs {needed} GPUs)" if needed > cluster.num_gpus else ""
 
 
 def _alternatives(kinds: Iterable[Sequence[tuple[str, Deployment]]]) -> str:

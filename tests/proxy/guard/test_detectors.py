@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,20 @@ def test_a_gap_that_chance_may_explain_is_no_alarm(mean: HeldOutMean) -> None:
     bank.held_out_measured(30, HeldOutMean(0, 0.5, 0.01, 100))
     trained(bank, 0.7)
     assert bank.held_out_measured(60, mean) == []
+
+
+@pytest.mark.parametrize("change", [DetectorBank.training_went_back, DetectorBank.rewards_changed])
+def test_versions_from_before_a_change_are_not_compared_with_later_rewards(
+    change: Callable[[DetectorBank], None],
+) -> None:
+    bank = DetectorBank(RULES)
+    trained(bank, 0.4)
+    bank.held_out_measured(30, HeldOutMean(0, 0.5, 0.01, 100))
+    change(bank)
+    trained(bank, 0.7)
+    trained(bank, 0.7)
+    assert bank.held_out_measured(60, HeldOutMean(1, 0.5, 0.01, 100)) == []
+    assert [one.held_out.version for one in bank.evaluated] in ([0], [])
 
 
 def test_more_rows_of_a_version_are_compared_with_the_training_reward_of_its_own_time() -> None:

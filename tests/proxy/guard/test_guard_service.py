@@ -188,6 +188,18 @@ async def test_the_action_rollback_goes_back_to_the_released_version(tmp_path: P
     assert request.version is None
 
 
+async def test_alarms_that_begin_together_go_back_once(tmp_path: Path) -> None:
+    def both(step: int, noise: random.Random) -> dict[str, float]:
+        refusals = with_trouble("refusals")(step, noise)["refusals"]
+        return with_trouble("tool_errors")(step, noise) | {"refusals": refusals}
+
+    async with guarded(tmp_path, FakeServer(entries(both)), "rollback") as rig:
+        await rig.read_all()
+        assert len(rig.alerts) == 2
+        assert [one.is_pending for one in rig.guard.view().alarms] == [False, False]
+    assert rig.server.num_requests == 1
+
+
 async def test_without_releases_the_action_hold_pauses_training(tmp_path: Path) -> None:
     async with guarded(tmp_path, FakeServer(COLLAPSE), "hold", pauses_training=True) as rig:
         await until(lambda: rig.pauses != [])

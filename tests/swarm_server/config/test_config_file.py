@@ -185,6 +185,7 @@ def test_a_toml_file_sets_flags_in_its_table_server(
             "[server]\n[tracking]\nsamples = -1\n",
             r"`samples` in \[tracking\]\) must be at least 0, got -1",
         ),
+        ("[server]\ntrack-samples = 65\n", "must be at most 64, got 65"),
         (
             "[server]\n[tracking]\nsamples_every = 0\n",
             r"`samples_every` in \[tracking\]\) must be at least 1",

@@ -86,6 +86,8 @@ def test_a_start_needs_the_gpus_that_the_environment_lists_and_no_other_ray_clus
     shared.check_startable({"CUDA_VISIBLE_DEVICES": "2,3,5"})
     with pytest.raises(ConfigError, match="lists 2 GPUs, and cluster needs 3"):
         shared.check_startable({"CUDA_VISIBLE_DEVICES": "2,3"})
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES lists 0 GPUs"):
+        section.check_startable({"CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(ConfigError, match="RAY_ADDRESS is set"):
         section.check_startable({"RAY_ADDRESS": "head:6379"})
 
