@@ -13,17 +13,25 @@ from verl.utils import tensordict_utils
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 
 from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, total_weight
+from fakevllm_server.backends.verl.forest_split import ForestLayout, WorkerRows
 from fakevllm_server.types.backend import Call
+
+FOREST_ATTENTION = "forest_attention"
+"""Setting of a batch with a forest layout: the name of the attention method."""
+FOREST_ROOT = "forest_root"
+"""[rows] Root key of each row. Only rows with equal root keys share tokens."""
+NUM_PROMPT_TOKENS = "num_prompt_tokens"
+"""[rows] Number of prompt tokens of each row."""
 
 
 def make_tensordict(
-    rows: Sequence[Call],
+    split: WorkerRows,
     max_tokens: int,
     reference: Sequence[Tensor] | None = None,
     *,
     is_trained: bool = True,
 ) -> TensorDict:
-    """Return a batch of calls as a TensorDict for verl's workers. `rows` has one call per row.
+    """Return a batch of calls as a TensorDict for verl's workers, with one call per row.
 
     With this batch, verl computes its loss as a weighted mean over response tokens. The weight of a
     token is the loss weight of its call. verl multiplies the loss of each token by
@@ -31,10 +39,12 @@ def make_tensordict(
     `rollout_is_weights` and `loss_mask` both contain the loss weights.
 
     `max_tokens` is the maximum number of tokens of a micro-batch. If a row is longer, the length of
-    the longest row is the maximum instead. `reference` has the reference policy's
+    the longest row is the maximum instead. The maximum does not count if the rows share prefixes,
+    because `split` then has the micro-batches. `reference` has the reference policy's
     log-probabilities, one tensor [response tokens] for each row. If `is_trained` is false, the
     workers compute only log-probabilities.
     """
+    rows = split.rows
     assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
         "input_ids": _jagged(rows, lambda row: [*row.prompt_ids, *row.response_ids]),
@@ -63,7 +73,10 @@ def make_tensordict(
         "compute_loss": is_trained,
         "pad_mode": DatasetPadMode.NO_PADDING,
     }
-    return tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
+    data = tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
+    if split.forest is not None:
+        _set_forest_layout(data, rows, split.forest)
+    return data
 
 
 def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
@@ -77,6 +90,18 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
         for row, values in zip(rows, per_token.unbind(), strict=True)
     ]
+
+
+def _set_forest_layout(data: TensorDict, rows: Sequence[Call], layout: ForestLayout) -> None:
+    """Make the workers compute the rows of the batch `data` with shared prefixes."""
+    data[FOREST_ROOT] = torch.tensor(list(layout.roots))
+    data[NUM_PROMPT_TOKENS] = torch.tensor([len(row.prompt_ids) for row in rows])
+    tensordict_utils.assign_non_tensor(
+        data,
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=layout.rows_per_piece,
+        **{FOREST_ATTENTION: layout.attention},
+    )
 
 
 def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:

@@ -19,11 +19,12 @@ from torch import Tensor
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
 from fakevllm_server.backends.process.trainer_thread import SingleThread
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.verl.batch_split import split_batch
 from fakevllm_server.backends.verl.cluster import Cluster
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
 from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict, select_responses
@@ -70,6 +71,9 @@ class VerlTrainer:
         self._micro_batch_tokens = micro_batch_tokens
         self._has_reference = has_reference
         self._job = TrainJob()
+        self._sharing_attention: str | None = None
+        """The attention method with which calls share prefixes, or ROWS if no such method can be
+        used. None before the first boot of a job with `forest`."""
         self._loss: VerlPolicyLoss | None = None
         self._thread = SingleThread("trainer", lambda: None)
 
@@ -116,16 +120,18 @@ class VerlTrainer:
             VerlPolicyLoss(LossSpec.of(job))
         except BackendError as error:
             raise BackendRefused(str(error)) from None
+        if job.forest and self._sharing_attention is None:
+            self._sharing_attention = self._workers.best_sharing_attention()
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 
     def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
         started = time.perf_counter()
         loss = self._set_loss(spec)
-        rows = split_batch(batch.calls, self._workers.num_workers)
-        metrics = {"skipped": 0.0}
-        if rows:
-            metrics |= self._update(rows, loss, updates, batch.version)
+        split = self._split(batch.calls)
+        metrics = {"skipped": 0.0} | split.metrics
+        if split.rows:
+            metrics |= self._update(split, loss, updates, batch.version)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
@@ -133,7 +139,7 @@ class VerlTrainer:
 
     def _update(
         self,
-        rows: list[Call],
+        split: WorkerRows,
         policy_loss: VerlPolicyLoss,
         updates: UpdateTracker,
         version: int | None,
@@ -144,10 +150,10 @@ class VerlTrainer:
         metrics then contain this value. If the mismatch between the log-probabilities of rollout
         engine and trainer is above the job's limit, the step makes no update.
         """
-        job = self._job
+        job, rows = self._job, split.rows
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
-        reference = self._response_log_probs(rows, "reference") if has_kl_loss else None
-        data = make_tensordict(rows, self._max_tokens, reference)
+        reference = self._response_log_probs(split, "reference") if has_kl_loss else None
+        data = make_tensordict(split, self._max_tokens, reference)
         epochs: list[StepMetrics] = []
         # verl adds to existing gradients, and a failed step may have left some.
         self._workers.drop_gradients()
@@ -190,18 +196,22 @@ class VerlTrainer:
 
     def _log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         self._check_reference(policy == "reference")
-        rows = split_batch(calls, self._workers.num_workers)
-        index_of_row = {id(row): index for index, row in enumerate(rows)}
-        values = self._response_log_probs(rows, policy) if rows else []
+        split = self._split(calls)
+        index_of_row = {id(row): index for index, row in enumerate(split.rows)}
+        values = self._response_log_probs(split, policy) if split.rows else []
         return [
             values[index_of_row[id(call)]].tolist() if call.response_ids else [] for call in calls
         ]
 
-    def _response_log_probs(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
+    def _split(self, calls: Sequence[Call]) -> WorkerRows:
+        attention = self._sharing_attention if self._job.forest else None
+        return WorkerRows.of(calls, self._workers.num_workers, self._max_tokens, attention or ROWS)
+
+    def _response_log_probs(self, split: WorkerRows, policy: PolicyName) -> list[Tensor]:
         """Return the log-probabilities of the response tokens under `policy`, one tensor [response
         tokens] for each row."""
-        data = make_tensordict(rows, self._max_tokens, is_trained=False)
-        return select_responses(rows, self._workers.log_probs(data, policy))
+        data = make_tensordict(split, self._max_tokens, is_trained=False)
+        return select_responses(split.rows, self._workers.log_probs(data, policy))
 
     @property
     def _max_tokens(self) -> int:

@@ -22,6 +22,7 @@ from verl.single_controller.base.decorator import (
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
+from fakevllm_server.backends.verl.forest_engine import ForestEngine
 from fakevllm_server.backends.verl.weight_files import write_weights
 
 # The members of this enumeration are added at run time, so a type checker does not know them.
@@ -46,6 +47,17 @@ class PolicyWorker(TinkerTrainingWorker):
     def set_grad_clip(self, grad_clip: float) -> None:
         engine: Any = self.engine
         engine.optimizer_config.clip_grad = grad_clip
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def sharing_fault(self, attention: str) -> str | None:
+        """Return why an attention method that shares prefixes must not be used with this model, or
+        None."""
+        engine: Any = self.engine
+        assert isinstance(engine, ForestEngine), "VERL_ENGINE_VENDOR must select ForestEngine"
+        try:
+            return engine.sharing_fault(attention)
+        finally:
+            self._reshard()
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def keep_reference(self) -> None:

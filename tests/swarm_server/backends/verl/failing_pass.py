@@ -20,11 +20,13 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
 from fakevllm_server.backends.verl.worker import PolicyWorker
 from fakevllm_server.backends.verl.worker_config import worker_config
-from fakevllm_server.types.backend import Call, LossSpec
+from fakevllm_server.types.backend import LossSpec
 
 
 def main(layer: str) -> None:
@@ -34,9 +36,10 @@ def main(layer: str) -> None:
     worker.set_loss_fn(VerlPolicyLoss(LossSpec.of(TrainJob())).worker_loss())
     calls = on_policy_calls()
     first = weights_of(worker)
-    worker.forward_backward(make_tensordict(calls, 10_000))
+    split = WorkerRows.of(calls, 1, 10_000, ROWS)
+    worker.forward_backward(make_tensordict(split, 10_000))
     worker.optimizer_step({"lr": 1e-2, "weight_decay": 0.0})
-    trained, log_probs = weights_of(worker), log_probs_of(worker, calls)
+    trained, log_probs = weights_of(worker), log_probs_of(worker, split)
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("raised by the test")
@@ -45,18 +48,18 @@ def main(layer: str) -> None:
     hook = engine.module.get_submodule(layer).register_forward_pre_hook(fail)
     has_failed = False
     try:
-        worker.reference_log_probs(make_tensordict(calls, 10_000, is_trained=False))
+        worker.reference_log_probs(make_tensordict(split, 10_000, is_trained=False))
     except torch.OutOfMemoryError:
         has_failed = True
     hook.remove()
     # Before weights_of, which frees what a failed pass has gathered.
-    change = (log_probs_of(worker, calls) - log_probs).abs().max().item()
+    change = (log_probs_of(worker, split) - log_probs).abs().max().item()
     after = weights_of(worker)
     print(json.dumps([changed(first, trained), has_failed, change, changed(trained, after)]))
 
 
-def log_probs_of(worker: PolicyWorker, calls: list[Call]) -> Tensor:
-    rows = make_tensordict(calls, 10_000, is_trained=False)
+def log_probs_of(worker: PolicyWorker, split: WorkerRows) -> Tensor:
+    rows = make_tensordict(split, 10_000, is_trained=False)
     return worker.infer_batch(rows)["log_probs"].values()
 
 
