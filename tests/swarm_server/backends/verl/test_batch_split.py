@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, split_batch
+from fakevllm_server.backends.verl.batch_split import (
+    PADDING,
+    num_tokens,
+    split_among_workers,
+    trainable_calls,
+)
 from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
 from fakevllm_server.types.backend import BackendError, Call
 
@@ -20,7 +25,7 @@ def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:
 def test_every_call_is_one_row_and_all_workers_get_the_same_number_of_rows() -> None:
     calls = [call(2, length) for length in (9, 1, 5, 3, 7)]
 
-    rows = split_batch(calls, 2)
+    rows = split_among_workers(calls, 2)
 
     assert len(rows) == 6 and rows.count(PADDING) == 1
     assert sorted(map(num_tokens, rows)) == sorted([*map(num_tokens, calls), 2])
@@ -30,7 +35,7 @@ def test_every_call_is_one_row_and_all_workers_get_the_same_number_of_rows() -> 
 
 
 def test_a_call_without_a_response_gives_no_row() -> None:
-    assert split_batch([call(2, 0)], 3) == []
+    assert trainable_calls([call(2, 0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,7 @@ def test_a_call_without_a_response_gives_no_row() -> None:
 )
 def test_a_call_that_cannot_be_trained_on_is_an_error(invalid: Call, reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        split_batch([call(2, 2), invalid], 1)
+        trainable_calls([call(2, 2), invalid])
 
 
 def test_means_are_weighted_by_calls_and_ignore_padding() -> None:

