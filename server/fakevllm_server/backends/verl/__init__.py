@@ -9,7 +9,9 @@
     worker.py            one worker (rank) of verl, with a reference policy and an export
     worker_config.py     verl's configuration object for a worker
     policy_loss.py       verl's policy loss, with this project's KL term
-    batch_split.py       division of the calls among the workers
+    batch_split.py       division of single calls among the workers
+    forest_split.py      division of calls that share prefixes among the workers
+    forest_engine.py     verl's engine, with a forward step that computes shared prefixes once
     tensordict_batch.py  calls in verl's batch format
     step_metrics.py      metrics of a step before its first update
     weight_files.py      weights as safetensors files
