@@ -24,15 +24,17 @@ HEAVY = frozenset(
         *("torch", "transformers", "ray", "vllm", "verl", "numpy", "matplotlib", "tensorboard"),
         *("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "prometheus_client"),
         *("sqlalchemy", "sqlmodel", "aiohttp", "httpx", "openai", "rich", "textual", "yaml"),
-        *("tenacity", "asyncio", "multiprocessing", "opentelemetry"),
+        *("tenacity", "asyncio", "multiprocessing", "opentelemetry", "pydantic"),
     }
 )
-"""Packages that take long to import. pydantic is not among them, because typer itself imports it to
-read options."""
-LEDGER = frozenset({"sqlalchemy", "asyncio"})
+"""Packages that take long to import."""
+CONFIG = frozenset({"pydantic"})
+"""Packages that read settings and keys."""
+LEDGER = frozenset({"sqlalchemy", "asyncio", "pydantic"})
 """SQLAlchemy imports asyncio."""
-HTTPX = frozenset({"httpx", "asyncio", "rich"})
-"""httpx imports rich if rich is installed, for its own command line."""
+HTTPX = frozenset({"httpx", "asyncio", "rich", "pydantic"})
+"""httpx imports rich if rich is installed, for its own command line. All commands that use httpx
+read settings."""
 REPORT = """
 import atexit, importlib, sys
 heavy, module, *arguments = sys.argv[1:]
@@ -55,33 +57,33 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "train --help": (PROXY, "train --help", frozenset()),
     "up --help": (PROXY, "up --help", frozenset()),
     "console --help": (PROXY, "console --help", frozenset()),
-    "down": (PROXY, "down", frozenset({"asyncio"})),
+    "down": (PROXY, "down", CONFIG | {"asyncio"}),
     "replay --help": (PROXY, "replay --help", frozenset()),
     "tokens --help": (PROXY, "tokens --help", frozenset()),
     "status": (PROXY, "status --url {absent}", frozenset({"rich"})),
     "pause": (PROXY, "pause --url {absent}", frozenset()),
-    "pause, by the configuration": (PROXY, "pause", frozenset()),
-    "keys add": (PROXY, "keys add app", frozenset()),
-    "keys list": (PROXY, "keys list", frozenset({"rich"})),
-    "keys revoke": (PROXY, "keys revoke app", frozenset()),
+    "pause, by the configuration": (PROXY, "pause", CONFIG),
+    "keys add": (PROXY, "keys add app", CONFIG),
+    "keys list": (PROXY, "keys list", CONFIG | {"rich"}),
+    "keys revoke": (PROXY, "keys revoke app", CONFIG),
     "sessions": (PROXY, "sessions --run-dir .", LEDGER | {"rich"}),
     "tokens": (PROXY, "tokens --run-dir .", LEDGER | {"rich"}),
     "check-hook": (
         PROXY,
         "check-hook {hooks}",
-        frozenset({"asyncio", "rich", "multiprocessing"}),
+        CONFIG | {"asyncio", "rich", "multiprocessing"},
     ),
     "replay": (
         PROXY,
         "replay --dataset tasks.jsonl --url {absent}",
-        frozenset({"asyncio", "aiohttp", "rich"}),
+        CONFIG | {"asyncio", "aiohttp", "rich"},
     ),
     "export": (
         PROXY,
         "export --as sft --to rows.jsonl --ledger ledger.sqlite",
         LEDGER | {"rich"},
     ),
-    "import": (PROXY, "import tasks.jsonl --to rows.jsonl", frozenset({"rich"})),
+    "import": (PROXY, "import tasks.jsonl --to rows.jsonl", CONFIG | {"rich"}),
     "overwatch": (PROXY, "overwatch --once --swarm-url {absent}", HTTPX),
     "train": (PROXY, "train --conf absent.yaml", HTTPX | {"yaml"}),
     "fakevllm-server --help": (SERVER, "--help", frozenset()),
@@ -117,7 +119,7 @@ CASES: dict[str, tuple[str, str, frozenset[str]]] = {
     "the modules of the hook process": (
         "fakevllm.hooks.process_main",
         "",
-        frozenset({"asyncio"}),
+        CONFIG | {"asyncio"},
     ),
 }
 """By name: module, arguments, and the packages that the command uses."""

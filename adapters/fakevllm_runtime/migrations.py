@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,9 @@ Migration = Callable[[Connection], None]
 file."""
 
 
+log = logging.getLogger("fakevllm.migrations")
+
+
 class NewerSchemaError(Exception):
     """Raised for an SQLite file to which a newer version of the program has applied migrations that
     this version does not know."""
@@ -24,9 +28,10 @@ class NewerSchemaError(Exception):
         super().__init__(", ".join(names))
 
 
-def migrate(db: Connection, migrations: Sequence[Migration]) -> list[str]:
+def migrate(db: Connection, migrations: Sequence[Migration], file_name: str) -> list[str]:
     """Apply the migrations that the SQLite file does not record yet, and record them. Return their
-    names.
+    names. Before an existing file is changed, log a line with `file_name`, such as "the ledger
+    runs/default/ledger.sqlite".
 
     Raises NewerSchemaError if the file records migrations that this version does not know.
     """
@@ -38,6 +43,13 @@ def migrate(db: Connection, migrations: Sequence[Migration]) -> list[str]:
     if unknown:
         raise NewerSchemaError(sorted(unknown))
     new = [migration for migration in migrations if migration.__name__ not in applied]
+    if applied and new:
+        log.info(
+            "%s was written by an older version: migrating its tables (%s). This takes minutes if "
+            "the file is large. The older version cannot open the migrated file.",
+            file_name,
+            ", ".join(migration.__name__ for migration in new),
+        )
     for migration in new:
         migration(db)
         row = (migration.__name__, time.time())

@@ -83,13 +83,17 @@ def _value(parameter: Any, hints: Mapping[str, Any]) -> str:
     repeated = next((one for one in (hint, *get_args(hint)) if get_origin(one) is list), None)
     if repeated is not None:
         return f"{type_text(*get_args(repeated))}; may be repeated"
-    limits: list[Ge | Le] = (
-        [Ge(parameter.min)] if getattr(parameter, "min", None) is not None else []
-    )
-    if getattr(parameter, "max", None) is not None:
-        limits.append(Le(parameter.max))
     plain = type_text(hint).replace('"', "")  # values of flags are written without quotes
-    return ", ".join(filter(None, (plain, range_text(limits))))
+    return ", ".join(filter(None, (plain, range_text(_limits(parameter)))))
+
+
+def _limits(parameter: Any) -> list[Ge | Le]:
+    """Return the limits of a number. They are in the parameter's type, and since typer 0.29 in the
+    parameter itself."""
+    holder = parameter if hasattr(parameter, "min") else parameter.type
+    low, high = getattr(holder, "min", None), getattr(holder, "max", None)
+    limits: list[Ge | Le] = [] if low is None else [Ge(low)]
+    return limits if high is None else [*limits, Le(high)]
 
 
 def _meaning(parameter: Any) -> str:

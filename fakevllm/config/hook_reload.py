@@ -5,9 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fakevllm.config.base import Section
-
-MAX_TRIAL_S = 3600.0
-"""Maximum of `hooks.reload.max_s`. `fakevllm hooks reload` waits a little longer for its answer."""
+from fakevllm.config.reload_limit import MAX_TRIAL_S
 
 
 class ReloadSection(Section):

@@ -133,7 +133,7 @@ class Ledger:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             path.chmod(0o600)
             with write_engine.begin() as db:
-                migrate(db, MIGRATIONS)
+                migrate(db, MIGRATIONS, f"the ledger {path}")
         except NewerSchemaError as error:
             write_engine.dispose()
             raise LedgerError(

@@ -11,8 +11,8 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from fakevllm.config.hook_reload import MAX_TRIAL_S
 from fakevllm.config.http_address import checked_http_url
+from fakevllm.config.reload_limit import MAX_TRIAL_S
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import bearer_header
 

@@ -335,6 +335,7 @@ async def test_log_probabilities_are_available_for_both_policies(trainer: Subjec
 async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Subject]:
     folder = tmp_path_factory.mktemp("ranks")
     async with running("verl", folder, "--num-workers", "2") as subject:
+        await subject.engine.save(folder / "untouched")
         yield subject
 
 
@@ -368,6 +369,7 @@ async def test_verl_trains_shared_prefixes_as_the_embedded_trainer_does(
     trainer: Subject, two_ranks: Subject
 ) -> None:
     calls = on_policy_calls(7, mixed=True, shared_tokens=40)
+    await two_ranks.engine.restore(two_ranks.folder / "untouched")
     reference = Reference(JOB)
     expected = reference.step(calls)
     log_probs = await trainer.engine.log_probs(calls, "trained")

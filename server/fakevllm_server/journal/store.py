@@ -77,7 +77,7 @@ class Journal:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             is_old = path.stat().st_size > 0
             with self._write_engine.begin() as db:
-                applied = migrate(db, MIGRATIONS)
+                applied = migrate(db, MIGRATIONS, f"the journal {path}")
             if is_old and m008_loose_pieces.__name__ in applied:
                 self._erase_free_pages()
             self._db = self._write_engine.connect()

@@ -286,7 +286,7 @@ def undo_pieces(path: Path) -> None:
     old = path.with_name("old.sqlite")
     engine = create_engine(f"sqlite:///{old}")
     with engine.begin() as db:
-        migrate(db, [step for step in MIGRATIONS if step.__name__ < "m013"])
+        migrate(db, [step for step in MIGRATIONS if step.__name__ < "m013"], "the file")
     engine.dispose()
     with closing(sqlite3.connect(old)) as db:
         db.execute("ATTACH ? AS new", (str(path),))

@@ -196,7 +196,7 @@ def test_a_ledger_from_before_the_counters_is_counted_once(tmp_path: Path) -> No
     engine = create_engine(f"sqlite:///{path}")
     old = [step for step in MIGRATIONS if step.__name__ < "m012"]
     with engine.begin() as db:
-        migrate(db, old)
+        migrate(db, old, "the file")
         insert = (
             "INSERT INTO groups (group_id, received_at, route, model, streamed, request_json, "
             "question, num_siblings, status, latency_s, state, step, run_id, session_id, turn) "

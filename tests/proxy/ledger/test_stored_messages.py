@@ -46,7 +46,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("messages") / "ledger.sqlite"
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as db:
-        migrate(db, MIGRATIONS)
+        migrate(db, MIGRATIONS, "the file")
     engine.dispose()
     with closing(sqlite3.connect(path)) as db:
 

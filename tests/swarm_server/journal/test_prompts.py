@@ -176,7 +176,7 @@ def test_what_another_call_needs_is_never_deleted(
 def test_the_prompts_in_memory_have_a_limit() -> None:
     engine = create_engine("sqlite://")
     with engine.begin() as db:
-        migrate(db, MIGRATIONS)
+        migrate(db, MIGRATIONS, "the file")
         recent = prompts.RecentPrompts()
         turns = growing_prompts(prompts.MAX_RECENT + 20)
         ids = [
@@ -217,7 +217,7 @@ def test_long_prompts_of_an_older_journal_are_shared(path: Path) -> None:
     turns = growing_prompts(6)
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as db:
-        migrate(db, [step for step in MIGRATIONS if step.__name__ < "m006"])
+        migrate(db, [step for step in MIGRATIONS if step.__name__ < "m006"], "the file")
         for turn, prompt in enumerate(turns):
             values = call_row(replace(call(), prompt_ids=prompt))
             insert = (
