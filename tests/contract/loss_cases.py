@@ -42,6 +42,7 @@ FACTORS: dict[str, Mapping[str, dict[str, Any]]] = {
         "k1,entropy": {"kl_loss_coef": 0.5, "kl_loss_type": "k1", "entropy_coeff": 0.05},
         "sft": {"demonstration_loss": "sft", "demonstration_loss_coef": 0.5},
     },
+    "sharing": {"forest": {}, "rows": {"forest": False}},
     "pieces": {"one": {}, "small": {"micro_batch_tokens": 60}},
 }
 ALONE: dict[str, dict[str, Any]] = {
@@ -159,8 +160,8 @@ async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -
 
 def _batch_of(spec: LossSpec) -> Batch:
     """Create a batch of four episodes with one to three calls each, and the demonstrations that the
-    loss trains. The calls were sampled with slightly other weights."""
-    calls = stale(on_policy_calls(9, mixed=True))
+    loss trains. All calls have the same beginning. Slightly other weights have sampled them."""
+    calls = stale(on_policy_calls(9, mixed=True, shared_tokens=40))
     episodes = [calls[:1], calls[1:3], calls[3:6], calls[6:]]
     trained = [
         _in_unit(call, spec.loss_unit, f"e{number}", place, len(episode))
