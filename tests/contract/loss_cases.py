@@ -42,6 +42,7 @@ FACTORS: dict[str, Mapping[str, dict[str, Any]]] = {
         "k1,entropy": {"kl_loss_coef": 0.5, "kl_loss_type": "k1", "entropy_coeff": 0.05},
         "sft": {"demonstration_loss": "sft", "demonstration_loss_coef": 0.5},
     },
+    "sharing": {"forest": {}, "rows": {"forest": False}},
     "pieces": {"one": {}, "small": {"micro_batch_tokens": 60}},
 }
 ALONE: dict[str, dict[str, Any]] = {
@@ -53,6 +54,10 @@ ALONE: dict[str, dict[str, Any]] = {
 LOSS_TOLERANCE: dict[str, Any] = {"abs": 1e-6, "rel": 1e-5}
 """A log-probability of -6 has a rounding error of 5e-7 in float32. The losses that are linear in it
 and the product of a sequence's ratios have a larger error than 1e-6, relative to their value."""
+LOSS_TOLERANCE_PER_GRADIENT = 1e-7
+"""Further tolerance of the loss, as a multiple of the gradient's norm. The terms of some losses are
+large and cancel each other out. The embedded trainer's own loss then differs by 8e-8 times this
+norm, with and without shared prefixes."""
 MAX_OUTLIERS = 5
 """Largest number of weights, of 656,000, that may differ by more than a tenth of the learning rate:
 their gradient is almost 0, and AdamW divides by it. Of 40 cases, three had one or two."""
@@ -147,7 +152,9 @@ async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -
         metrics = await trainer.engine.step(batch, spec)
         compared = metrics.keys() - OF_SHARING
         assert compared == expected.keys() - OF_SHARING
-        assert metrics["loss"] == pytest.approx(expected["loss"], **LOSS_TOLERANCE)
+        tolerance = dict(LOSS_TOLERANCE)
+        tolerance["abs"] += LOSS_TOLERANCE_PER_GRADIENT * expected["grad_norm"]
+        assert metrics["loss"] == pytest.approx(expected["loss"], **tolerance)
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
         for name in compared - {"loss", "grad_norm", "seconds"}:
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
@@ -159,8 +166,8 @@ async def assert_same_updates(settings: Mapping[str, Any], *trainers: Subject) -
 
 def _batch_of(spec: LossSpec) -> Batch:
     """Create a batch of four episodes with one to three calls each, and the demonstrations that the
-    loss trains. The calls were sampled with slightly other weights."""
-    calls = stale(on_policy_calls(9, mixed=True))
+    loss trains. All calls have the same beginning. Slightly other weights have sampled them."""
+    calls = stale(on_policy_calls(9, mixed=True, shared_tokens=40))
     episodes = [calls[:1], calls[1:3], calls[3:6], calls[6:]]
     trained = [
         _in_unit(call, spec.loss_unit, f"e{number}", place, len(episode))

@@ -386,6 +386,35 @@ async def test_two_verl_trainers_are_independent_and_two_ranks_make_the_step_of_
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("shared", ["verl"], indirect=True)
+async def test_verl_trains_shared_prefixes_as_the_embedded_trainer_does(
+    trainer: Subject, two_ranks: Subject
+) -> None:
+    calls = on_policy_calls(7, mixed=True, shared_tokens=40)
+    await two_ranks.engine.restore(two_ranks.folder / "untouched")
+    reference = Reference(JOB)
+    expected = reference.step(calls)
+    log_probs = await trainer.engine.log_probs(calls, "trained")
+    metrics, of_two = await asyncio.gather(trainer.step(calls), two_ranks.step(calls))
+
+    for name in ("loss", "grad_norm", "entropy", "prob_diff_max"):
+        for measured in (metrics, of_two):
+            assert measured[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    assert expected["rho"] > 2
+    for name in ("rho", "tokens_computed", "tokens_saved"):
+        assert metrics[name] == expected[name], name
+    # Both workers compute the shared tokens.
+    assert of_two["tokens_computed"] == expected["tokens_computed"] + 40
+    for call, values in zip(calls, log_probs, strict=True):
+        assert values == pytest.approx(list(call.logprobs), abs=1e-4)
+    reference.assert_same_weights(await trainer.export("shared"))
+
+    without = JOB.model_copy(update={"forest": False})
+    await trainer.engine.boot(without)
+    assert (await trainer.step(calls, without))["rho"] == 1
+
+
+@pytest.mark.real
 async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject) -> None:
     session = process_of(two_ranks)
     assert len(ray_workers(live_processes(SESSION, session))) == 2

@@ -60,7 +60,7 @@ async def trainer(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Su
 
 
 async def test_two_updates_of_adapters_are_those_of_the_embedded_trainer(trainer: Subject) -> None:
-    calls = stale(on_policy_calls(5, mixed=True))
+    calls = stale(on_policy_calls(5, mixed=True, shared_tokens=40))
     reference = Reference(JOB)
     folder = trainer.folder
     first = await exported_adapters(trainer, "first")
@@ -81,6 +81,7 @@ async def test_two_updates_of_adapters_are_those_of_the_embedded_trainer(trainer
         assert metrics["kl"] == pytest.approx(expected["kl"], rel=1e-3, abs=1e-6)
 
     assert metrics["kl"] > 1e-3
+    assert metrics["rho"] > 1.5
     assert await trainer.engine.log_probs(calls, "reference") == before
     assert await trainer.engine.log_probs(calls, "trained") != before
     adapters = await exported_adapters(trainer, "adapters")

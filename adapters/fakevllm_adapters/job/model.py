@@ -157,9 +157,10 @@ class TrainJob(SwarmSections):
     """Linear layers with a LoRA adapter: comma-separated names, or `all-linear` for all except the
     LM head. `lora_target_modules` is a synonym."""
     forest: bool = True
-    """Whether the embedded trainer computes shared prefixes of calls once. The resulting weights
-    are the same except for rounding. Each step reports what this saves, as `rho`. Some model
-    architectures cannot share prefixes. `engine.log` then gives the reason."""
+    """Whether the embedded and the verl trainer compute shared prefixes of calls once. The
+    resulting weights are the same except for rounding. Each step reports what this saves, as `rho`.
+    Some model architectures cannot share prefixes. `engine.log` or `trainer.log` then gives the
+    reason."""
     clip_ratio_low: float | None = Field(default=None, gt=0)
     """Lower clip range: the ratio of new to old probability is clipped below at 1 -
     `clip_ratio_low`. None means the loss's default."""

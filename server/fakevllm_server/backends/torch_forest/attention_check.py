@@ -71,25 +71,50 @@ class AttentionCheck:
     """Why the attention method must not be used, as one clause. None if the method may be used."""
 
 
-def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
+class CheckPasses:
+    """The way in which the check runs a model and computes gradients. This class is for a model
+    whose weights are all in this process."""
+
+    def compute_dtype(self, model: Any) -> torch.dtype:
+        return compute_dtype(model)
+
+    def logits(self, model: Any, ids: Tensor) -> Tensor:
+        """Return the logits of the unchanged model for a call with the token ids `ids`, [1,
+        tokens]. The logits are [tokens, vocabulary]."""
+        return causal_model(model)(input_ids=ids, use_cache=False).logits[0]
+
+    def gradients(self, total: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the gradients of `total`, one for each of the model weights `weights`. The
+        gradient is 0 for a weight on which `total` does not depend."""
+        return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+
+
+PASSES = CheckPasses()
+
+
+def check_sharing_attention(
+    model: Any, attention: str, passes: CheckPasses = PASSES
+) -> AttentionCheck:
     """Check an attention method that shares prefixes between calls, and return the result. If the
     model does not support prefix sharing, the field `fault` of the result says why. Otherwise the
     results of the method are compared with those of the unchanged model."""
     reason = sharing_refusal(model)
-    return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
+    if reason is not None:
+        return AttentionCheck(fault=reason)
+    return check_attention(model, attention, passes)
 
 
-def check_attention(model: Any, attention: str) -> AttentionCheck:
+def check_attention(model: Any, attention: str, passes: CheckPasses = PASSES) -> AttentionCheck:
     """Compare the results of an attention method with those of the unchanged model, and return the
     result of the check. The method may be any method, including `rows`, which shares no prefixes.
     """
     try:
-        log_prob, gradient = relative_differences(model, attention)
+        log_prob, gradient = relative_differences(model, attention, passes)
     # A model or kernel that does not fit fails in its own code, with any exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return AttentionCheck(fault=f"attention {attention} fails on this model ({reason})")
-    limit = TOLERANCE[compute_dtype(model)]
+    limit = TOLERANCE[passes.compute_dtype(model)]
     for name, difference in (("log-probabilities", log_prob), ("gradients", gradient)):
         # Negated, so that NaN fails too.
         if not difference <= limit:
@@ -100,7 +125,9 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
     return AttentionCheck(log_prob, gradient)
 
 
-def relative_differences(model: Any, attention: str) -> tuple[float, float]:
+def relative_differences(
+    model: Any, attention: str, passes: CheckPasses = PASSES
+) -> tuple[float, float]:
     """Return two relative differences between an attention method and the unchanged model: the
     difference of the log-probabilities, and the difference of the gradients of a few weights."""
     causal = causal_model(model)
@@ -109,31 +136,31 @@ def relative_differences(model: Any, attention: str) -> tuple[float, float]:
     weights = list(islice(trained, NUM_CHECKED_WEIGHTS))
     with torch.enable_grad():
         # The plain model comes first, while it still has its original attention.
-        expected, expected_gradients = _one_by_one(causal, calls, weights)
+        expected, expected_gradients = _one_by_one(model, calls, weights, passes)
         plan = Plan.of(build_forest(calls), causal.device)
         actual = plan.flat(edge_log_probs(model, plan, attention))
-        actual_gradients = _gradients(actual, _coefficients(len(actual)), weights)
+        actual_gradients = _gradients(actual, _coefficients(len(actual)), weights, passes)
     log_prob = (actual - expected).abs().max() / expected.abs().max()
     return log_prob.item(), _relative_difference(actual_gradients, expected_gradients)
 
 
 def _one_by_one(
-    causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
+    model: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor], passes: CheckPasses
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Return (log-probabilities, gradients) of the unchanged model. The log-probabilities have the
     shape [tokens], with the trained tokens of all calls. There is one gradient for each of
     `weights`. The calls go through the model one by one. Therefore only one call is in memory at a
     time."""
     log_probs: list[Tensor] = []
-    gradients = [torch.zeros_like(weight) for weight in weights]
+    gradients: Sequence[Tensor] = []
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
     for call in calls:
-        log_prob = _plain_log_probs(causal, call)
+        log_prob = _plain_log_probs(model, call, passes)
         call_coefficients = coefficients[: len(log_prob)]
         coefficients = coefficients[len(log_prob) :]
-        call_gradients = _gradients(log_prob, call_coefficients, weights)
-        for total, gradient in zip(gradients, call_gradients, strict=True):
-            total += gradient
+        call_gradients = _gradients(log_prob, call_coefficients, weights, passes)
+        sums = zip(gradients, call_gradients, strict=True)
+        gradients = [one + other for one, other in sums] if gradients else call_gradients
         log_probs.append(log_prob.detach())
     return torch.cat(log_probs), gradients
 
@@ -154,14 +181,13 @@ def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -
 
 
 def _gradients(
-    log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
+    log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor], passes: CheckPasses
 ) -> Sequence[Tensor]:
     """Return the gradients of Σ `coefficients` · `log_prob`, one for each of the model weights
     `weights`. The gradient is 0 for a weight on which the sum does not depend."""
     if not (log_prob.requires_grad and weights):
         return [torch.zeros_like(weight) for weight in weights]
-    total = (log_prob * coefficients.to(log_prob)).sum()
-    return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+    return passes.gradients((log_prob * coefficients.to(log_prob)).sum(), weights)
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -202,11 +228,11 @@ def check_calls(config: Any, attention: str) -> list[CallTokens]:
     ]
 
 
-def _plain_log_probs(causal: Any, call: CallTokens) -> Tensor:
+def _plain_log_probs(model: Any, call: CallTokens, passes: CheckPasses) -> Tensor:
     """Return the log-probabilities of a call's trained tokens (shape [tokens]), computed by the
     unchanged model."""
-    ids = torch.tensor([list(call.ids)], device=causal.device)
-    logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
+    ids = torch.tensor([list(call.ids)], device=causal_model(model).device)
+    logits = passes.logits(model, ids)[:-1]
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature
     log_probs = wide.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     return torch.cat([log_probs[start - 1 : end - 1] for start, end in call.trained])

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
+from fakevllm_server.backends.torch_forest.gathered_weights import forward_of, run_gathered
 from fakevllm_server.types.token_masks import unpacked
 
 
@@ -63,16 +64,26 @@ def edge_values(
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)
         return EdgeValues(empty, empty if with_entropy else None)
-    hidden = ATTENTIONS[attention](model, plan)
-    chunks = _chunks(model, len(hidden), max_logits)
     head_values = partial(_head_values, with_entropy=with_entropy, entropy_trains=entropy_trains)
-    inputs = [_chunk_inputs(model, plan, hidden, first, last) for first, last in chunks]
-    if len(inputs) == 1:
-        values: list[Any] = [head_values(*inputs[0])]
-    else:
-        values = [checkpoint(head_values, *chunk, use_reentrant=False) for chunk in inputs]
-    log_probs, entropies = zip(*values, strict=True)
-    return EdgeValues(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
+
+    def run_model() -> EdgeValues:
+        hidden = ATTENTIONS[attention](model, plan)
+        lm_head = causal_model(model).get_output_embeddings()
+        log_probs, entropies = run_gathered(lm_head, run_head, hidden)
+        return EdgeValues(log_probs, entropies if with_entropy else None)
+
+    def run_head(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        chunks = _chunks(model, len(hidden), max_logits)
+        inputs = [_chunk_inputs(model, plan, hidden, first, last) for first, last in chunks]
+        if len(inputs) == 1:
+            return head_values(*inputs[0])
+        values: list[Any] = [
+            checkpoint(head_values, *chunk, use_reentrant=False) for chunk in inputs
+        ]
+        log_probs, entropies = zip(*values, strict=True)
+        return torch.cat(log_probs), torch.cat(entropies)
+
+    return run_gathered(model, run_model)
 
 
 def edge_log_probs(
@@ -125,7 +136,7 @@ def _head_values(
     """Return two tensors [edges]: the log-probabilities and the entropies of the edges (predicted
     tokens) of some heads (nodes that predict tokens). `hidden` has the hidden states of these
     heads, [heads, hidden]. If `with_entropy` is false, the second tensor is empty."""
-    logits = _apply_logit_transforms(config, lm_head(hidden))
+    logits = _apply_logit_transforms(config, forward_of(lm_head)(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
         logits = logits / temperature.to(logits)[:, None]

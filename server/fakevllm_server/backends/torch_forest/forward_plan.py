@@ -49,7 +49,7 @@ class Plan:
     """Number of trained tokens of each call."""
 
     @staticmethod
-    def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
+    def of(forest: Forest, device: torch.device | str | int = "cpu") -> Plan:
         """Return the plan for one forward pass over `forest` (model calls as trees of tokens). The
         plan's tensors are on `device`, except the temperatures."""
         edges = forest.edges
@@ -85,7 +85,7 @@ class Plan:
         return self.flat(edge_values).split(list(self.num_trained))
 
 
-def as_tensor(numbers: array[int], device: torch.device | str) -> Tensor:
+def as_tensor(numbers: array[int], device: torch.device | str | int) -> Tensor:
     """Convert an array of 64-bit integers to a tensor on `device`."""
     if not numbers:
         return torch.empty(0, dtype=torch.long, device=device)

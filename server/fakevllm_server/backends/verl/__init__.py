@@ -10,7 +10,9 @@
     trainer_arguments.py arguments of this process, from a job or a checkpoint
     adapter_check.py     check that LoRA adapters fit the model
     worker_config.py     verl's configuration object for a worker
-    batch_split.py       division of the calls among the workers
+    batch_split.py       division of single calls among the workers
+    forest_split.py      division of calls that share prefixes among the workers
+    forest_engine.py     verl's engine, with a forward step that computes shared prefixes once
     step_rows.py         the rows of a step, their loss and its derivatives
     worker_loss.py       the loss function of the workers
     row_layout.py        positions of response tokens in the workers' rows

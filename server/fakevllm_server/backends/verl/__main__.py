@@ -114,7 +114,8 @@ def _limit_close_time() -> None:
 def workers_environment(*, is_cpu: bool) -> dict[str, str]:
     """Return the environment variables to set in this process and in all workers. `is_cpu` is True
     if the workers train on CPUs."""
-    env = {"RAY_USAGE_STATS_ENABLED": "0"}
+    # The vendor selects ForestEngine.
+    env = {"RAY_USAGE_STATS_ENABLED": "0", "VERL_ENGINE_VENDOR": "fakevllm"}
     if "HF_HUB_OFFLINE" in os.environ:
         env["HF_HUB_OFFLINE"] = os.environ["HF_HUB_OFFLINE"]
     if is_cpu:

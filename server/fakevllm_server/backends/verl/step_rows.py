@@ -3,7 +3,7 @@ process. A row is one call, or one demonstration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from fakevllm_server.backends.torch_losses.measured_loss import (
 )
 from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 from fakevllm_server.backends.training.step_calls import demonstration_calls, shares_of
-from fakevllm_server.backends.verl.batch_split import split_batch
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.worker_loss import COEFFICIENT, ENTROPY_COEFFICIENT
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 from fakevllm_server.types.demonstrations import Demonstration
@@ -38,7 +38,7 @@ class StepRows:
     """The rows of one training step."""
 
     spec: LossSpec
-    rows: Sequence[Call]
+    split: WorkerRows
     """The rows, those of the first worker first."""
     tokens: TrainedTokens
     """The response tokens of all rows, one row after another."""
@@ -53,13 +53,15 @@ class StepRows:
         calls: Sequence[Call],
         demonstrations: Sequence[Demonstration],
         spec: LossSpec,
-        num_workers: int,
+        divide: Callable[[Sequence[Call]], WorkerRows],
         version: int | None,
     ) -> StepRows:
-        """Divide the calls and demonstrations of a step among the workers. `version` is the version
-        of the trainer's weights. Raises BackendError for calls that cannot be trained."""
+        """Divide the calls and demonstrations of a step among the workers, with `divide`. `version`
+        is the version of the trainer's weights. Raises BackendError for calls that cannot be
+        trained."""
         as_calls = demonstration_calls(demonstrations)
-        rows = split_batch([*calls, *as_calls], num_workers)
+        split = divide([*calls, *as_calls])
+        rows = split.rows
         shares = shares_of(rows, spec)
         tokens = TrainedTokens.of(rows, shares)
         lengths = [len(row.response_ids) for row in rows]
@@ -72,11 +74,15 @@ class StepRows:
         is_equal = torch.tensor([row.version == version for row in rows])
         return StepRows(
             spec,
-            rows,
+            split,
             tokens,
             is_equal.repeat_interleave(torch.tensor(lengths, dtype=torch.long)),
             is_coupled=_is_coupled(rows, shares, spec),
         )
+
+    @property
+    def rows(self) -> Sequence[Call]:
+        return self.split.rows
 
     def with_log_probs(
         self, *, old: Tensor | None = None, reference: Tensor | None = None

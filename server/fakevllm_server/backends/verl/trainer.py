@@ -20,6 +20,7 @@ from torch import Tensor
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
 from fakevllm_server.backends.process.trainer_thread import SingleThread
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_losses import DEMONSTRATION_LOSSES, LOSSES
 from fakevllm_server.backends.torch_losses.measured_loss import needs_entropy
 from fakevllm_server.backends.training.epochs import mean_of_epochs
@@ -27,8 +28,8 @@ from fakevllm_server.backends.training.failed_step import UpdateTracker, partial
 from fakevllm_server.backends.training.lora_settings import LoraSettings, describe_settings
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.step_calls import size_metrics, step_demonstrations
-from fakevllm_server.backends.verl.batch_split import split_batch
 from fakevllm_server.backends.verl.cluster import Cluster
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.row_layout import select_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
@@ -83,6 +84,9 @@ class VerlTrainer:
         self._lora = lora
         self._gradient_checkpointing = gradient_checkpointing
         self._job = TrainJob()
+        self._sharing_attention: str | None = None
+        """The attention method with which calls share prefixes, or ROWS if no such method can be
+        used. None before the first boot of a job with `forest`."""
         self._thread = SingleThread("trainer", lambda: None)
 
     async def boot(self, job: TrainJob) -> None:
@@ -128,6 +132,8 @@ class VerlTrainer:
             self._check_loss(LossSpec.of(job))
         except BackendError as error:
             raise BackendRefused(str(error)) from None
+        if job.forest and self._sharing_attention is None:
+            self._sharing_attention = self._workers.best_sharing_attention()
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 
@@ -151,10 +157,8 @@ class VerlTrainer:
         started = time.perf_counter()
         self._check_loss(spec)
         demonstrations = step_demonstrations(batch, spec)
-        step = StepRows.of(
-            batch.calls, demonstrations, spec, self._workers.num_workers, batch.version
-        )
-        metrics = {"skipped": 0.0}
+        step = StepRows.of(batch.calls, demonstrations, spec, self._split, batch.version)
+        metrics = {"skipped": 0.0} | step.split.metrics
         if step.rows:
             metrics |= self._update(step, updates)
         metrics |= size_metrics(batch, spec)
@@ -171,7 +175,7 @@ class VerlTrainer:
         """
         job, spec = self._job, step.spec
         if spec.needs_reference:
-            reference = torch.cat(self._response_log_probs(step.rows, "reference"))
+            reference = torch.cat(self._response_log_probs(step.split, "reference"))
             step = step.with_log_probs(reference=reference)
         epochs: list[StepMetrics] = []
         # verl adds to existing gradients, and a failed step may have left some.
@@ -200,7 +204,7 @@ class VerlTrainer:
         from which the loss follows. `is_first` is true for the step's first epoch."""
         make = partial(
             make_tensordict,
-            step.rows,
+            step.split,
             self._max_tokens,
             spec=step.spec,
             with_entropy=needs_entropy(step.spec, is_first=is_first),
@@ -228,18 +232,22 @@ class VerlTrainer:
 
     def _log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         self._check_reference(policy == "reference")
-        rows = split_batch(calls, self._workers.num_workers)
-        index_of_row = {id(row): index for index, row in enumerate(rows)}
-        values = self._response_log_probs(rows, policy) if rows else []
+        split = self._split(calls)
+        index_of_row = {id(row): index for index, row in enumerate(split.rows)}
+        values = self._response_log_probs(split, policy) if split.rows else []
         return [
             values[index_of_row[id(call)]].tolist() if call.response_ids else [] for call in calls
         ]
 
-    def _response_log_probs(self, rows: Sequence[Call], policy: PolicyName) -> list[Tensor]:
+    def _split(self, calls: Sequence[Call]) -> WorkerRows:
+        attention = self._sharing_attention if self._job.forest else None
+        return WorkerRows.of(calls, self._workers.num_workers, self._max_tokens, attention or ROWS)
+
+    def _response_log_probs(self, split: WorkerRows, policy: PolicyName) -> list[Tensor]:
         """Return the log-probabilities of the response tokens under `policy`, one tensor [response
         tokens] for each row."""
-        data = make_tensordict(rows, self._max_tokens)
-        return select_responses(rows, self._workers.infer(data, policy)["log_probs"])
+        data = make_tensordict(split, self._max_tokens)
+        return select_responses(split.rows, self._workers.infer(data, policy)["log_probs"])
 
     @property
     def _max_tokens(self) -> int:

@@ -27,6 +27,7 @@ from fakevllm_server.backends.embedded.lora import insert_adapters, without_adap
 from fakevllm_server.backends.embedded.train.checkpoint import write_adapters
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.training.lora_settings import LoraSettings
+from fakevllm_server.backends.verl.forest_engine import ForestEngine
 from fakevllm_server.backends.verl.weight_export import gather, write_weights
 from fakevllm_server.types.backend import PolicyName
 
@@ -60,6 +61,17 @@ class PolicyWorker(TinkerTrainingWorker):
     def set_grad_clip(self, grad_clip: float) -> None:
         engine: Any = self.engine
         engine.optimizer_config.clip_grad = grad_clip
+
+    @register(dispatch_mode=_dispatch.ONE_TO_ALL)
+    def sharing_fault(self, attention: str) -> str | None:
+        """Return why an attention method that shares prefixes must not be used with this model, or
+        None."""
+        engine: Any = self.engine
+        assert isinstance(engine, ForestEngine), "VERL_ENGINE_VENDOR must select ForestEngine"
+        try:
+            return engine.sharing_fault(attention)
+        finally:
+            self._reshard()
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def keep_reference(self) -> None:

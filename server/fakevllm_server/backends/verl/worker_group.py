@@ -14,6 +14,10 @@ from ray.exceptions import RayError, RayTaskError
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
 
+from fakevllm_server.backends.torch_forest.attention.registry import (
+    first_without_fault,
+    sharing_attentions,
+)
 from fakevllm_server.backends.training.lora_settings import LoraSettings
 from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.worker import PolicyWorker
@@ -68,6 +72,16 @@ class WorkerGroup:
 
     def set_grad_clip(self, grad_clip: float) -> None:
         self._call_all("set_grad_clip", grad_clip)
+
+    def best_sharing_attention(self) -> str:
+        """Return the name of the fastest attention method that shares prefixes and that passes the
+        check on all workers, or `rows` if there is no such method."""
+        device = torch.device(get_device_name())
+        return first_without_fault(sharing_attentions(device), self._sharing_fault)
+
+    def _sharing_fault(self, attention: str) -> str | None:
+        faults = self._call_all("sharing_fault", attention)
+        return next((fault for fault in faults if fault is not None), None)
 
     def forward_backward(self, rows: Any) -> Any:
         """Run a forward and backward pass over a batch. The gradients are added to the gradients

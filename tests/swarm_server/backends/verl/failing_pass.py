@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from swarm_server.backends.verl.reference import on_policy_calls
 from torch import Tensor
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.step_rows import StepRows
 from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
 from fakevllm_server.backends.verl.worker import PolicyWorker
@@ -35,9 +38,9 @@ def main(layer: str) -> None:
     calls = on_policy_calls()
     first = weights_of(worker)
     spec = LossSpec()
-    step = StepRows.of(calls, [], spec, 1, None)
+    step = StepRows.of(calls, [], spec, split_of, None)
     inputs = direct_inputs(step.tokens)
-    worker.forward_backward(make_tensordict(step.rows, 10_000, spec=spec, loss_inputs=inputs))
+    worker.forward_backward(make_tensordict(step.split, 10_000, spec=spec, loss_inputs=inputs))
     worker.optimizer_step({"lr": 1e-2, "weight_decay": 0.0})
     trained, log_probs = weights_of(worker), log_probs_of(worker, calls)
 
@@ -48,7 +51,7 @@ def main(layer: str) -> None:
     hook = engine.module.get_submodule(layer).register_forward_pre_hook(fail)
     has_failed = False
     try:
-        worker.reference_log_probs(make_tensordict(calls, 10_000))
+        worker.reference_log_probs(make_tensordict(split_of(calls), 10_000))
     except torch.OutOfMemoryError:
         has_failed = True
     hook.remove()
@@ -58,8 +61,12 @@ def main(layer: str) -> None:
     print(json.dumps([changed(first, trained), has_failed, change, changed(trained, after)]))
 
 
+def split_of(calls: Sequence[Call]) -> WorkerRows:
+    return WorkerRows.of(calls, 1, 10_000, ROWS)
+
+
 def log_probs_of(worker: PolicyWorker, calls: list[Call]) -> Tensor:
-    rows = make_tensordict(calls, 10_000)
+    rows = make_tensordict(split_of(calls), 10_000)
     return worker.infer_batch(rows)["log_probs"].values()
 
 

@@ -27,13 +27,17 @@ def demo_model() -> PreTrainedModel:
     return load(DEMO_MODEL_DIR)
 
 
-def on_policy_calls(count: int = 6, *, mixed: bool = False, seed: int = 0) -> list[Call]:
+def on_policy_calls(
+    count: int = 6, *, mixed: bool = False, seed: int = 0, shared_tokens: int = 0
+) -> list[Call]:
     """Create calls with random tokens and the demo model's own log-probabilities. With `mixed`,
-    each call has another temperature and weight."""
+    each call has another temperature and weight. All prompts begin with the same `shared_tokens`
+    tokens."""
     rng = random.Random(seed)
+    shared = [rng.randrange(7, 300) for _ in range(shared_tokens)]
     calls: list[Call] = []
     for index in range(count):
-        prompt = [rng.randrange(7, 300) for _ in range(rng.randrange(1, 12))]
+        prompt = [*shared, *(rng.randrange(7, 300) for _ in range(rng.randrange(1, 12)))]
         response = [rng.randrange(7, 300) for _ in range(rng.randrange(1, 16))]
         temperature = rng.choice([0.7, 1.0, 1.3]) if mixed else 1.0
         table = plain_logprobs(demo_model(), [*prompt, *response], temperature)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, split_batch
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
+from fakevllm_server.backends.verl.batch_split import (
+    PADDING,
+    num_tokens,
+    split_among_workers,
+    trainable_calls,
+)
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.types.backend import BackendError, Call, LossSpec
 
@@ -20,7 +28,7 @@ def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:
 def test_every_call_is_one_row_and_all_workers_get_the_same_number_of_rows() -> None:
     calls = [call(2, length) for length in (9, 1, 5, 3, 7)]
 
-    rows = split_batch(calls, 2)
+    rows = split_among_workers(calls, 2)
 
     assert len(rows) == 6 and rows.count(PADDING) == 1
     assert sorted(map(num_tokens, rows)) == sorted([*map(num_tokens, calls), 2])
@@ -30,7 +38,7 @@ def test_every_call_is_one_row_and_all_workers_get_the_same_number_of_rows() -> 
 
 
 def test_a_call_without_a_response_gives_no_row() -> None:
-    assert split_batch([call(2, 0)], 3) == []
+    assert trainable_calls([call(2, 0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -42,11 +50,13 @@ def test_a_call_without_a_response_gives_no_row() -> None:
 )
 def test_a_call_that_cannot_be_trained_on_is_an_error(invalid: Call, reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        split_batch([call(2, 2), invalid], 1)
+        trainable_calls([call(2, 2), invalid])
 
 
 def test_means_are_weighted_by_calls_and_ignore_padding() -> None:
-    step = StepRows.of([call(1, 2), call(1, 1, weight=0.5)], [], LossSpec(), 3, version=0)
+    divide = partial(WorkerRows.of, num_workers=3, max_tokens=100, attention=ROWS)
+    calls = [call(1, 2), call(1, 1, weight=0.5)]
+    step = StepRows.of(calls, [], LossSpec(), divide, version=0)
     assert [len(row.response_ids) for row in step.rows] == [2, 1, 1]
     log_probs, entropies = torch.tensor([-1.0, -2, -4, -50]), torch.tensor([1.0, 1, 3, 9])
 

@@ -32,6 +32,9 @@ class FailingWorkers:
 
     def set_grad_clip(self, grad_clip: float) -> None: ...
 
+    def best_sharing_attention(self) -> str:
+        return "chains"
+
     def drop_gradients(self) -> None:
         self._request("drop")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -17,8 +18,10 @@ from swarm_server.backends.torch_losses.test_step_loss import specs
 from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import LossSpec
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
 from fakevllm_server.backends.training.step_calls import step_demonstrations
+from fakevllm_server.backends.verl.forest_split import WorkerRows
 from fakevllm_server.backends.verl.row_layout import spread_responses
 from fakevllm_server.backends.verl.step_rows import RowValues, StepRows
 from fakevllm_server.backends.verl.worker_loss import direct_inputs, worker_loss
@@ -121,11 +124,16 @@ def random_calls(random: Random, count: int) -> list[Call]:
     return calls
 
 
+def divide_among(num_workers: int, attention: str = ROWS) -> Callable[[Sequence[Call]], WorkerRows]:
+    return partial(WorkerRows.of, num_workers=num_workers, max_tokens=40, attention=attention)
+
+
 def step_of(
     random: Random, spec: LossSpec, num_workers: int, demonstrations: Sequence[Demonstration] = ()
 ) -> StepRows:
     batch = Batch(1, random_calls(random, random.randrange(1, 7)), 0, demonstrations)
-    step = StepRows.of(batch.calls, step_demonstrations(batch, spec), spec, num_workers, 0)
+    divide = divide_among(num_workers, random.choice([ROWS, "chains"]))
+    step = StepRows.of(batch.calls, step_demonstrations(batch, spec), spec, divide, 0)
     similar = torch.tensor([random.uniform(-3, -1) for _ in step.tokens.scale])
     old = similar if random.random() < 0.5 else None
     return step.with_log_probs(old=old, reference=similar)
@@ -196,12 +204,14 @@ def test_only_a_step_whose_rows_are_coupled_needs_two_passes(
     changes = {"name": "vanilla", "unit": "episode"} | changes
     unit = changes.pop("unit")
     calls = [Call("g", [1], [2], [-1.0], 0, 1.0, 1.0, 1.0, unit) for _ in range(2)]
-    assert StepRows.of(calls, [], spec_of(**changes), 1, 0).is_coupled is is_coupled
+    step = StepRows.of(calls, [], spec_of(**changes), divide_among(1), 0)
+    assert step.is_coupled is is_coupled
 
 
 def test_an_impossible_prompt_token_does_not_change_the_gradient() -> None:
     """Its log-probability is infinite, and 0 times infinity is not 0."""
-    step = StepRows.of([Call("g", [1, 2], [3], [-1.0], 0, 1.0, 1.0, 1.0)], [], LossSpec(), 1, 0)
+    call = Call("g", [1, 2], [3], [-1.0], 0, 1.0, 1.0, 1.0)
+    step = StepRows.of([call], [], LossSpec(), divide_among(1), 0)
     log_prob = torch.tensor([-torch.inf, -1.0, -torch.inf], requires_grad=True)
     direct = direct_inputs(step.tokens)
     coefficients = step.coefficients(RowValues(torch.tensor([-1.0]), None))

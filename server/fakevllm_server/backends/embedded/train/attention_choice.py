@@ -7,18 +7,19 @@ changes how the model computes, for example with adapters or gradient checkpoint
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from fakevllm_server.backends.torch_forest.attention.registry import ROWS, sharing_attentions
+from fakevllm_server.backends.torch_forest.attention.registry import (
+    ROWS,
+    first_without_fault,
+    sharing_attentions,
+)
 from fakevllm_server.backends.torch_forest.attention_check import (
     AttentionCheck,
     check_attention,
     check_sharing_attention,
 )
 from fakevllm_server.types.backend import BackendRefused
-
-log = logging.getLogger("fakevllm.trainer")
 
 
 class AttentionChoice:
@@ -50,23 +51,10 @@ class AttentionChoice:
         if not shares_prefixes:
             return ROWS
         if self._sharing is None:
-            self._sharing = self._best_sharing(model)
+            self._sharing = first_without_fault(
+                sharing_attentions(model.device), lambda attention: self._fault(model, attention)
+            )
         return self._sharing
-
-    def _best_sharing(self, model: Any) -> str:
-        faults: dict[
-            str, None
-        ] = {}  # ordered, without duplicates, because all methods may fail alike
-        for attention in sharing_attentions(model.device):
-            fault = self._fault(model, attention)
-            if fault is None:
-                if faults:
-                    reasons = "; ".join(faults)
-                    log.warning("calls share prefixes by attention %s: %s", attention, reasons)
-                return attention
-            faults[fault] = None
-        log.warning("calls share no prefixes in training: %s", "; ".join(faults))
-        return ROWS
 
     def _fault(self, model: Any, attention: str) -> str | None:
         if attention not in self._checks:

@@ -6,7 +6,8 @@ To add a method, add a file and an entry in ATTENTIONS.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from fakevllm_server.backends.torch_forest.attention.flex import flex
 from fakevllm_server.backends.torch_forest.attention.padded_rows import rows
 from fakevllm_server.backends.torch_forest.attention.segment_attention import segments
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
+
+log = logging.getLogger("fakevllm.trainer")
 
 ROWS = "rows"
 """Name of the method that computes each call as a row of its own and shares no prefixes."""
@@ -48,6 +51,25 @@ def sharing_attentions(device: torch.device) -> list[str]:
     Such a method computes a common prefix of several calls only once. The first method is the
     fastest on `device`. The last method is `segments`, which needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
+
+
+def first_without_fault(attentions: Sequence[str], fault_of: Callable[[str], str | None]) -> str:
+    """Return the first of `attentions` without a fault, or `rows` if all of them have a fault. Log
+    a warning with the faults that were found. `fault_of` checks an attention method on a model, and
+    returns why the method must not be used, or None."""
+    # Ordered, without duplicates, because all methods may fail alike.
+    faults: dict[str, None] = {}
+    for attention in attentions:
+        fault = fault_of(attention)
+        if fault is None:
+            if faults:
+                log.warning(
+                    "calls share prefixes by attention %s: %s", attention, "; ".join(faults)
+                )
+            return attention
+        faults[fault] = None
+    log.warning("calls share no prefixes in training: %s", "; ".join(faults))
+    return ROWS
 
 
 MIN_RHO = 1.08
