@@ -118,7 +118,8 @@ PROCESS_FAULTS: dict[str, tuple[str, str]] = {
     "sleeps": ("time.sleep(600)", "hook_timeout"),
     # descriptors and the connection to the proxy
     "closes all descriptors": ("os.closerange(3, 4096); time.sleep(600)", "hook_"),
-    "closes the connection to the proxy": ("os.close(connection())", "hook_timeout"),
+    # The hook's time limit, or that of a process without a connection, whichever ends first
+    "closes the connection to the proxy": ("os.close(connection())", "hook_"),
     "writes text to the connection": (
         "os.write(connection(), b'hello, proxy'); time.sleep(600)",
         "hook_crashed: the hook process sent something that is no reply",
