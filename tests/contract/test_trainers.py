@@ -334,11 +334,19 @@ async def test_log_probabilities_are_available_for_both_policies(trainer: Subjec
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Subject]:
+async def shared_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Subject]:
     folder = tmp_path_factory.mktemp("ranks")
     async with running("verl", folder, "--num-workers", "2") as subject:
         await subject.engine.save(subject.folder / "untouched")
         yield subject
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def two_ranks(shared_ranks: Subject) -> Subject:
+    """The trainer with two workers, restored to its initial state."""
+    await shared_ranks.engine.restore(shared_ranks.folder / "untouched")
+    await shared_ranks.engine.boot(JOB)
+    return shared_ranks
 
 
 @pytest.mark.real
@@ -391,7 +399,6 @@ async def test_verl_trains_shared_prefixes_as_the_embedded_trainer_does(
     trainer: Subject, two_ranks: Subject
 ) -> None:
     calls = on_policy_calls(7, mixed=True, shared_tokens=40)
-    await two_ranks.engine.restore(two_ranks.folder / "untouched")
     reference = Reference(JOB)
     expected = reference.step(calls)
     log_probs = await trainer.engine.log_probs(calls, "trained")
