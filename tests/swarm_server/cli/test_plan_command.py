@@ -73,7 +73,8 @@ def test_a_plan_that_does_not_fit_ends_with_code_2_and_the_remedy(
     text = YAML.replace("training_gpus: 6", "training_gpus: 1")
     result = planned(tmp_path, text, "--model", model)
     assert result.exit_code == 2
-    assert "has 79.00 GiB: set training_gpus = 2." in result.output
+    remedies = "set training_gpus = 2 or train adapters (lora_rank = 16)"
+    assert f"has 79.00 GiB: {remedies}" in result.output
     assert result.output.endswith("It does not fit.\n")
     assert not json.loads(planned(tmp_path, text, "--model", model, "--json").output)["fits"]
 
