@@ -17,7 +17,7 @@ class Gain:
     """The shares of right answers before and after training, and their paired difference over the
     held-out questions. Each figure has a 95 % interval for fresh samples of the same questions."""
 
-    questions: int
+    held_out_questions: int
     start: Interval
     end: Interval
     change: Interval
