@@ -1,9 +1,12 @@
-"""A set of asyncio background tasks. The set keeps its tasks alive and logs their errors. When the
-set is closed, it cancels its tasks."""
+"""A set of asyncio background tasks, and the end of a single task.
+
+The set keeps its tasks alive and logs their errors. When it is closed, it cancels its tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -46,3 +49,10 @@ class TaskSet:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._log.error(self._failure_message, exc_info=task.exception())
+
+
+async def cancel_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and return when it has ended. Raises the error with which it had ended."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -17,6 +17,7 @@ from fakevllm.guard.detector_bank import GuardRules
 from fakevllm.guard.guard_service import Guard, GuardOutlets, GuardSettings
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
+from fakevllm.runtime.task_set import cancel_task
 from fakevllm.swarm.server_connection import SwarmLink
 
 
@@ -36,7 +37,7 @@ async def open_guard(
         if config.alerts.url is not None:
             webhook = AlertWebhook(config.alerts.url, os.environ.get(SECRET_VARIABLE) or None)
             stack.push_async_callback(webhook.close)
-            stack.push_async_callback(_cancel, asyncio.create_task(webhook.run()))
+            stack.push_async_callback(cancel_task, asyncio.create_task(webhook.run()))
         guard = Guard(
             GuardSettings(_rules(config, actions), actions, section.second_judge_annotation),
             link,
@@ -46,7 +47,7 @@ async def open_guard(
                 send_alert=webhook.put if webhook is not None else lambda alert: None,
             ),
         )
-        stack.push_async_callback(_cancel, asyncio.create_task(guard.run()))
+        stack.push_async_callback(cancel_task, asyncio.create_task(guard.run()))
         _add_gauges(metrics, guard, webhook)
         yield guard
 
@@ -98,8 +99,3 @@ def _add_gauges(metrics: Metrics, guard: Guard, webhook: AlertWebhook | None) ->
         "outcome",
         lambda: {} if webhook is None else webhook.counts,
     )
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

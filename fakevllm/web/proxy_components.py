@@ -51,6 +51,7 @@ from fakevllm.release.controller import GateController, GateRules
 from fakevllm.rescoring.hook_reloader import HookReloader
 from fakevllm.rescoring.hook_trial import HookTrial
 from fakevllm.runtime.plurals import counted
+from fakevllm.runtime.task_set import cancel_task
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.edit_samples import EditSamples
@@ -263,7 +264,7 @@ async def open_proxy(
             floor = config.reward.failure_floor
             evaluator = Evaluator(upstream, retry_handler, hooks, ledger, link, floor)
             unloading = asyncio.create_task(evaluator.run())
-            stack.push_async_callback(_cancel, unloading)
+            stack.push_async_callback(cancel_task, unloading)
         arms = _open_arms(config, ledger, link, metrics, stack)
         gate = None
         if evaluator is not None and config.release.is_gated:
@@ -273,7 +274,7 @@ async def open_proxy(
             add_release_gauges(metrics, gate.view)
         if hooks is not None and not config.release.is_between_steps:
             removing = asyncio.create_task(remove_training_limit(link))
-            stack.push_async_callback(_cancel, removing)
+            stack.push_async_callback(cancel_task, removing)
         pipeline = Pipeline(
             config,
             upstream,
@@ -329,9 +330,9 @@ async def open_proxy(
             tuple if gate is None else lambda: gate.open_evaluations,
         )
         for work in (forget_requests.run(), retention.run()):
-            stack.push_async_callback(_cancel, asyncio.create_task(work))
+            stack.push_async_callback(cancel_task, asyncio.create_task(work))
         for work in (late.run(), edits.run()):
-            stack.push_async_callback(_cancel, asyncio.create_task(work))
+            stack.push_async_callback(cancel_task, asyncio.create_task(work))
         running_hooks = None
         if hooks is not None:
             running_hooks = _open_reloads(config, hooks, ledger, tasks, redaction, stack)
@@ -496,7 +497,7 @@ async def _open_gate(
         arms.on_outcome = gate.group_scored
     await gate.prepare(PREPARE_S)
     running = asyncio.create_task(gate.run())
-    stack.push_async_callback(_cancel, running)
+    stack.push_async_callback(cancel_task, running)
     return gate
 
 
@@ -600,7 +601,7 @@ def _start_link(
     link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe, redaction)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())
-    stack.push_async_callback(_cancel, following)
+    stack.push_async_callback(cancel_task, following)
     return link
 
 
@@ -654,11 +655,5 @@ def _open_reloads(
         reloader.reload_edited if config.hooks.watch else None,
     )
     watching = asyncio.create_task(files.run())
-    stack.push_async_callback(_cancel, watching)
+    stack.push_async_callback(cancel_task, watching)
     return RunningHooks(versions, reloader, files)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

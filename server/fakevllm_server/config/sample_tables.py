@@ -11,8 +11,7 @@ DEFAULT_EVERY = 10
 """Steps between two tables. A table of each step would be read by nobody, and fill the disk."""
 
 MAX_GROUPS = 64
-"""Maximum number of groups in a table. Larger tables would take much memory, and nobody reads
-them."""
+"""Maximum number of groups in a table, which limits the memory of the process that writes it."""
 KEEP_CALLS_S = 60.0
 """Seconds for which the journal keeps the calls of a step for the tables. The trackers read the
 journal every few seconds, and may have to start first."""
