@@ -32,6 +32,10 @@ ARM_HEADER = "X-Fakevllm-Arm"
 """Header that names the arm of a call: training, released or baseline. The arm decides which
 weights answer the call. The proxy sends the header only if it assigns sessions to arms, as in an
 A/B test."""
+SESSION_HEADER = "X-Fakevllm-Session"
+"""Header that names the session of a call, which is the conversation to which the call belongs. The
+server sends the calls of a session to the same rollout replica, if it has several. The proxy sends
+the header if it knows the session before the call."""
 CLIENT_HEADER = "X-Fakevllm-Client"
 """Header that fakevllm's own clients send when they request the status. The reply to such a request
 has the engine's real status. Other clients may see an older status. If a job's steps need the

@@ -46,12 +46,12 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
             f"cluster.training_gpus is {cluster.training_gpus}, and the embedded trainer uses one "
             "GPU: set it to 1, or use --trainer verl."
         )
-    if rollout == "embedded" and cluster.rollout_gpus > 1:
+    if rollout == "embedded" and cluster.replica_gpus > 1:
         raise ConfigError(
-            f"cluster gives {cluster.rollout_gpus} GPUs to the embedded engine, which samples on "
-            "one: set tensor_parallel, data_parallel and replicas to 1, or use --rollout vllm."
+            f"cluster gives {cluster.replica_gpus} GPUs to the embedded engine, which samples on "
+            "one: set tensor_parallel and data_parallel to 1, or use --rollout vllm."
         )
-    if rollout == trainer and cluster.colocate != "shared":
+    if rollout == trainer and cluster.replicas == 1 and cluster.colocate != "shared":
         raise ConfigError(
             "The embedded engine samples and trains on the same GPU: set cluster.colocate to "
             '"shared", or use --backend vllm.'

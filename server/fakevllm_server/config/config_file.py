@@ -43,6 +43,7 @@ class FlagType(Enum):
     NUMBER = "a whole number"
     SWITCH = "true or false"
     LIST = "a list of texts"
+    TEXTS = "a text or a list of texts"
     AMOUNT = "a number"
     TABLE = "a table of settings"
 
@@ -240,9 +241,15 @@ def _has_type(value: object, flag_type: FlagType) -> bool:
         case FlagType.TABLE:
             return isinstance(value, dict)
         case FlagType.LIST:
-            return isinstance(value, list) and all(
-                isinstance(part, str) for part in cast("list[object]", value)
-            )
+            return _is_list_of_texts(value)
+        case FlagType.TEXTS:
+            return isinstance(value, str) or _is_list_of_texts(value)
+
+
+def _is_list_of_texts(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(part, str) for part in cast("list[object]", value))
 
 
 def _is_number(value: object) -> bool:

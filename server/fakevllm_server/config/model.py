@@ -22,6 +22,7 @@ from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
 from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
+from fakevllm_server.config.replicas_check import check_replicas
 from fakevllm_server.config.sample_tables import SampleTableSettings
 from fakevllm_server.placement.cluster_section import ClusterSection
 
@@ -75,6 +76,11 @@ class ServerConfig:
     """Additional command-line arguments for a trainer with a process of its own."""
     rollout_url: str | None = None
     """URL of a vLLM that the user runs. The server then starts no rollout engine."""
+    more_rollout_urls: Sequence[str] = ()
+    """URLs of further vLLMs that the user runs. All of them are replicas of one fleet."""
+    replicas: int = 1
+    """Number of rollout engines that the server starts. `num_replicas` also counts other
+    settings."""
     rollout_key: str | None = field(default=None, repr=False)
     """API key for the vLLM at `rollout_url`."""
     cluster: ClusterSection | None = None
@@ -105,9 +111,10 @@ class ServerConfig:
             )
         self._refuse_unused_settings()
         _check_media_domains(self.media_domains)
-        if self.rollout_url is not None:
-            check_url("--rollout-url", self.rollout_url)
-        elif self.rollout_name == "vllm":
+        for url in self.rollout_urls:
+            check_url("--rollout-url", url)
+        check_replicas(self)
+        if self.rollout_url is None and self.rollout_name == "vllm":
             self._refuse_vllm_arguments()
         if self.cluster is not None:
             check_engines(self, self.cluster)
@@ -135,7 +142,7 @@ class ServerConfig:
         A user who sets such a flag usually expects other engines than the server would run. If the
         server ignored the flag, the user would not notice the mistake.
         """
-        is_one_process = self.rollout_name == self.trainer_name
+        is_one_process = self.rollout_name == self.trainer_name and self.num_replicas == 1
         unused = {
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
                 self.rollout_url and self.rollout_name != "vllm"
@@ -173,6 +180,11 @@ class ServerConfig:
                 "job.lockstep needs the embedded engine, which can decode each answer alone: start "
                 "the server with --backend embedded, or remove job.lockstep."
             )
+        if self.num_replicas > 1:
+            raise ConfigError(
+                f"job.lockstep needs one engine, and this server has {self.num_replicas} replicas: "
+                "remove --replicas (or cluster.replicas), or remove job.lockstep."
+            )
         return [*self.engine_args, "--lockstep"]
 
     def engine_settings_for(self, job: TrainJob) -> dict[str, str]:
@@ -209,6 +221,17 @@ class ServerConfig:
     def trainer_name(self) -> str:
         """Name of the trainer that this server uses."""
         return self.trainer or PAIRS[self.backend][1]
+
+    @property
+    def rollout_urls(self) -> Sequence[str]:
+        """URLs of all vLLMs that the user runs; empty if the server starts the rollout engines."""
+        return () if self.rollout_url is None else (self.rollout_url, *self.more_rollout_urls)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of rollout engines that sample with the same weights."""
+        placed = 1 if self.cluster is None else self.cluster.replicas
+        return len(self.rollout_urls) or max(self.replicas, placed)
 
     @property
     def local_engines(self) -> tuple[str, ...]:

@@ -37,7 +37,8 @@ class ClusterSection:
     data_parallel: int = 1
     """Number of copies of the model in one vLLM. Each copy has `tensor_parallel` GPUs."""
     replicas: int = 1
-    """Number of vLLM servers."""
+    """Number of rollout engines with the same weights. Each has `tensor_parallel` x
+    `data_parallel` GPUs."""
     colocate: str = "none"
     """Whether the same GPUs sample and train. `none`: each GPU does one of them. `shared`: both are
     in memory at the same time. `sleep`: vLLM frees its memory during each training step."""
@@ -97,8 +98,13 @@ class ClusterSection:
 
     @property
     def rollout_gpus(self) -> int:
-        """Number of GPUs of the rollout engine."""
-        return self.tensor_parallel * self.data_parallel * self.replicas
+        """Number of GPUs of all rollout replicas."""
+        return self.replica_gpus * self.replicas
+
+    @property
+    def replica_gpus(self) -> int:
+        """Number of GPUs of each rollout replica."""
+        return self.tensor_parallel * self.data_parallel
 
     @property
     def num_used_gpus(self) -> int:
@@ -120,8 +126,13 @@ class ClusterSection:
 
     @property
     def rollout_range(self) -> range:
-        """Numbers of the GPUs of the rollout engine. GPUs are counted from 0 through all nodes."""
+        """Numbers of the GPUs of all rollout replicas."""
         return range(self.rollout_gpus)
+
+    def replica_range(self, number: int) -> range:
+        """Return the numbers of the GPUs of a rollout replica. GPUs are counted from 0 through all
+        nodes, and replicas from 0."""
+        return range(number * self.replica_gpus, (number + 1) * self.replica_gpus)
 
     @property
     def training_range(self) -> range:
@@ -138,7 +149,6 @@ class ClusterSection:
         says. `environ` are the environment variables of the server."""
         not_started = {
             f"cluster.nodes = {self.nodes}": self.nodes > 1,
-            f"cluster.replicas = {self.replicas}": self.replicas > 1,
             'cluster.colocate = "sleep"': self.colocate == "sleep",
         }
         for setting, is_set in not_started.items():

@@ -111,7 +111,7 @@ class WeightGate:
         was_open = self._open.is_set()
         self._open.clear()
         try:
-            await self._wait_until_idle(bound_s)
+            await self.wait_until_idle(bound_s)
             if prepare is not None:
                 await prepare()
         except BaseException:  # the weights have not changed yet
@@ -163,7 +163,7 @@ class WeightGate:
         self._is_abandoned = True
         self._open.set()
 
-    async def _wait_until_idle(self, bound_s: float) -> None:
+    async def wait_until_idle(self, bound_s: float) -> None:
         """Wait until no call runs, but at most `bound_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
@@ -49,6 +50,10 @@ NO_POLICIES = (
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
+NUM_REPEATED_PROBES = 3
+"""Number of further answers to the known prompt that an external vLLM must give. Each request has a
+connection of its own. If a load balancer divides the requests among two engines at random, the
+answers are those of one engine with a probability of 1/8."""
 MAX_FAILED_PUBLISHES = 3
 """Number of failed publishes (attempts to load new weights) in a row after which an external vLLM
 counts as unhealthy. The server then connects to this vLLM again and probes it again."""
@@ -147,7 +152,15 @@ class VllmRollout:
         assert served is not None, "the model is known while vLLM is connected"
         if self._known_prompt is None:
             self._known_prompt = await known_prompt_ids(client, served.name, served.max_model_len)
-        return await known_prompt_reply(client, served.name, self._known_prompt, num_layers)
+        ids = self._known_prompt
+        reply = await known_prompt_reply(client, served.name, ids, num_layers)
+        if self._spec.url is None:
+            return reply
+        again = [
+            await known_prompt_reply(client, served.name, ids, num_layers)
+            for _ in range(NUM_REPEATED_PROBES)
+        ]
+        return replace(reply, repeated=[each.log_probs for each in again])
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
