@@ -81,7 +81,8 @@ async def test_engine_and_trainer_get_gpus_of_their_own(
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=SECTION))
-    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    specs = [*replicas, of_trainer]
     visible = [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs]
     assert visible == [rollout, trainer]
     await state.close()
@@ -92,9 +93,21 @@ async def test_without_a_section_the_engines_inherit_the_servers_gpus(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     state = ServerState(ServerConfig("verl", tmp_path, model="demo"))
-    specs = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    replicas, of_trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    specs = [*replicas, of_trainer]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["5", "5"]
     assert [spec.visible_gpus for spec in specs] == [None, None]
+    await state.close()
+
+
+async def test_each_replica_has_gpus_a_folder_and_a_seed_of_its_own(tmp_path: Path) -> None:
+    section = ClusterSection(gpus_per_node=8, training_gpus=2, tensor_parallel=2, replicas=3)
+    state = ServerState(ServerConfig("verl", tmp_path, model="demo", cluster=section, seed=5))
+    replicas, trainer = state._specs(TrainJob())  # pyright: ignore[reportPrivateUsage]
+    assert [spec.visible_gpus for spec in replicas] == ["0,1", "2,3", "4,5"]
+    assert [spec.run_dir for spec in replicas] == [tmp_path / f"replica-{n}" for n in range(3)]
+    assert [spec.seed for spec in replicas] == [5, 6, 7]
+    assert (trainer.visible_gpus, trainer.run_dir, trainer.seed) == ("6,7", tmp_path, 5)
     await state.close()
 
 

@@ -57,6 +57,8 @@ def test_every_accepted_division_uses_existing_gpus_and_overlaps_only_if_colocat
     assert len(rollout) == product
     assert len(training) == settings["training_gpus"]
     assert rollout | training <= set(range(section.num_gpus))
+    ranges = [section.replica_range(number) for number in range(settings["replicas"])]
+    assert [gpu for each in ranges for gpu in each] == sorted(rollout)
     assert bool(rollout & training) is section.is_colocated
 
 
@@ -64,7 +66,6 @@ def test_every_accepted_division_uses_existing_gpus_and_overlaps_only_if_colocat
     ("settings", "setting"),
     [
         ({"nodes": 2}, "cluster.nodes = 2"),
-        ({"replicas": 2}, "cluster.replicas = 2"),
         ({"colocate": "sleep"}, 'cluster.colocate = "sleep"'),
     ],
 )
