@@ -207,6 +207,41 @@ class SyncTrainConfigRequest(BaseModel):
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
 
+class ReplicaStatus(BaseModel):
+    """The state of one rollout replica of the server."""
+
+    name: str
+    state: str
+    """State of the replica: serving, draining, loading, suspect or starting."""
+    version: int = 0
+    """Version of the weights that the replica serves."""
+    running: int = 0
+    """Number of calls that the replica answers now."""
+    restarts: int = 0
+    """Number of times that the replica was taken out and started again."""
+    prefix_hit_share: float | None = None
+    """Share of the prompt tokens that the replica found in its prefix cache. None if the engine
+    does not report it."""
+    cause: str | None = None
+    """Reason why the replica was taken out last; None if it never was."""
+
+    @property
+    def line(self) -> str:
+        """The state in one line.
+
+        >>> ReplicaStatus(name="replica-0", state="serving", version=3, restarts=1).line
+        'replica-0: serving, version 3, 0 running, 1 restarts'
+        """
+        parts = [f"{self.state}", f"version {self.version}", f"{self.running} running"]
+        if self.restarts:
+            parts.append(f"{self.restarts} restarts")
+        if self.prefix_hit_share is not None:
+            parts.append(f"prefix cache {self.prefix_hit_share:.0%}")
+        if self.cause is not None and self.state != "serving":
+            parts.append(self.cause)
+        return f"{self.name}: {', '.join(parts)}"
+
+
 class EngineStatusReply(BaseModel):
     """The state of the server, its run and its engine."""
 
@@ -252,6 +287,8 @@ class EngineStatusReply(BaseModel):
     """Context length of the engine, in tokens."""
     engine_version: str | None = None
     """Version that the engine's /version returns."""
+    replicas: list[ReplicaStatus] = []
+    """The rollout replicas; empty if the server has one rollout engine."""
     shares_calls: bool = False
     """Whether one call may sample several siblings, which the sibling header names as a range."""
     released: int = 0

@@ -46,7 +46,7 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_more_replicas_than_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="cluster needs 5 GPUs .* lower .* or replicas"):
+    with pytest.raises(ConfigError, match=r"cluster needs 5 GPUs .* lower .* or replicas"):
         ClusterSection(gpus_per_node=4, training_gpus=1, replicas=4)
 
 
@@ -61,7 +61,7 @@ def test_the_number_of_replicas_comes_from_the_urls_the_flag_or_the_section() ->
 
 def test_lockstep_needs_one_engine() -> None:
     config = ServerConfig("embedded", RUN, replicas=2)
-    with pytest.raises(ConfigError, match="job.lockstep needs one engine, and .* 2 replicas"):
+    with pytest.raises(ConfigError, match=r"job.lockstep needs one engine, and .* 2 replicas"):
         config.engine_args_for(TrainJob(lockstep=True, num_repeat=2))
 
 

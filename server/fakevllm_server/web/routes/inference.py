@@ -16,11 +16,14 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from prometheus_client import CONTENT_TYPE_LATEST
+
 from fakevllm_adapters.formats.base import Adapter, Json
 from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
+    Headers,
     Receive,
     Scope,
     Send,
@@ -28,6 +31,7 @@ from fakevllm_adapters.http.asgi import (
     header_map,
     json_object,
     read_body,
+    send_bytes,
     send_error,
     wait_for_disconnect,
 )
@@ -56,6 +60,7 @@ from fakevllm_adapters.protocol.swarm import (
     parse_siblings,
 )
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
+from fakevllm_server.fleet.metrics import fleet_page
 from fakevllm_server.fleet.router import NO_AFFINITY, CallAffinity
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
 from fakevllm_server.types.weight_versions import CallStamp, GateAbandoned
@@ -71,6 +76,8 @@ _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
 """Limit on the JSON nesting in the body of any other call. This limit is higher than each limit
 that the user of a proxy can set. A body with deeper nesting is refused, because vLLM could parse
 the body, but this process could not check it."""
+_METRICS_PATH = "/metrics"
+_METRICS_HEADERS: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
 HOLD_S = 300.0
 """Maximum seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
@@ -145,6 +152,9 @@ async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send)
     async def attempt(engine: EngineClient) -> None:
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
 
+    if path == _METRICS_PATH and state.fleet is not None:
+        page = fleet_page(state.fleet.figures, await state.fleet.metrics_pages())
+        return await send_bytes(send, 200, page, _METRICS_HEADERS)
     if path in NEVER_WAIT:
         return await attempt(await state.serving_replica())
     await attempt_when_serving(state, attempt)

@@ -1,0 +1,132 @@
+"""A server with several rollout replicas, the processes of these replicas, and many clients that
+sample groups while versions are published."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import (
+    CLIENT_HEADER,
+    PROXY_HEADERS,
+    SESSION_HEADER,
+    SIBLING_HEADER,
+    EngineStatusReply,
+)
+from tests.e2e.processes import Process, wait_until
+
+TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+
+
+class Fleet:
+    """The server's process as a client sees it."""
+
+    def __init__(self, server: Process) -> None:
+        self.server = server
+        self.model = ""
+        self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT_S)
+
+    def start(self, job: TrainJob) -> None:
+        """Start the engines with a job, and wait until they answer."""
+        job_text = {"yaml_as_string": job.as_yaml()}
+        assert self._http.post("/sync_train_config", json=job_text).json()["success"]
+        assert self._http.post("/start_engine").json()["success"]
+        self.wait(lambda status: status.engine_status == "ENGINE.ROLLING", START_TIMEOUT_S)
+        self.model = self.status().model or ""
+
+    def close(self) -> None:
+        self._http.close()
+
+    def status(self) -> EngineStatusReply:
+        reply = self._http.get("/get_engine_status", headers={CLIENT_HEADER: "1"})
+        return EngineStatusReply.model_validate(reply.json())
+
+    def wait(self, condition: Any, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until the condition holds for the server's status."""
+        wait_until(lambda: condition(self.status()), timeout_s, lambda: f"{self.status()}")
+
+    def states(self) -> dict[str, str]:
+        return {replica.name: replica.state for replica in self.status().replicas}
+
+    def metrics(self) -> str:
+        return self._http.get("/metrics").text
+
+    def pid(self, replica: str) -> int:
+        """Return the id of the process that is the replica's engine."""
+        folder = str(self.server.folder / replica).encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                parts = (process / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"--run-dir" in parts and parts[parts.index(b"--run-dir") + 1] == folder:
+                return int(process.name)
+        raise AssertionError(f"{replica} has no process")
+
+    def signal(self, replica: str, number: signal.Signals) -> None:
+        os.kill(self.pid(replica), number)
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Clients that sample groups one after the other, and end them with rewards."""
+
+    fleet: Fleet
+    num_siblings: int = 2
+    max_tokens: int = 8
+    versions: list[tuple[str, set[int]]] = field(default_factory=list[tuple[str, set[int]]])
+    """The versions that sampled each group, by the group's id."""
+    errors: list[str] = field(default_factory=list[str])
+    is_stopping: bool = False
+
+    async def run(self, num_clients: int) -> None:
+        """Run the clients until `is_stopping` is set."""
+        limits = httpx.Limits(max_connections=None)
+        url, headers = self.fleet.server.url, dict(PROXY_HEADERS)
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits
+        ) as http:
+            await asyncio.gather(*(self._client(http, number) for number in range(num_clients)))
+
+    async def _client(self, http: httpx.AsyncClient, number: int) -> None:
+        turn = 0
+        while not self.is_stopping:
+            turn += 1
+            await self._group(http, f"client-{number}", f"client-{number}-turn-{turn}")
+
+    async def _group(self, http: httpx.AsyncClient, session: str, group: str) -> None:
+        calls = (self._call(http, session, f"{group}/{at}") for at in range(self.num_siblings))
+        is_good = all(await asyncio.gather(*calls))
+        if not is_good:
+            return
+        rewards = [float(at == 0) for at in range(self.num_siblings)]
+        reply = (await http.post("/end_group", json={"group_id": group, "rewards": rewards})).json()
+        spans = [
+            span for calls in reply["calls"] for call in calls for span in call["weight_versions"]
+        ]
+        if spans:
+            self.versions.append((group, {version for version, _, _ in spans}))
+
+    async def _call(self, http: httpx.AsyncClient, session: str, sibling: str) -> bool:
+        body = {
+            "model": self.fleet.model,
+            "messages": [{"role": "user", "content": f"hello from {session}"}],
+            "max_tokens": self.max_tokens,
+        }
+        headers = {SESSION_HEADER: session, SIBLING_HEADER: sibling}
+        try:
+            response = await http.post("/v1/chat/completions", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            self.errors.append(f"{sibling}: {error!r}")
+            return False
+        if response.status_code != 200:
+            self.errors.append(f"{sibling}: {response.status_code} {response.text[:200]}")
+        return response.status_code == 200

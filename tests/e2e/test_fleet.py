@@ -1,0 +1,83 @@
+"""Replicas are killed and frozen while clients sample groups and versions are published. No client
+sees an error, and the replicas come back with the current weights."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
+from tests.e2e.fleet import Crowd, Fleet
+from tests.e2e.processes import Processes
+
+JOB = TrainJob(num_repeat=2, batch_size=4, lr=0.01, save_freq=100)
+SERVING = {"serving"}
+
+
+async def version_reaches(fleet: Fleet, version: int, timeout_s: float) -> None:
+    await in_thread(fleet, lambda status: status.weight_version >= version, timeout_s)
+
+
+async def in_thread(
+    fleet: Fleet, condition: Callable[[EngineStatusReply], bool], timeout_s: float
+) -> None:
+    await asyncio.to_thread(fleet.wait, condition, timeout_s)
+
+
+def all_serve(status: EngineStatusReply) -> bool:
+    current = {(replica.state, replica.version) for replica in status.replicas}
+    return current == {("serving", status.weight_version)}
+
+
+async def killed_and_frozen(fleet: Fleet, crowd: Crowd, num_clients: int, versions: int) -> None:
+    """Run clients until `versions` versions were published. Meanwhile, kill one replica and freeze
+    another one."""
+    clients = asyncio.create_task(crowd.run(num_clients))
+    await version_reaches(fleet, versions // 4, 60)
+    fleet.signal("replica-0", signal.SIGKILL)
+    await in_thread(fleet, lambda status: status.replicas[0].restarts == 1, 10)
+    await in_thread(fleet, lambda status: status.replicas[0].state == "serving", 60)
+    fleet.signal("replica-1", signal.SIGSTOP)
+    await in_thread(fleet, lambda status: status.replicas[1].restarts == 1, 60)
+    await in_thread(fleet, lambda status: status.replicas[1].state == "serving", 60)
+    await version_reaches(fleet, versions, 60)
+    crowd.is_stopping = True
+    await clients
+    await in_thread(fleet, all_serve, 60)
+
+
+def test_fake_replicas_are_killed_and_frozen_and_no_client_notices(processes: Processes) -> None:
+    fleet = Fleet(processes.server("--backend", "fake", "--replicas", "3"))
+    fleet.start(JOB)
+    assert set(fleet.states().values()) == SERVING
+    crowd = Crowd(fleet)
+    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=6, versions=20))
+    assert not crowd.errors
+    assert len(crowd.versions) > 50
+    metrics = fleet.metrics()
+    for name in ("replica-0", "replica-1", "replica-2"):
+        assert f'fakevllm_replica_serving{{replica="{name}"}} 1.0' in metrics
+        assert f'replica="{name}"' in metrics.split("vllm:num_requests_running", 1)[1]
+    assert 'fakevllm_replica_restarts{replica="replica-2"} 0.0' in metrics
+    fleet.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_embedded_replicas_are_killed_and_frozen_while_20_versions_are_published(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "embedded", "--model", "demo", "--replicas", "3")
+    fleet = Fleet(server)
+    fleet.start(JOB.model_copy(update={"lr": 1e-5}))
+    crowd = Crowd(fleet)
+    asyncio.run(killed_and_frozen(fleet, crowd, num_clients=50, versions=20))
+    assert not crowd.errors
+    mixed = [group for group, versions in crowd.versions if len(versions) > 1]
+    # Only calls of a replica that died are sampled again, by a replica with other weights.
+    assert len(mixed) <= 50 and len(mixed) < len(crowd.versions) / 5
+    fleet.close()
