@@ -23,6 +23,8 @@ from fakevllm_server.types.backend import (
 from fakevllm_server.types.known_prompt import ProbeReply
 
 SLOW_CHECK_S = 0.01
+STALE = 100.0
+"""Value of theta that no step of the tests reaches."""
 
 
 class LocalEngine:
@@ -113,6 +115,26 @@ class LocalRollout(LocalEngine):
 
     async def policies(self) -> dict[str, int]:
         return dict(self._engine_for("policies").names.loaded)
+
+
+class StaleRollout(LocalRollout):
+    """A rollout that keeps old weights in some of its loads, and reports the new version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stale: deque[bool] = deque()
+        """Whether each of the next loads keeps old weights."""
+        self.keeps_all_stale = False
+        self.answers = True
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        await super().load_weights(folder, version)
+        if self.keeps_all_stale or (self.is_stale and self.is_stale.popleft()):
+            assert self.engine is not None
+            self.engine._sampler_theta = STALE  # pyright: ignore[reportPrivateUsage]
+
+    async def probe(self) -> ProbeReply | None:
+        return await super().probe() if self.answers else None
 
 
 class LocalTrainer(LocalEngine):
