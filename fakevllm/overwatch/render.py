@@ -118,6 +118,9 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
             yield Text(f"the data below is {age} old", "yellow")
     if snapshot.detail is not None:
         yield Text(clean(snapshot.detail), "yellow")
+    for replica in snapshot.replicas:
+        colour = "dim" if replica.state == "serving" else "yellow"
+        yield Text(clean(f"{replica.name}: {replica.line}"), colour)
 
 
 def _step(snapshot: Snapshot) -> str:

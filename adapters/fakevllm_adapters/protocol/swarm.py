@@ -226,20 +226,25 @@ class ReplicaStatus(BaseModel):
     """Reason why the replica was taken out last; None if it never was."""
 
     @property
-    def line(self) -> str:
-        """The state in one line.
-
-        >>> ReplicaStatus(name="replica-0", state="serving", version=3, restarts=1).line
-        'replica-0: serving, version 3, 0 running, 1 restarts'
-        """
-        parts = [f"{self.state}", f"version {self.version}", f"{self.running} running"]
-        if self.restarts:
-            parts.append(f"{self.restarts} restarts")
-        if self.prefix_hit_share is not None:
-            parts.append(f"prefix cache {self.prefix_hit_share:.0%}")
+    def state_text(self) -> str:
+        """The state with the restarts, the prefix cache, and the cause of a restart in progress."""
+        parts = [self.state]
         if self.cause is not None and self.state != "serving":
             parts.append(self.cause)
-        return f"{self.name}: {', '.join(parts)}"
+        if self.restarts:
+            parts.append(f"restarts: {self.restarts}")
+        if self.prefix_hit_share is not None:
+            parts.append(f"prefix cache {self.prefix_hit_share:.0%}")
+        return ", ".join(parts)
+
+    @property
+    def line(self) -> str:
+        """The whole status in one line.
+
+        >>> ReplicaStatus(name="replica-0", state="serving", version=3, restarts=2).line
+        'version 3, 0 running, serving, restarts: 2'
+        """
+        return f"version {self.version}, {self.running} running, {self.state_text}"
 
 
 class EngineStatusReply(BaseModel):
