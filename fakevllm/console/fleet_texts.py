@@ -14,6 +14,7 @@ from fakevllm.overwatch.snapshot import Batch, ClientActivity
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.status_rows import ENGINE_STATES
 from fakevllm_adapters.protocol.run_finished import describe_closed_run
+from fakevllm_adapters.protocol.replica_text import replica_state
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, ReplicaStatus
 
 RECENT_START_S = 600.0
@@ -91,8 +92,9 @@ def _replica_rows(
     """Yield one row for each rollout replica."""
     waiting = {load.name: str(load.num_waiting) for load in loads}
     for replica in replicas:
-        name, queue = replica.name, waiting.get(replica.name, UNKNOWN)
-        yield EngineRow(name, replica.state_text, replica.version, str(replica.running), queue)
+        state = replica_state(replica.model_dump())
+        queue = waiting.get(replica.name, UNKNOWN)
+        yield EngineRow(replica.name, state, replica.version, str(replica.running), queue)
 
 
 def client_rows(clients: Iterable[ClientActivity]) -> Iterator[tuple[str, str, str]]:

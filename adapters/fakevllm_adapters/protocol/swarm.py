@@ -225,27 +225,6 @@ class ReplicaStatus(BaseModel):
     cause: str | None = None
     """Reason why the replica was taken out last; None if it never was."""
 
-    @property
-    def state_text(self) -> str:
-        """The state with the restarts, the prefix cache, and the cause of a restart in progress."""
-        parts = [self.state]
-        if self.cause is not None and self.state != "serving":
-            parts.append(self.cause)
-        if self.restarts:
-            parts.append(f"restarts: {self.restarts}")
-        if self.prefix_hit_share is not None:
-            parts.append(f"prefix cache {self.prefix_hit_share:.0%}")
-        return ", ".join(parts)
-
-    @property
-    def line(self) -> str:
-        """The whole status in one line.
-
-        >>> ReplicaStatus(name="replica-0", state="serving", version=3, restarts=2).line
-        'version 3, 0 running, serving, restarts: 2'
-        """
-        return f"version {self.version}, {self.running} running, {self.state_text}"
-
 
 class EngineStatusReply(BaseModel):
     """The state of the server, its run and its engine."""
