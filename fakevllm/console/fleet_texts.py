@@ -13,8 +13,8 @@ from fakevllm.overwatch.formatting import format_duration
 from fakevllm.overwatch.snapshot import Batch, ClientActivity
 from fakevllm.runtime.plurals import counted
 from fakevllm.runtime.status_rows import ENGINE_STATES
-from fakevllm_adapters.protocol.run_finished import describe_closed_run
 from fakevllm_adapters.protocol.replica_text import replica_state
+from fakevllm_adapters.protocol.run_finished import describe_closed_run
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, ReplicaStatus
 
 RECENT_START_S = 600.0

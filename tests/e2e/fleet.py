@@ -23,6 +23,8 @@ from fakevllm_adapters.protocol.swarm import (
 from tests.e2e.processes import Process, wait_until
 
 TIMEOUT_S = 60.0
+NUM_SHARED = 3
+"""Number of siblings that share a call, as those of a proxy do."""
 START_TIMEOUT_S = 120.0
 
 
@@ -80,10 +82,9 @@ class Crowd:
     """Clients that sample groups one after the other, and end them with rewards."""
 
     fleet: Fleet
-    num_siblings: int = 2
     max_tokens: int = 8
     versions: list[tuple[str, set[int]]] = field(default_factory=list[tuple[str, set[int]]])
-    """The versions that sampled each group, by the group's id."""
+    """The versions that sampled the siblings 1 to 3 of each group, which share a call."""
     errors: list[str] = field(default_factory=list[str])
     is_stopping: bool = False
 
@@ -103,24 +104,24 @@ class Crowd:
             await self._group(http, f"client-{number}", f"client-{number}-turn-{turn}")
 
     async def _group(self, http: httpx.AsyncClient, session: str, group: str) -> None:
-        calls = (self._call(http, session, f"{group}/{at}") for at in range(self.num_siblings))
-        is_good = all(await asyncio.gather(*calls))
+        lead, others = self._call(http, session, f"{group}/0", 1), f"{group}/1-{NUM_SHARED}"
+        is_good = all(await asyncio.gather(lead, self._call(http, session, others, NUM_SHARED)))
         if not is_good:
             return
-        rewards = [float(at == 0) for at in range(self.num_siblings)]
+        rewards = [1.0, *[0.0] * NUM_SHARED]
         reply = (await http.post("/end_group", json={"group_id": group, "rewards": rewards})).json()
-        spans = [
-            span for calls in reply["calls"] for call in calls for span in call["weight_versions"]
-        ]
-        if spans:
-            self.versions.append((group, {version for version, _, _ in spans}))
+        calls = [call for calls in reply["calls"][1:] for call in calls]
+        spans = [span for call in calls for span in call["weight_versions"]]
+        self.versions.append((group, {version for version, _, _ in spans}))
 
-    async def _call(self, http: httpx.AsyncClient, session: str, sibling: str) -> bool:
-        body = {
+    async def _call(self, http: httpx.AsyncClient, session: str, sibling: str, num: int) -> bool:
+        body: dict[str, Any] = {
             "model": self.fleet.model,
             "messages": [{"role": "user", "content": f"hello from {session}"}],
             "max_tokens": self.max_tokens,
         }
+        if num > 1:
+            body["n"] = num
         headers = {SESSION_HEADER: session, SIBLING_HEADER: sibling}
         try:
             response = await http.post("/v1/chat/completions", json=body, headers=headers)

@@ -39,6 +39,9 @@ log = logging.getLogger("fakevllm.server")
 DRAIN_BOUND_S = 10.0
 """Maximum seconds that new weights wait for the running calls of one replica. Longer calls are
 sampled partly with the old and partly with the new weights, as on a single engine."""
+SETTLE_S = 0.1
+"""Seconds for which a draining replica must have no call before it takes new weights. The siblings
+of a group arrive some milliseconds apart, and should be sampled with the same weights."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 """Seconds between a failed start of a replica and the next one. The pauses double up to the
@@ -309,7 +312,7 @@ class FleetRollout:
         others = [each for each in self._running if each is not replica]
         if any(each.state is ReplicaState.SERVING for each in others):
             replica.phase = ReplicaState.DRAINING
-            await replica.endpoint.gate.wait_until_idle(DRAIN_BOUND_S)
+            await _drain(replica.endpoint.gate)
         if replica.is_out:
             return replica.cause
         replica.phase = ReplicaState.LOADING
@@ -366,6 +369,18 @@ class FleetRollout:
         values["refusal"] = next(filter(None, refusals), None)
         values["gate"] = WeightGate()  # calls pass the gates of the replicas
         return FleetEndpoint(**values, fleet=self)
+
+
+async def _drain(gate: WeightGate) -> None:
+    """Wait until a replica has had no running call for SETTLE_S, but at most DRAIN_BOUND_S."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_BOUND_S):
+            is_idle = False
+            while not is_idle:
+                await gate.wait_until_idle(DRAIN_BOUND_S)
+                num_begun = gate.num_begun
+                await asyncio.sleep(SETTLE_S)
+                is_idle = gate.num_begun == num_begun
 
 
 def _raise_fatal(failures: Sequence[BaseException], num_replicas: int) -> None:

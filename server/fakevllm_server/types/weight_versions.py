@@ -60,6 +60,8 @@ class WeightGate:
         self._idle = asyncio.Event()
         self._idle.set()
         self._running: set[CallStamp] = set()
+        self.num_begun = 0
+        """Number of calls that have passed this gate to the engine."""
         self._is_abandoned = False
         self._is_swapping = False
 
@@ -88,6 +90,7 @@ class WeightGate:
             await asyncio.sleep(ABANDONED_PAUSE_S)
             raise GateAbandoned
         stamp = CallStamp([self.version], overlaps_swap=self._is_swapping)
+        self.num_begun += 1
         self._running.add(stamp)
         self._idle.clear()
         try:
