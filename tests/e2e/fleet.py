@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ class Fleet:
         reply = self._http.get("/get_engine_status", headers={CLIENT_HEADER: "1"})
         return EngineStatusReply.model_validate(reply.json())
 
-    def wait(self, condition: Any, timeout_s: float = TIMEOUT_S) -> None:
+    def wait(
+        self, condition: Callable[[EngineStatusReply], bool], timeout_s: float = TIMEOUT_S
+    ) -> None:
         """Wait until the condition holds for the server's status."""
         wait_until(lambda: condition(self.status()), timeout_s, lambda: f"{self.status()}")
 
