@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.backends.vllm.command import parse_flags
+from fakevllm_server.backends.vllm.command import has_lora_flag, parse_flags
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
         raise ConfigError(
             "The embedded engine samples and trains on the same GPU: set cluster.colocate to "
             '"shared", or use --backend vllm.'
+        )
+    if cluster.colocate == "sleep" and has_lora_flag(config.engine_args):
+        raise ConfigError(
+            'cluster.colocate = "sleep" needs whole weights after each step, and a vLLM with '
+            "--engine-arg=--enable-lora takes adapters: remove one of them."
         )
     _refuse_arguments(config)
 

@@ -619,6 +619,9 @@ class ServerState:
             api_key=config.rollout_key,
             visible_gpus=cluster and cluster.visible_gpus(cluster.rollout_range, os.environ),
             media_domains=config.media_domains,
+            weight_transport=config.weight_transport,
+            shares_gpu=cluster is None or cluster.shares_gpu,
+            sleeps=cluster is not None and cluster.colocate == "sleep",
         )
         trainer = replace(
             rollout,

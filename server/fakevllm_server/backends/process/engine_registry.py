@@ -44,7 +44,8 @@ def open_backend(
     """Return the backend for a rollout engine and a trainer. If both specs name the same engine,
     one process samples and trains. Otherwise there are two processes.
 
-    If there are two processes, they exchange new weights through a folder in `weights_dir`. If
+    If there are two processes, new weights pass between them by the weight transport that the spec
+    of the rollout engine names. If they pass through a folder, it is in `weights_dir`. If
     `weights_dir` is None, the folder is in memory.
     """
     if rollout.engine == trainer.engine:
@@ -53,4 +54,6 @@ def open_backend(
         ROLLOUTS[rollout.engine](rollout),
         TRAINERS[trainer.engine](trainer),
         weights_folder(rollout.run_dir, weights_dir),
+        transport=rollout.weight_transport,
+        sleeps=rollout.sleeps,
     )
