@@ -4,6 +4,7 @@ Each request to `/update_weights` has some weights as safetensors in base64. The
 machines without a GPU. The weights are loaded as vLLM's own engines load them.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import base64

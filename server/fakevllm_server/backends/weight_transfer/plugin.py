@@ -1,5 +1,6 @@
 """The plugin that vLLM loads in each of its processes. It imports no torch by itself."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from pathlib import Path

@@ -7,6 +7,7 @@ server then loads the weights from a folder.
 run on a GPU yet.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import base64
@@ -76,9 +77,10 @@ def _send_ipc(
     """Send handles of buffers in the memory of the GPU, which vLLM and the trainer share."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
 
+    vllm_source: Any = source  # it has the methods that vLLM calls
     engine = IPCTrainerWeightTransferEngine(
         client=client,
-        source=source,
+        source=vllm_source,
         packed=True,
         packed_buffer_size_bytes=target.max_chunk_bytes,
     )
