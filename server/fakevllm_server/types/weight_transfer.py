@@ -14,7 +14,7 @@ JSON = "fakevllm_json"
 """Names of vLLM's weight transfer engines, as `vllm serve --weight-transfer-config` takes them. The
 first two are vLLM's own. The third is this project's, and needs no GPU."""
 
-MAX_CHUNK_BYTES = 256 * 2**20
+MAX_CHUNK_BYTES = 64 * 2**20
 """Largest sum of the sizes of the weights that are sent in one request. A larger single weight is
 sent alone."""
 

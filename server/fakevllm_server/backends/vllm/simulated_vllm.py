@@ -92,6 +92,8 @@ class SimulatedVllm:
         with their query."""
         self.sleeping: set[str] = set()
         """What sleeps, by the names of vLLM's tags."""
+        self.updates: list[str] = []
+        """The pieces of new weights that the last complete weight transfer has sent."""
         self._update: list[str] | None = None
         """The pieces of new weights that a weight transfer has sent. None if there is none."""
         self.adapters: dict[str, str] = {}
@@ -101,7 +103,7 @@ class SimulatedVllm:
 
     def app(self) -> web.Application:
         """Return the HTTP application of the simulated vLLM."""
-        app = web.Application()
+        app = web.Application(client_max_size=2**30)  # vLLM has no limit
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -221,7 +223,7 @@ class SimulatedVllm:
             self._update.append(body["update_info"]["weights"])
         else:
             self.weights = "".join(self._update) or HALF_LOADED
-            self._update = None
+            self.updates, self._update = self._update, None
         return web.json_response({"message": "done"})
 
     async def _sleep_or_wake(self, request: web.Request) -> web.Response:

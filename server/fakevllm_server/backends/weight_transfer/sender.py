@@ -78,11 +78,13 @@ def _send_ipc(
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
 
     vllm_source: Any = source  # it has the methods that vLLM calls
+    # vLLM refuses a weight that is larger than its buffer.
+    buffer_bytes = max([target.max_chunk_bytes, *(one.num_bytes for one in source.metadata())])
     engine = IPCTrainerWeightTransferEngine(
         client=client,
         source=vllm_source,
         packed=True,
-        packed_buffer_size_bytes=target.max_chunk_bytes,
+        packed_buffer_size_bytes=buffer_bytes,
     )
     engine.send_weights()
 
