@@ -209,7 +209,7 @@ async def test_a_vllm_without_memory_for_new_weights_is_ended(
     vllm = child(Fault.WAKE_UP_FAILS)
     backend = pair_by_folder(vllm, SendingTrainer(), tmp_path)
     await vllm.launch()
-    with pytest.raises(BackendError, match="was ended"):
+    with pytest.raises(BackendError, match="could not be paused for new weights and was ended"):
         async with backend.training():
             await backend.publish(1)
     assert not await vllm.health()
