@@ -16,7 +16,7 @@ from pathlib import Path
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.vllm.weight_update import transfer_engine
-from fakevllm_server.backends.weight_transfer.plugin import IMPORT_PATH as PLUGIN_PATH
+from fakevllm_server.backends.weight_transfer import PLUGIN_PATH
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.types.weight_transfer import IPC, JSON

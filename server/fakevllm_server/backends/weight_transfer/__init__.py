@@ -12,3 +12,10 @@ plugin.py         registers `fakevllm_json` with vLLM
 vllm_plugin/      a package without code, with the entry point that makes vLLM load the plugin.
                   Only a vLLM that the server starts has this folder on its import path.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PLUGIN_PATH = Path(__file__).parent / "vllm_plugin"
+"""Folder that must be on the import path of a vLLM that has the engine `fakevllm_json`."""

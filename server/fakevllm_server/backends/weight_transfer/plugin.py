@@ -3,12 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-from pathlib import Path
-
 from fakevllm_server.types.weight_transfer import JSON
-
-IMPORT_PATH = Path(__file__).parent / "vllm_plugin"
-"""Folder that must be on the import path of a vLLM that has the engine `fakevllm_json`."""
 
 
 def register() -> None:
