@@ -174,3 +174,27 @@ class LocalTrainer(LocalEngine):
 
     async def restore(self, folder: Path) -> None:
         await self._engine_for("restore").restore(folder)
+
+
+class SleepingRollout(LocalRollout):
+    """A rollout that frees its memory during each step. It records what happened, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asleep = False
+        self.events: list[str] = []
+
+    async def sleep(self) -> None:
+        self._engine_for("sleep")
+        self.is_asleep = True
+        self.events.append("sleep")
+
+    async def wake_up(self) -> None:
+        if self.is_asleep:
+            self.is_asleep = False
+            self.events.append("wake_up")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        await super().load_weights(folder, version)
+        self.is_asleep = False
+        self.events.append(f"load {version}")

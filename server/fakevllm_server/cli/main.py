@@ -176,6 +176,13 @@ def start(
         Path | None,
         typer.Option(help="Folder for weights, shared with the vLLM. Default: in memory."),
     ] = None,
+    weight_transport: Annotated[
+        str,
+        typer.Option(
+            help="How new weights get from the trainer to vLLM: folder | vllm (vLLM's weight "
+            "transfer routes)."
+        ),
+    ] = "folder",
     redact: Annotated[
         list[str] | None,
         typer.Option(help="Redact texts of this kind: email | phone | card | api_key."),
@@ -245,6 +252,7 @@ def start(
             rollout_key=read_key(rollout_key_file),
             cluster=file.cluster,
             weights_dir=weights_dir,
+            weight_transport=weight_transport,
             engine_args=split_arguments(engine_arg),
             trainer_args=split_arguments(trainer_arg),
             keys=read_keys(key_file),

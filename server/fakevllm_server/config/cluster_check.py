@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
-from fakevllm_server.backends.vllm.command import parse_flags
+from fakevllm_server.backends.vllm.command import has_lora_flag, parse_flags
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ TRAINER_ARGUMENTS = {
     "ray-address": "remove the section cluster, because it places workers on this machine only",
 }
 """Arguments of the verl trainer that contradict the section, with the remedy."""
+
+
+BESIDE_STEPS = ("async_steps",)
+"""Settings of a job that let agents call the engine during a step."""
 
 
 def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
@@ -56,7 +61,29 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
             "The embedded engine samples and trains on the same GPU: set cluster.colocate to "
             '"shared", or use --backend vllm.'
         )
+    if cluster.colocate == "sleep" and has_lora_flag(config.engine_args):
+        raise ConfigError(
+            'cluster.colocate = "sleep" needs whole weights after each step, and a vLLM with '
+            "--engine-arg=--enable-lora takes adapters: remove one of them."
+        )
+    if cluster.colocate == "sleep" and cluster.replicas > 1:
+        raise ConfigError(
+            'cluster.colocate = "sleep" puts one vLLM to sleep, and cluster.replicas is '
+            f"{cluster.replicas}: set replicas to 1, or use another division."
+        )
     _refuse_arguments(config)
+
+
+def check_job(cluster: ClusterSection | None, job: TrainJob) -> None:
+    """Raise ConfigError if a job contradicts the section `cluster`."""
+    if cluster is None or cluster.colocate != "sleep":
+        return
+    for setting in BESIDE_STEPS:
+        if getattr(job, setting, 0):
+            raise ConfigError(
+                f"job.{setting} lets episodes run beside steps, and with cluster.colocate = "
+                f'"sleep" vLLM sleeps during each step: remove {setting}, or use another division.'
+            )
 
 
 def _refuse_arguments(config: ServerConfig) -> None:

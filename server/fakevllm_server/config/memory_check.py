@@ -8,6 +8,7 @@ from pathlib import Path
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.backends.vllm.command import MAX_ADAPTERS, max_lora_rank, parse_flags
+from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.model import ServerConfig, find_model
 from fakevllm_server.config.replicas_check import check_gpus
 from fakevllm_server.placement.cluster_section import ClusterSection
@@ -29,14 +30,16 @@ RECOMPUTES, KEEPS_ACTIVATIONS = "--gradient-checkpointing", "--no-gradient-check
 
 
 def check_start(config: ServerConfig, job: TrainJob | None, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the GPUs do not allow the replicas or the section `cluster`, or if the
-    job does not fit into the memory. `job` is the job in the configuration file. If it is None,
-    jobs come later, and each of them is checked before its engine starts. `environ` are the
-    environment variables of the server."""
+    """Raise ConfigError if the GPUs do not allow the replicas or the section `cluster`, if the job
+    contradicts the section, or if the job does not fit into the memory. `job` is the job in the
+    configuration file. If it is None, jobs come later, and each of them is checked before its
+    engine starts. `environ` are the environment variables of the server."""
     check_gpus(config, environ)
     if config.cluster is None:
         return
     config.cluster.check_startable(environ)
+    if job is not None:
+        check_job(config.cluster, job)
     if config.cluster.gpu_memory_gib is None or job is None:
         return
     model = config.model_for(job)

@@ -18,12 +18,14 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.process.weight_transports import FOLDER, WEIGHT_TRANSPORTS
 from fakevllm_server.backends.verl.trainer_arguments import arguments_for_job
 from fakevllm_server.backends.vllm.command import REFUSED, job_arguments, parse_flags
 from fakevllm_server.config.cluster_check import check_engines
 from fakevllm_server.config.job_model import choose_model
 from fakevllm_server.config.replicas_check import check_replicas
 from fakevllm_server.config.sample_tables import SampleTableSettings
+from fakevllm_server.config.weight_transport_check import check_transport
 from fakevllm_server.placement.cluster_section import ClusterSection
 
 DEFAULT_PORT = 10086
@@ -88,6 +90,8 @@ class ServerConfig:
     weights_dir: Path | None = None
     """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
+    weight_transport: str = FOLDER
+    """Name of the way in which new weights get from the trainer to the rollout engine."""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     """What the server redacts, and how long calls are kept, in addition to what its job says."""
     trackers: Sequence[str] = DEFAULT_TRACKERS
@@ -110,6 +114,9 @@ class ServerConfig:
                 "as --trainer, or not at all."
             )
         self._refuse_unused_settings()
+        _check_name("--weight-transport", self.weight_transport, WEIGHT_TRANSPORTS)
+        if self.weight_transport != FOLDER:
+            check_transport(self)
         _check_media_domains(self.media_domains)
         for url in self.rollout_urls:
             check_url("--rollout-url", url)

@@ -118,6 +118,11 @@ class ClusterSection:
         return self.colocate != "none"
 
     @property
+    def shares_gpu(self) -> bool:
+        """Whether the rollout engine and the trainer use the same single GPU."""
+        return self.is_colocated and self.rollout_gpus == 1 and self.training_gpus == 1
+
+    @property
     def division(self) -> str:
         """The numbers of GPUs as text."""
         joint = "to train on the same GPUs" if self.is_colocated else "to train"
@@ -149,7 +154,6 @@ class ClusterSection:
         says. `environ` are the environment variables of the server."""
         not_started = {
             f"cluster.nodes = {self.nodes}": self.nodes > 1,
-            'cluster.colocate = "sleep"': self.colocate == "sleep",
         }
         for setting, is_set in not_started.items():
             if is_set:

@@ -453,10 +453,12 @@ class TrainLoop:
         return self._is_limited
 
     async def _train_step(self) -> None:
-        version = await self._steps.run()
+        async with self._backend.training():
+            version = await self._steps.run()
+            if version is not None:
+                await self._publisher.publish(version)
         if version is None:
             return
-        await self._publisher.publish(version)
         self._backoff.reset()
         self._engine.global_step = self._log.last_step + 1
         self._drop_groups_if_ended()

@@ -132,6 +132,16 @@ class WeightGate:
         self.version = version
         self._open.set()
 
+    async def hold(self, bound_s: float) -> None:
+        """Make new calls wait until `release` is called or until `change` has changed the weights.
+        Wait until no call is running, but at most `bound_s` seconds."""
+        self._open.clear()
+        await self._wait_until_idle(bound_s)
+
+    def release(self) -> None:
+        """Let calls pass again after `hold`, with the same weights as before."""
+        self._open.set()
+
     @contextmanager
     def swap(self, version: int) -> Generator[None]:
         """Set the flag `overlaps_swap` of every call that runs at any time during the `with` block.

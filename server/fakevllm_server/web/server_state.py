@@ -22,6 +22,7 @@ from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
+from fakevllm_server.config.cluster_check import check_job
 from fakevllm_server.config.memory_check import check_memory
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.curves.trackers import folders_with_tables
@@ -628,6 +629,7 @@ class ServerState:
             )
         name = config.served_name_of(setting)
         model = None if setting is None else find_model(setting, config.allow_hub)
+        check_job(config.cluster, job)
         check_memory(config, job, model)
         cluster = config.cluster
         rollout = EngineSpec(
@@ -645,6 +647,9 @@ class ServerState:
             api_key=config.rollout_key,
             visible_gpus=cluster and cluster.visible_gpus(cluster.replica_range(0), os.environ),
             media_domains=config.media_domains,
+            weight_transport=config.weight_transport,
+            shares_gpu=cluster is None or cluster.shares_gpu,
+            sleeps=cluster is not None and cluster.colocate == "sleep",
         )
         trainer = replace(
             rollout,

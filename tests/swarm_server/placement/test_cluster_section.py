@@ -66,7 +66,6 @@ def test_every_accepted_division_uses_existing_gpus_and_overlaps_only_if_colocat
     ("settings", "setting"),
     [
         ({"nodes": 2}, "cluster.nodes = 2"),
-        ({"colocate": "sleep"}, 'cluster.colocate = "sleep"'),
     ],
 )
 def test_what_only_the_plan_knows_is_refused_at_the_start(

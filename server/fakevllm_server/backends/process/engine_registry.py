@@ -46,7 +46,8 @@ def open_backend(
     specs name the same engine, one process samples and trains. Otherwise each replica and the
     trainer are processes of their own.
 
-    They then exchange new weights through a folder in `weights_dir`. If `weights_dir` is None, the
+    New weights then pass between them by the weight transport that the spec of the first replica
+    names. If they pass through a folder, it is in `weights_dir`. If `weights_dir` is None, the
     folder is in memory.
     """
     first = replicas[0]
@@ -54,7 +55,13 @@ def open_backend(
         return OneProcess(ChildEngine(first))
     folder = weights_folder(trainer.run_dir, weights_dir)
     rollout = _open_rollout(replicas, trainer, folder)
-    return TwoProcesses(rollout, TRAINERS[trainer.engine](trainer), folder)
+    return TwoProcesses(
+        rollout,
+        TRAINERS[trainer.engine](trainer),
+        folder,
+        transport=first.weight_transport,
+        sleeps=first.sleeps,
+    )
 
 
 def _open_rollout(replicas: Sequence[EngineSpec], trainer: EngineSpec, folder: Path) -> Rollout:
