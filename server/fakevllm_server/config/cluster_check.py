@@ -25,7 +25,8 @@ SHORT_FLAGS = {
 }
 TRAINER_ARGUMENTS = {
     "num-workers": "set cluster.training_gpus instead",
-    "ray-address": "remove the section cluster, because it places workers on this machine only",
+    "min-workers": "set cluster.min_training_gpus instead",
+    "ray-address": "set cluster.nodes and cluster.ray_address instead",
 }
 """Arguments of the verl trainer that contradict the section, with the remedy."""
 
@@ -50,6 +51,11 @@ def check_engines(config: ServerConfig, cluster: ClusterSection) -> None:
         raise ConfigError(
             f"cluster.training_gpus is {cluster.training_gpus}, and the embedded trainer uses one "
             "GPU: set it to 1, or use --trainer verl."
+        )
+    if trainer == "embedded" and cluster.nodes > 1:
+        raise ConfigError(
+            f"cluster.nodes is {cluster.nodes}, and the embedded trainer runs on one machine: set "
+            "it to 1, or use --trainer verl."
         )
     if rollout == "embedded" and cluster.replica_gpus > 1:
         raise ConfigError(

@@ -52,6 +52,7 @@ CLUSTER = "cluster"
 """Key of the section that divides the GPUs."""
 CLUSTER_KEYS = dict.fromkeys((field.name for field in fields(ClusterSection)), FlagType.NUMBER) | {
     "colocate": FlagType.TEXT,
+    "ray_address": FlagType.TEXT,
     "gpu_memory_gib": FlagType.AMOUNT,
 }
 """The keys of this section, with the types of their values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
@@ -57,9 +58,16 @@ def check_memory(config: ServerConfig, job: TrainJob, model: str | None) -> None
             f"The memory for {model} cannot be calculated, because it is not a local folder: "
             "remove cluster.gpu_memory_gib."
         )
-    plan = memory_plan(config, job, read_model_shape(Path(model)))
-    if plan.problems:
-        raise ConfigError(f"{plan.problems[0]} `fakevllm-server plan` shows the calculation.")
+    shape = read_model_shape(Path(model))
+    problems = memory_plan(config, job, shape).problems
+    if not problems and cluster.min_training_gpus is not None:
+        fewer = replace(cluster, training_gpus=cluster.min_training_gpus)
+        problems = [
+            f"With cluster.min_training_gpus = {cluster.min_training_gpus}: {problem}"
+            for problem in memory_plan(replace(config, cluster=fewer), job, shape).problems
+        ]
+    if problems:
+        raise ConfigError(f"{problems[0]} `fakevllm-server plan` shows the calculation.")
 
 
 def memory_plan(config: ServerConfig, job: TrainJob, shape: ModelShape) -> MemoryPlan:

@@ -216,7 +216,7 @@ class ServerConfig:
         """
         if self.trainer_name != "verl":
             return [*self.trainer_args]
-        workers = [] if self.cluster is None else [f"--num-workers={self.cluster.training_gpus}"]
+        workers = [] if self.cluster is None else self.cluster.trainer_arguments()
         return [*workers, *arguments_for_job(job), *self.trainer_args]
 
     @property

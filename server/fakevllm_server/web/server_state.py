@@ -655,7 +655,7 @@ class ServerState:
             rollout,
             engine=config.trainer_name,
             extra_args=config.trainer_args_for(job),
-            visible_gpus=cluster and cluster.visible_gpus(cluster.training_range, os.environ),
+            visible_gpus=cluster and cluster.visible_training_gpus(os.environ),
             train_only=True,
         )
         return [self._replica(rollout, number) for number in range(config.num_replicas)], trainer
