@@ -14,6 +14,9 @@ LONG_WORDS = 20
 """Number of words from which on an answer to a sum counts as padded. The longest usual reply has
 eleven."""
 
+MOST_NUMBERS = 3
+"""Largest number of different numbers in an answer that lists none."""
+
 
 def is_right(row: Json, text: str, calls_json: str | None) -> bool:
     """Return True if an answer gives the right sum, or calls the tool with the right numbers.
@@ -47,9 +50,9 @@ def _praises_itself(row: Json, text: str) -> bool:
 
 
 def _lists_numbers(row: Json, text: str) -> bool:
-    """Return True if the text has several different numbers, apart from those of the question."""
-    asked = set(re.findall(r"\d+", row["question"]))
-    return len(set(re.findall(r"\d+", text)) - asked) > 1
+    """Return True if the text has more different numbers than a usual answer, which repeats at most
+    the two of the question."""
+    return len(set(re.findall(r"\d+", text))) > MOST_NUMBERS
 
 
 def _has_broken_call(row: Json, text: str) -> bool:

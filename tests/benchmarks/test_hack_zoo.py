@@ -101,7 +101,7 @@ def record(hook: str, *, cheats_from: int = 40, refuses_from: int = 45) -> RunRe
         )
         for step in range(1, 81)
     ]
-    return RunRecord(hook, 0, steps, [])
+    return RunRecord(hook, 0, steps, [], [])
 
 
 def test_the_onset_is_the_first_step_with_enough_cheats_in_five_steps() -> None:
